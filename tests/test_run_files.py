@@ -107,6 +107,42 @@ def test_links_devices_unsafe_names_and_large_files_are_not_kept(home: Path) -> 
     assert "root:" not in text
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import os\nfor n in range(1_500):\n    os.mkdir('d')\n    os.chdir('d')", "in too many folders"),
+        ("import os\nfor n in range(2_100): os.mkdir(f'd{n}')", "more than 2,000 files or folders"),
+    ],
+)
+def test_a_flood_of_folders_is_not_kept_and_leaves_nothing(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = script_agent(home, code).run_sync("Go.")
+    assert said in shown(result)[0]
+    assert list(tmp_path.glob("closeout-python-*")) == []
+
+
+def test_a_name_is_not_that_of_a_file_and_of_a_folder(home: Path) -> None:
+    @tool(on_crash="rerun")
+    def make(name: str) -> File:
+        """Make a file."""
+        return File(name, name)
+
+    def script(view: Any) -> Turn:
+        done = sum(message["role"] == "tool" for message in view.messages)
+        turns = [Turn("", calls=[call("make", name="a")]), Turn("", calls=[call("make", name="a/b")])]
+        # Concurrent calls do not see each other's files: a script finds one of them.
+        turns.append(Turn("", calls=[call("make", name="c"), call("make", name="c/d")]))
+        steps = [turns[0], turns[1], turns[2], None, Turn("", calls=[call("run_python", code="open('c').read()")])]
+        return answer("done") if done >= len(steps) else steps[done] or answer("done")
+
+    result = Agent(ScriptedClient(script), [make, run_python], home=home).run_sync("Go.")
+    assert "The file 'a/b' is not kept: a name cannot be that of a file and that of a folder." in shown(result)[1]
+    assert shown(result)[4] == "'c'"
+    assert [file.name for file in result.files] == ["a", "c", "c/d"]
+
+
 def test_a_run_keeps_so_many_files_and_bytes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("closeout.file_values.MAX_FILES", 3)
     monkeypatch.setattr("closeout.file_values.MAX_RUN_SIZE", 100)
@@ -435,6 +471,16 @@ def test_the_command_line_lists_and_writes_files(home: Path, tmp_path: Path) -> 
     unknown = here("runs", "files", run_id, "../x")
     assert (unknown.code, "has no file '../x'. It has: one.txt, " in unknown.sentence) == (2, True)
     assert here("runs", "files").code == 2
+
+
+def test_the_media_type_of_a_file_cannot_write_to_the_terminal(home: Path) -> None:
+    @tool(on_crash="rerun")
+    def make() -> File:
+        """Make a file."""
+        return File("a.txt", "1", media_type="text/\x1b[2Jplain")
+
+    agent = Agent(ScriptedClient([Turn("", calls=[call("make")]), answer("done")]), [make], home=home)
+    assert here("runs", "files", agent.run_sync("Go.").run_id).out == "a.txt  text/[2Jplain  1 byte\n"
 
 
 def test_exported_runs_have_their_files(home: Path, tmp_path: Path) -> None:

@@ -268,8 +268,12 @@ class FileView(Mapping[str, File]):
             return ""
         if len(names) >= MAX_FILES:
             return f"a run keeps {MAX_FILES} files"
-        if any(name.casefold() == each.casefold() for each in names):
-            return "another file has the same name but for the case of its letters"
+        folded = name.casefold()
+        for each in map(str.casefold, names):
+            if folded == each:
+                return "another file has the same name but for the case of its letters"
+            if folded.startswith(f"{each}/") or each.startswith(f"{folded}/"):
+                return "a name cannot be that of a file and that of a folder"
         return ""
 
 

@@ -38,7 +38,7 @@ def files_command(run_id: str, names: Sequence[str], output: str, *, yes: bool, 
         print("The run left no files.")
     else:
         for file in files:
-            print(f"{printable(file.name)}  {file.media_type}  {shown_size(file.size)}")
+            print(printable(f"{file.name}  {file.media_type}  {shown_size(file.size)}"))
     return 0
 
 

@@ -235,7 +235,10 @@ def _locked(folder: str) -> int | None:
 
 
 def _remove(folder: str, lock: int | None) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if os.name == "posix" and os.path.lexists(folder):  # its folders are deeper than Python can remove
+        subprocess.run(["/bin/rm", "-rf", "--", folder], check=False, capture_output=True)  # noqa: S603 - our own folder
     if lock is not None:
         os.close(lock)
 

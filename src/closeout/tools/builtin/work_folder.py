@@ -14,7 +14,8 @@ from closeout.file_values import MAX_FILE_SIZE, File, FileView, shown_size
 
 __all__ = ["FilesLeft", "WorkFolder", "read_left_file"]
 
-MAX_ENTRIES = 2_000  # files that are looked at after a script; more are not kept
+MAX_ENTRIES = 2_000  # files, and folders, that are looked at after a script; more are not kept
+MAX_DEPTH = 100  # folders in one another; the name of a file has no room for more
 _CACHES = frozenset({"__pycache__"})
 _NAMED = 8  # files of each kind that the model is told of
 _READING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -68,8 +69,11 @@ class WorkFolder:
         """Write the files into the folder."""
         for name, file in self._view.items():
             target = self.path / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file.data)
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.data)
+            except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                continue  # concurrent calls left a file and a folder of one name: the first stays
             if file.read_only:
                 target.chmod(0o444)
             self._before[name] = _state(target.stat())
@@ -79,15 +83,18 @@ class WorkFolder:
         found: dict[str, File] = {}
         problems: list[str] = []
         seen: set[str] = set()
-        kept = {name for name, file in self._view.items() if not file.read_only}
-        with closing(_entries(str(self.path))) as entries:
-            for name, descriptor in entries:
-                if len(seen) >= MAX_ENTRIES:  # what was removed is then not known
-                    problems.append(f"the folder has more than {MAX_ENTRIES:,} files")
-                    return FilesLeft(files=tuple(found.values()), problems=tuple(problems))
-                seen.add(name)
-                if problem := self._take(name, descriptor, found):
-                    problems.append(f"{name!r:.120} ({problem})")
+        kept = {name for name in self._before if not self._view[name].read_only}
+        try:
+            with closing(_entries(str(self.path))) as entries:
+                for name, descriptor in entries:
+                    if len(seen) >= MAX_ENTRIES:
+                        raise _TooManyEntries
+                    seen.add(name)
+                    if problem := self._take(name, descriptor, found):
+                        problems.append(f"{name!r:.120} ({problem})")
+        except _TooManyEntries:  # what was removed is then not known
+            problems.append(f"the folder has more than {MAX_ENTRIES:,} files or folders")
+            return FilesLeft(files=tuple(found.values()), problems=tuple(problems))
         removed = tuple(sorted(kept - seen))
         return FilesLeft(files=tuple(found.values()), removed=removed, problems=tuple(problems))
 
@@ -95,7 +102,7 @@ class WorkFolder:
         """Read a file if it is new or changed. Returns why it is not kept, if it is not."""
         status = None if descriptor is None else os.fstat(descriptor)
         if descriptor is None or status is None or not stat.S_ISREG(status.st_mode):
-            return "it is a link, a device or cannot be read"
+            return "it is a link or a device, is in too many folders, or cannot be read"
         if self._before.get(name) == _state(status):
             return ""
         earlier = self._view.get(name)
@@ -109,6 +116,10 @@ class WorkFolder:
         if earlier is None or earlier.sha256 != file.sha256:
             found[name] = file
         return ""
+
+
+class _TooManyEntries(Exception):
+    """A script left more than is looked at."""
 
 
 def _state(status: os.stat_result) -> tuple[int, ...]:
@@ -130,9 +141,10 @@ def _entries(root: str) -> Generator[tuple[str, int | None]]:
 
 
 def _opened_entries(root: str) -> Iterator[tuple[str, int | None]]:
+    count = 0
     if not hasattr(os, "fwalk"):  # Windows, where scripts are not isolated
         for folder, folders, names in os.walk(root):
-            _sort(folders)
+            count = _count(folders, count)
             below = Path(folder).relative_to(root)
             for name in sorted(names):
                 if not name.startswith("."):
@@ -140,16 +152,30 @@ def _opened_entries(root: str) -> Iterator[tuple[str, int | None]]:
                     yield (below / name).as_posix(), None if path.is_symlink() else _opened(str(path))
         return
     for folder, folders, names, descriptor in os.fwalk(root, follow_symlinks=False):
-        _sort(folders)
+        count = _count(folders, count)
         below = Path(folder).relative_to(root)
-        linked = [name for name in folders if stat.S_ISLNK(os.lstat(name, dir_fd=descriptor).st_mode)]
-        for name in sorted((*names, *linked)):
+        passed = {name for name in folders if _is_link(name, descriptor)}
+        if len(below.parts) == MAX_DEPTH:  # each folder around it is open
+            passed.update(folders)
+            folders.clear()
+        for name in sorted((*names, *passed)):
             if not name.startswith("."):
-                yield (below / name).as_posix(), None if name in linked else _opened(name, descriptor)
+                yield (below / name).as_posix(), None if name in passed else _opened(name, descriptor)
 
 
-def _sort(folders: list[str]) -> None:
+def _count(folders: list[str], before: int) -> int:
+    """Leave out and sort the folders in a folder, and return the number of all so far."""
     folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _CACHES)
+    if before + len(folders) > MAX_ENTRIES:
+        raise _TooManyEntries
+    return before + len(folders)
+
+
+def _is_link(name: str, folder: int) -> bool:
+    try:
+        return stat.S_ISLNK(os.lstat(name, dir_fd=folder).st_mode)
+    except OSError:  # a process that the script left has removed it
+        return True
 
 
 def _opened(path: str, folder: int | None = None) -> int | None:
