@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, Handoff, tool
+from closeout import Agent, Handoff, RunContext, tool
 from closeout.errors import ConfigError, ToolDefinitionError, UsageError
 from closeout.journal import events as ev
 from closeout.journal.inbox import mailbox_of
@@ -169,3 +169,28 @@ def test_what_cannot_be_handed_over_is_refused(home: Path) -> None:
     named = Agent(ScriptedClient([answer("x")]), name="billing", home=home)
     with pytest.raises(ConfigError, match="dialect code has no handoffs"):
         Agent(ScriptedClient([answer("x")]), handoffs=[named], dialect="code", home=home)
+
+
+async def test_a_run_after_a_handoff_that_waits_belongs_to_the_agent_of_the_session(home: Path) -> None:
+    @tool(read_only=True)
+    async def await_payment(context: RunContext) -> str:
+        """Wait until it is paid."""
+        return f"paid {await context.wait_for('payment')}"
+
+    def waits(view: RequestView) -> Turn:
+        return answer("It is paid.") if "paid 7" in view.text else Turn(calls=[call("await_payment")])
+
+    billing = Agent(ScriptedClient(waits), [await_payment], name="billing", home=home)
+    desk = Agent(ScriptedClient(front), [look], name="desk", handoffs=[billing], home=home)
+    waiting = await desk.run("Pay.", run_id="r", handed_to=("billing",))
+    await desk.signal("r", "payment", 7)
+    assert (waiting.status, await billing.resume_due()) == ("waiting", [])  # another agent, with no such handoff
+    assert [each.run_id for each in (await desk.check_runs()).runs] == ["r"]
+    (result,) = await desk.resume_due()
+    assert (result.run_id, result.answer) == ("r", "It is paid.")
+
+
+def test_names_in_other_scripts_make_different_names_of_tools() -> None:
+    names = [Handoff(Agent(ScriptedClient([]), name=name, home=False)).name for name in ("账单", "退款", "账单A")]
+    assert len(set(names)) == 3
+    assert all(name.isascii() and name.replace("_", "").isalnum() for name in names)

@@ -70,7 +70,7 @@ class AgentWork:
     answers: Answers
     format: FinalFormat
     generator: UserGenerator | None  # None: closing asks by itself
-    handoffs: Mapping[str, Handoff]  # by the names of their tools
+    handoffs: Mapping[str, Handoff]  # keyed by the names of their tools
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:

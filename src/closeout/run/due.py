@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from closeout.errors import JournalError, JournalLocked, ResumeRefused, RunNotFound
+from closeout.errors import CloseoutError, JournalError, JournalLocked, RunNotFound
 from closeout.journal.events import RunStarted
 from closeout.journal.sent_signals import runs_with_signals
 from closeout.journal.store import Store
 from closeout.journal.subscribers import Listener
+from closeout.run.handoff import is_run_of
 from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import resume_run
@@ -109,11 +110,11 @@ async def _resumed(plan: AgentPlan, store: Store, run_id: str, listeners: Sequen
     """Resume a run. None: it is another agent's or is being executed, or it cannot be resumed, which is logged."""
     try:
         rows = await store.off_loop(store.rows_from, run_id, 0, 1)
-        if not rows or not isinstance(rows[0].event, RunStarted) or rows[0].event.name != plan.name:
+        if not rows or not isinstance(rows[0].event, RunStarted) or not is_run_of(plan, rows[0].event):
             return None
         return await resume_run(plan, store, run_id, listeners)
     except (RunNotFound, JournalLocked):
         return None
-    except (ResumeRefused, JournalError) as error:
+    except CloseoutError as error:  # the other runs continue
         log.warning("Run %s is due, but it is not resumed: %s", run_id, error)
         return None

@@ -15,7 +15,16 @@ from closeout.run.plan import HANDOFF, current_scope
 if TYPE_CHECKING:
     from closeout.run.plan import AgentPlan
 
-__all__ = ["Handoff", "HandoffTarget", "as_handoff", "handed_to_of", "handoffs_of", "plan_after", "successor_of"]
+__all__ = [
+    "Handoff",
+    "HandoffTarget",
+    "as_handoff",
+    "handed_to_of",
+    "handoffs_of",
+    "is_run_of",
+    "plan_after",
+    "successor_of",
+]
 
 MOST_HANDOFFS = 8  # in one run, for agents that hand over to each other
 ANSWERS = "{} continues the conversation."  # what the model reads as the result of the call
@@ -57,7 +66,9 @@ class Handoff(SubAgentTool):
         self._is_later = not hasattr(agent, "plan")  # it may not be there yet
         found = "" if name else str(getattr(agent, "name", ""))
         self.agent_name = name or found
-        slug = re.sub(r"\W+", "_", self.agent_name, flags=re.ASCII).strip("_").lower()
+        # Servers take ASCII names of tools only; names in other scripts stay different from each other in Punycode.
+        plain = self.agent_name if self.agent_name.isascii() else self.agent_name.encode("punycode").decode("ascii")
+        slug = re.sub(r"\W+", "_", plain, flags=re.ASCII).strip("_").lower()
         if not (slug or tool_name) or found == "agent":
             raise ToolDefinitionError(
                 "A handoff needs the name of the other agent. Pass Agent(name='billing'), or Handoff(agent, name=…)."
@@ -129,6 +140,14 @@ def plan_after(plan: AgentPlan, names: Sequence[str]) -> AgentPlan:
             )
         plan = successor_of(found, plan.stream, plan.deps)
     return plan
+
+
+def is_run_of(plan: AgentPlan, started: RunStarted) -> bool:
+    """Return whether an agent began a run, perhaps with the agent that it had handed the conversation over to."""
+    try:
+        return plan_after(plan, started.handed).name == started.name
+    except UsageError:
+        return False
 
 
 def successor_of(handoff: Handoff, stream: bool, deps: Any) -> AgentPlan:

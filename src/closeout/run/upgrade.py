@@ -11,6 +11,7 @@ from closeout.journal.events import RunStarted
 from closeout.journal.run_journal import describe_damage
 from closeout.journal.store import Store
 from closeout.records import record
+from closeout.run.handoff import is_run_of
 from closeout.run.lifecycle import as_recorded
 from closeout.run.plan import AgentPlan, OnChange
 from closeout.run.resuming import continuation
@@ -114,7 +115,7 @@ async def _checks(
             continue
         recorded = await store.off_loop(store.read, run.run_id)
         started = recorded.rows[0].event if recorded.rows else None
-        if run_ids is None and isinstance(started, RunStarted) and started.name != plan.name:
+        if run_ids is None and isinstance(started, RunStarted) and not is_run_of(plan, started):
             yield None
             continue
         check = RunCheck(run_id=run.run_id, task=run.task, status=run.status, verdict="unchanged")
