@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from closeout import Agent, RunContext, tool
+from closeout.errors import JournalError
 from closeout.journal.events import DecisionMade
 from closeout.journal.sent_signals import send_signal
 from closeout.journal.store import Store
@@ -366,6 +367,27 @@ async def test_a_server_wakes_runs_by_the_clock_and_by_signals_of_other_processe
             assert send_signal(store, run_id, "付款", 7)
         finally:
             store.close()
+        assert await answered(served, run_id) == [("time", "clock"), ("7", "signal")]
+
+
+async def test_a_server_looks_again_after_an_error_but_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("closeout.server.host.WAKE_SECONDS", 0.1)
+    async with serving(waiter()) as served:
+        run_id = await submitted(served)
+        await served.host.wait(run_id)
+        store, looks = served.host.store, 0
+        waiting_runs = store.waiting_runs
+
+        def failing() -> Any:
+            nonlocal looks
+            looks += 1
+            if looks < 3:
+                raise JournalError("the disk is full")
+            return waiting_runs()
+
+        await asyncio.sleep(0.2)  # the loop has seen all there is
+        monkeypatch.setattr(store, "waiting_runs", failing)
+        send_signal(store, run_id, "付款", 7)
         assert await answered(served, run_id) == [("time", "clock"), ("7", "signal")]
 
 

@@ -180,11 +180,12 @@ class AgentHost:
             try:
                 changed = await asyncio.to_thread(self.store.version)
                 if changed != version or time.time() >= self._due.next_time:
-                    version = changed
                     await self._wake_due()
+                    version = changed
+                pause = max(0.0, min(self._due.next_time - time.time(), WAKE_SECONDS))  # the clock can be set meanwhile
             except JournalError as error:
                 log.warning("The waiting runs cannot be read: %s", error)
-            pause = max(0.0, min(self._due.next_time - time.time(), WAKE_SECONDS))  # the clock can be set meanwhile
+                pause = WAKE_SECONDS
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._look.wait(), pause)
                 version = None
