@@ -204,13 +204,18 @@ async def test_old_runs_are_deleted_every_day_and_by_prune(home: Path, monkeypat
     agent = Agent(
         ScriptedClient(lambda view: call("nap") if view.question == "Wait." else answer("done")), [nap], home=home
     )
-    for run_id in ("old", "older", "new"):
+    for run_id in ("old", "older", "new", "long"):
         await agent.run("Hello.", run_id=run_id)
     await agent.run("Wait.", run_id="waits")
     store = open_store(home)
     for run_id, days in (("old", 40), ("older", 100), ("waits", 100)):
         row = (time.time() - days * 86_400, run_id)
         store.submit(store._db.execute, "UPDATE runs SET ended=? WHERE run_id=?", row).result()
+    # It began long ago, and was interrupted just now.
+    row = (time.time() - 100 * 86_400,)
+    store.submit(
+        store._db.execute, "UPDATE runs SET status='running', started=?, ended=NULL WHERE run_id='long'", row
+    ).result()
     assert "the setting journal.keep_days" in (await asyncio.to_thread(here, "runs", "prune")).sentence
     monkeypatch.setenv("CLOSEOUT_JOURNAL__KEEP_DAYS", "90")
     assert "would delete 1 run" in (await asyncio.to_thread(here, "runs", "prune")).sentence
@@ -220,6 +225,6 @@ async def test_old_runs_are_deleted_every_day_and_by_prune(home: Path, monkeypat
     async with AgentHost(kept):
         while "old" in {run.run_id for run in store.runs()}:  # noqa: ASYNC110 - a thread deletes it
             await asyncio.sleep(0.02)
-    assert sorted(run.run_id for run in store.runs()) == ["new", "waits"]
+    assert sorted(run.run_id for run in store.runs()) == ["long", "new", "waits"]
     with pytest.raises(ConfigError):
         Agent(ScriptedClient([answer("done")]), config={"journal": {"keep_days": 0}})

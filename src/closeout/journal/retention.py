@@ -16,7 +16,9 @@ UNENDED = ("running", "waiting")  # the status of runs that age does not delete
 def ended_before(store: Store, days: float) -> list[str]:
     """Return the ids of the runs that ended, or were interrupted, more than so many days ago."""
     last = time.time() - days * DAY
-    return [run.run_id for run in store.each_run() if run.status not in UNENDED and (run.ended or run.started) < last]
+    found = (run for run in store.each_run() if run.status not in UNENDED and (run.ended or run.started) < last)
+    # One that was interrupted has no end, or an earlier one after which it was resumed.
+    return [run.run_id for run in found if run.status != "interrupted" or store.last_time(run.run_id) < last]
 
 
 def delete_ended(store: Store, days: float) -> int:

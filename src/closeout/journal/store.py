@@ -720,10 +720,17 @@ class Store:
 
     def last_event(self, run_id: str) -> Event | None:
         """Return the last event of a run, or None. Raises RunNotFound, JournalError."""
+        return self._last(run_id)[1]
+
+    def last_time(self, run_id: str) -> float:
+        """Return the time of the last event of a run, 0 without events. Raises RunNotFound, JournalError."""
+        return self._last(run_id)[0]
+
+    def _last(self, run_id: str) -> tuple[float, Event | None]:
         number = self._number(run_id)
         self._flush_run(number)
         found = self.query(_SELECT_LAST, (number << SEQ_BITS, number + 1 << SEQ_BITS))
-        return self._events(found[0][0], 0.0)[-1][1] if found else None
+        return self._events(found[0][0], 0.0)[-1] if found else (0.0, None)
 
     def _flush_run(self, number: int) -> None:
         """Wait until what has been put of a run is committed."""
