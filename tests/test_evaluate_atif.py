@@ -124,12 +124,28 @@ def test_documents_of_others_are_read() -> None:
     ]
 
 
+def test_fields_and_line_separators_of_others_change_nothing(tmp_path: Path) -> None:
+    document = {
+        "schema_version": "ATIF-v1.7",
+        "agent": {"name": "other"},
+        "steps": [{"source": "user", "message": "one\u2028two\x85three"}],
+        "extra": {"messages": [], "tools": "none", "agent": "me", "score": 1},
+    }
+    path = tmp_path / "two.jsonl"
+    path.write_text("\n".join([json.dumps(document, ensure_ascii=False)] * 2), "utf-8")
+    first, second = load_atif(path)
+    assert first == second
+    assert [message["content"] for message in first["messages"]] == ["one\u2028two\x85three"]
+    assert (first["agent"], first["score"]) == ("other", 1)
+
+
 @pytest.mark.parametrize(
     ("document", "said"),
     [
         ([], "not an ATIF document"),
         ({"schema_version": "ATIF-v1.7"}, "an object `agent` and a list `steps`"),
         ({"schema_version": "ATIF-v1.7", "agent": {}, "steps": [{"source": "tool"}]}, "Step 1 must have a source"),
+        ({"schema_version": "ATIF-v1.7", "agent": {}, "steps": [{"source": []}]}, "Step 1 must have a source"),
         (
             {"schema_version": "ATIF-v1.7", "agent": {}, "steps": [{"source": "agent", "tool_calls": [{}]}]},
             "A call of step 1 must have",

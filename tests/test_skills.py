@@ -136,6 +136,9 @@ def test_a_file_is_found_in_the_ways_that_models_write_it(skills: Path) -> None:
         "invoices/references/rates.md",
     ):
         assert found.read("invoices", path).startswith("Books")
+    (skills / "invoices/invoices").mkdir()
+    (skills / "invoices/invoices/own.md").write_text("Own")
+    assert Skills([skills]).read("invoices", "invoices/own.md") == "Own"
     assert found.read("invoices", "") == found.read("invoices", "./SKILL.md") == found.read("invoices")
     with pytest.raises(ToolError, match=r"No skill is named 'invoice'\. Did you mean invoices"):
         found.read("invoice")
@@ -150,6 +153,9 @@ def test_a_file_is_found_in_the_ways_that_models_write_it(skills: Path) -> None:
         ("---\nname: invoices\ndescription: Use it: always\n---\n", "front matter of .* is not valid YAML at line 2"),
         ("---\n- a\n---\n", "must have keys and values"),
         ("---\n: [\n---\n", "is not valid YAML"),
+        ("---\nname: !!bool maybe\n---\n", "is not valid YAML"),
+        ("---\nname: !!int ''\n---\n", "is not valid YAML"),
+        ("---\nname: !!timestamp today\n---\n", "is not valid YAML"),
         ("---\nname: invoices\n---\n", "description must say what the skill does"),
         ("---\nname: invoices\ndescription: [a]\n---\n", r"description must say .* got \['a'\]"),
         ("---\nname: Invoices\ndescription: x\n---\n", "lower-case letters, digits and single hyphens, got 'Invoices'"),

@@ -159,6 +159,9 @@ def test_a_server_without_ids_and_a_text_that_is_no_template_are_refused(tmp_pat
         ChatTemplate(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ eos_token }}", "eos_token": "!"}))
     assert ChatTemplate(tmp_path).write([]) == "!"
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json is not an object"):
+        ChatTemplate(tmp_path)
     with pytest.raises(ConfigError, match="not valid Jinja"):
         ChatTemplate("{% for")
     with pytest.raises(ConfigError, match="server must be"):

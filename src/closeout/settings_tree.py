@@ -324,7 +324,8 @@ def parse_yaml(text: str) -> tuple[Any, dict[Keys, int]]:
             raise NotYaml(f"has the key '{twice.value}' a second time at line {line}. Merge the two")
         value = loader.construct_document(node)
         return value, dict(_lines(node, ()))  # after it: only then are keys of `<<` in their place
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date such as 2026-13-01
+    # The others are of PyYAML's constructors, for a date such as 2026-13-01, `!!bool maybe` or `!!int ''`.
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else f": {str(error).partition(chr(10))[0]}"
         raise NotYaml(f"is not valid YAML{where}") from None

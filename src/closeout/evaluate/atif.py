@@ -187,7 +187,7 @@ def load_atif(path: str | Path) -> list[dict[str, Any]]:
         found = [json.loads(text)]
     except ValueError:
         try:
-            found = [json.loads(line) for line in text.splitlines() if line.strip()]
+            found = [json.loads(line) for line in text.split("\n") if line.strip()]
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} is neither a JSON document nor lines of JSON: {error}") from error
     except RecursionError as error:
@@ -212,16 +212,16 @@ def from_atif(document: Any) -> dict[str, Any]:
         raise UsageError("An ATIF document has an object `agent` and a list `steps`.")
     messages: list[dict[str, Any]] = []
     for number, step in enumerate(steps, 1):
-        if not isinstance(step, Mapping) or step.get("source") not in _ROLES:
+        if not isinstance(step, Mapping) or str(step.get("source")) not in _ROLES:
             raise UsageError(f"Step {number} must have a source: system, user or agent.")
         messages += _messages_of(step, number)
     named = {"session_id": document.get("session_id"), "agent": agent.get("name"), "model": agent.get("model_name")}
     tools = agent.get("tool_definitions")
     return {
+        **_mapping(document.get("extra")),
         "messages": messages,
         **({"tools": tools} if isinstance(tools, list) and tools else {}),
         **{name: value for name, value in named.items() if value},
-        **_mapping(document.get("extra")),
     }
 
 

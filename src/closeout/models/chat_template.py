@@ -141,6 +141,8 @@ def _load(source: str | Path) -> tuple[str, dict[str, str]]:
         folder = path if path.is_dir() else path.parent
         settings = folder / "tokenizer_config.json"
         config = json.loads(settings.read_text("utf-8")) if settings.is_file() else {}
+        if not isinstance(config, dict):
+            raise ValueError(f"{settings.name} is not an object")
         file = path if path.is_file() else folder / "chat_template.jinja"
         text = file.read_text("utf-8") if file.suffix == ".jinja" and file.is_file() else config.get("chat_template")
     except (OSError, ValueError) as error:
@@ -152,8 +154,8 @@ def _load(source: str | Path) -> tuple[str, dict[str, str]]:
         raise ConfigError(
             f"{source} has no chat template. Name a .jinja file, or a model's folder with tokenizer_config.json."
         )
-    tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in config.items()
-              if name in _SPECIAL and value}  # fmt: skip
+    tokens = {name: str(value.get("content", "")) if isinstance(value, dict) else str(value)
+              for name, value in config.items() if name in _SPECIAL and value}  # fmt: skip
     return text, tokens
 
 

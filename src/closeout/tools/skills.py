@@ -131,7 +131,8 @@ class Skills:
         if skill is None:
             raise ToolError(f"No skill is named {name!r:.100}. {_hint(name, self._skills)}")
         place = unicodedata.normalize("NFC", posixpath.normpath(path.strip().replace("\\", "/") or "."))
-        place = place.removeprefix(f"{name}/")
+        if place not in skill.files:
+            place = place.removeprefix(f"{name}/")
         if place in (MAIN_FILE, "."):
             return _with_files(skill)
         if place not in skill.files:
