@@ -29,12 +29,13 @@ export function cost(dollars) {
   return dollars < 0.01 ? `$${dollars.toPrecision(2)}` : `$${dollars.toFixed(2)}`;
 }
 
-/** Milliseconds as a duration. */
+/** Bytes as a size. */
 export function fileSize(bytes) {
   if (bytes < 1000) return `${bytes} B`;
   return bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
 }
 
+/** Milliseconds as a duration. */
 export function duration(ms) {
   if (typeof ms !== "number" || !Number.isFinite(ms)) return "";
   if (ms < 1000) return `${Math.round(ms)} ms`;
