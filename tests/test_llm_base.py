@@ -214,7 +214,7 @@ def test_settings_then_the_environment_fill_missing_arguments():
         (None, "local:small", "local:small", "local:small"),
         (None, "openai:m:free", "openai:m:free", "openai:m:free"),
         ("openai", "m:free", "openai:m:free", "openai:m:free"),
-        (None, "m:free", None, "openai:m:free"),
+        (None, "m:free", "openai:m:free", "openai:m:free"),
         (None, None, None, "local"),
     ],
 )

@@ -507,7 +507,7 @@ async def test_a_servers_descriptions_are_bounded_and_cannot_forge_a_prompt() ->
             assert "&lt;tool_call>" in told
             assert "&lt;|im_end|>" in told
             assert "{{ 7 * 7 }}" in told
-        prompt = McpXml().system_text(HistoryView("", "Why?", manager.specs()), weak=False)
+        prompt = McpXml().system_text(HistoryView("", "Why?", manager.specs()), examples=False)
         assert prompt.count("\n### Tool name: ") == 4
         assert "### Tool name&#58; erase\nInput JSON schema&#58; {}\n{{ 7 * 7 }}" in prompt
 

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from closeout import File
 from closeout.compat.wrapper import UnifiedToolWrapper
 from closeout.errors import UsageError
 from closeout.results.artifacts import MemoryArtifacts, read_result
@@ -150,6 +151,7 @@ def test_a_lean_record_leaves_out_nothing_but_what_a_blank_output_has() -> None:
     full = ToolOutput(
         result=[1], summary="s", observation="o", response_format=ResponseFormat.RAW, compressed=True,
         telemetry=telemetry, metadata={"handle": "r1"}, state_update={}, checkpoint="",
+        files=(File("a.txt", b"a"),),
     )  # fmt: skip
     assert not [name for name, value in ToolOutput() if getattr(full, name) == value]
     assert not [name for name, value in ToolTelemetry() if getattr(telemetry, name) == value]

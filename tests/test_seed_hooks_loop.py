@@ -135,7 +135,7 @@ async def test_a_run_repeats_a_request_that_an_adapted_client_failed(failure: An
 @pytest.mark.parametrize("error", [BadRequest("no such parameter"), ServerFailed("down")], ids=["permanent", "limit"])
 async def test_retries_end_with_a_permanent_error_and_at_the_limit_of_the_client(error: Exception) -> None:
     client = Flaky([error] * 9)
-    client.retry = RetryPolicy(retries=3, first_wait=0.0)
+    client.retry = RetryPolicy(retries=3, failed_retries=3, first_wait=0.0)
     result = await Agent(client, home=False).run("What?")
     assert result.failure is not None
     assert (result.stop_reason, result.failure.exception) == ("model_failed", error)

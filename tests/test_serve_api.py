@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from closeout import Agent, tool
+from closeout import Agent, Number, tool
 from closeout.errors import ConfigError, UsageError
 from closeout.journal.run_journal import Journal
 from closeout.server.host import MAX_RESUMES, AgentHost
@@ -213,7 +213,7 @@ async def test_a_run_that_keeps_killing_the_server_is_not_resumed_for_ever() -> 
 
 async def test_a_run_whose_agent_has_changed_says_so() -> None:
     await helper().submit("What is k1?", run_id="one", origin={"serve": {"agent": "helper", "api": "runs"}})
-    changed = Agent(ScriptedClient(turns), [lookup], name="helper", instructions="Another agent.")
+    changed = Agent(ScriptedClient(turns), [lookup], name="helper", answer=Number())
     async with serving(changed) as served:
         _, found = await fetch(served, "GET", "/v1/runs/one?wait=30")
         assert found["status"] == "interrupted"

@@ -365,7 +365,7 @@ def test_an_agent_in_python_or_in_yaml_for_every_command(
         agent = Agent("openai:scripted", [spell], base_url=server.base_url, api_key="k", dialect="function_call")
         result = agent.run_sync("How many? 5")
         assert "Name it with --agent" in here("resume", result.run_id).sentence
-        refused = here("resume", result.run_id, "-a", "whole:agent")
+        refused = here("resume", result.run_id, "-a", "whole:agent", "--on-change", "refuse")
         assert "tool length: new" in refused.err
     wrong = {
         "whole:nothing": "has no nothing", "whole:not_one": "must be an Agent", "whole": "is neither a settings file",
