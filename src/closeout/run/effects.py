@@ -536,8 +536,9 @@ class ToolCalls:
     async def _run(self, executor: ToolExecutor, plan: PlannedCall) -> tuple[PlannedCall, ToolOutput]:
         """Make a call, or take its recorded result. Returns the plan as it was approved, and the output."""
         scope, spec, handle = self._scope, plan.tool, plan.handle
-        if spec.policy.approval not in (None, "never"):
-            approved = await self.approve(plan.call, spec, handle)
+        served = executor.as_served(plan)  # the record may say what its server offered at an earlier time
+        if any(each.policy.approval not in (None, "never") for each in (spec, served)):
+            approved = await self.approve(plan.call, served, handle)
             if isinstance(approved, ToolOutput):
                 return plan, approved
             if approved is not plan.call:
@@ -607,7 +608,7 @@ class ToolCalls:
         digest, arguments = call_digest(spec, call.arguments), _json_text(call.arguments)
         recorded = journal.recorded(DecisionRequested, path, handle)
         if isinstance(recorded, DecisionRequested) and (recorded.name, recorded.arguments) == (spec.name, arguments):
-            if recorded.digest == digest or self._is_settled(recorded, spec):
+            if recorded.digest == digest or self._is_settled(recorded, call, spec):
                 return as_decided(await decide(self._scope, recorded), call, spec)
             reason: str | None = f"{recorded.reason} The tool has changed since this was asked."
         else:
@@ -620,15 +621,20 @@ class ToolCalls:
         )
         return as_decided(await decide(self._scope, request), call, spec)
 
-    def _is_settled(self, request: DecisionRequested, spec: ToolSpec) -> bool:
-        """Return whether the tool is not called any more in this place, so that a change of it does not matter."""
+    def _is_settled(self, request: DecisionRequested, call: ToolCall, spec: ToolSpec) -> bool:
+        """Return whether the call is not made any more in this place, so that a change of its tool does not matter."""
         journal, path, handle = self._scope.journal, self._scope.path, request.request
-        if journal.replay_only or journal.outcome_of(ToolStarted, path, handle) is not None:
+        if journal.replay_only:
             return True
-        if spec.policy.crash_rule == "report" and journal.recorded(ToolStarted, path, handle) is not None:
-            return True  # it was interrupted
         made = journal.outcome_of(DecisionRequested, path, handle)
-        return isinstance(made, DecisionMade) and made.verdict == "deny"
+        if isinstance(made, DecisionMade) and made.digest == request.digest:
+            decided = as_decided(made, call, spec)
+            if isinstance(decided, ToolOutput):
+                return True
+            call = decided
+        if not journal.has_started(self._started(call, spec, handle)):  # another call may have been made in this place
+            return False
+        return spec.policy.crash_rule == "report" or journal.outcome_of(ToolStarted, path, handle) is not None
 
     def _count_recorded(self, event: Event) -> None:
         """Count what a sub-agent did in a call whose recorded result is reused."""

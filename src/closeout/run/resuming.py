@@ -32,6 +32,11 @@ from closeout.tools.kept_tools import RemovedTool, keep_tools
 
 __all__ = ["Continuation", "check_same", "continuation", "resume_run"]
 
+_CONTINUE_ANYWAY = (
+    "Resume it with the agent that began it, or accept that it continues from there (--force, in Python "
+    "despite_changes=True)."
+)
+
 
 @record(kw_only=True)
 class Continuation:
@@ -268,17 +273,18 @@ async def _tried(how: Continuation, rows: Sequence[Row], run_id: str, load: Load
     except Suspended as suspended:
         for effect in suspended.requests:
             follow(effect)
+            made = journal.outcome_of(ToolStarted, effect.agent, effect.key)
+            if made is not None and effect.kind == "approval":
+                at = next((row.seq for row in reversed(rows) if row.event == made), None)
+                problem = f"it would ask for the approval of a call of {effect.name} in the place of one that was made"
+                return replace(how, problem=problem, remedy=_CONTINUE_ANYWAY, event=at)
     except CloseoutError as error:
         return replace(how, problem=f"the agent fails on the record: {error}", remedy="Correct the agent.")
     broken = journal.broken(open_effects.keys())
     if broken is not None:
         recorded, text = broken
         at = next((row.seq for row in rows if row.event is recorded), None)
-        remedy = (
-            "Resume it with the agent that began it, or accept that it continues from there (--force, in Python "
-            "despite_changes=True)."
-        )
-        return replace(how, problem=text, remedy=remedy, event=at)
+        return replace(how, problem=text, remedy=_CONTINUE_ANYWAY, event=at)
     removed = {tool.spec.name for tool in how.plan.manager.local_tools if isinstance(tool, RemovedTool)}
     for event in open_effects.values():
         name = getattr(event, "name", "")

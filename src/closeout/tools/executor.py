@@ -353,6 +353,10 @@ class ToolExecutor:
             return failed_output(plan.tool.name, str(error), "ToolExecutorError")
         return _post_processed(plan.tool, output, shown, after)
 
+    def as_served(self, plan: PlannedCall) -> ToolSpec:
+        """Return the tool of a planned call as its server defines it at this moment."""
+        return self._toolbox_of(plan.agent).as_served(plan.tool)
+
     def edited(self, plan: PlannedCall, call: ToolCall) -> PlannedCall:
         """Return the plan with arguments that a person wrote: they are used exactly as written or not at all."""
         toolbox, spec = self._toolbox_of(plan.agent), plan.tool

@@ -39,6 +39,15 @@ class Toolbox:
         """Take these tools instead of following the manager."""
         self._fixed = specs
 
+    def as_served(self, spec: ToolSpec) -> ToolSpec:
+        """Return a tool as its server defines it at this moment, which may not be how it was offered."""
+        if self.source is None or spec.server_name is None:
+            return spec
+        listed = (
+            each for each in self.source.specs() if (each.name, each.server_name) == (spec.name, spec.server_name)
+        )
+        return next(listed, spec)
+
     def resolve(self, call: ToolCall) -> ResolvedName:
         """Return the tool that a call means."""
         self._follow()
