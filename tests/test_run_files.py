@@ -231,6 +231,14 @@ def events_of(home: Path, run_id: str) -> list[ev.Event]:
     return [row.event for row in open_store(home).rows(run_id)]
 
 
+def test_a_tool_cannot_replace_a_file_of_the_task(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("mine")
+    result = report_agent(home, "one").run_sync("Go.", files=[tmp_path / "one.txt"])
+    assert "The file 'one.txt' is not kept: a file of the task stays as it was." in shown(result)[0]
+    assert [file.text for file in result.work_files] == ["mine"]
+    assert result.files == ()
+
+
 def test_a_run_in_memory_has_files_too() -> None:
     agent = Agent(ScriptedClient([Turn("", calls=[call("report", kind="one")]), answer("x")]), [report], home=False)
     assert [file.text for file in agent.run_sync("Go.").files] == ["1"]

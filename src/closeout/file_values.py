@@ -259,6 +259,8 @@ class FileView(Mapping[str, File]):
             check_file_name(name)
         except UsageError as error:
             return str(error)
+        if name in self._files and self._files[name].read_only:
+            return "a file of the task stays as it was"
         if size > MAX_FILE_SIZE:
             return f"it has {shown_size(size)}; a file may have {shown_size(MAX_FILE_SIZE)}"
         if self.size + added + size > MAX_RUN_SIZE:

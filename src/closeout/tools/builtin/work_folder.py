@@ -105,14 +105,11 @@ class WorkFolder:
             return "it is a link or a device, is in too many folders, or cannot be read"
         if self._before.get(name) == _state(status):
             return ""
-        earlier = self._view.get(name)
-        if earlier is not None and earlier.read_only:
-            return "a file of the task stays as it was"
         added = sum(file.size for file in found.values())
         if refusal := self._view.refusal(name, status.st_size, found, added):
             return refusal
         data = _read(descriptor, status.st_size)
-        file = File(name, data)
+        file, earlier = File(name, data), self._view.get(name)
         if earlier is None or earlier.sha256 != file.sha256:
             found[name] = file
         return ""
