@@ -97,6 +97,8 @@ def _described(case: WhatIfCase) -> str:
             lines.append(f"  {case.now.problem}")
         elif case.then.answer != case.now.answer:
             lines.append(f"  answer: {_short(case.then.answer)} → {_short(case.now.answer)}")
+        if sorted(case.then.calls) == sorted(case.now.calls) and case.then.calls != case.now.calls:
+            lines.append("  the same calls in another order")
         lines += [f"  + {_short(call)}" for call in case.added[:5]]
         lines += [f"  - {_short(call)}" for call in case.lost[:5]]
     return "\n".join(f"        {printable(one_line(line, 160))}" for line in lines)

@@ -40,7 +40,7 @@ class WhatIfReport:
 
     @property
     def changed(self) -> tuple[WhatIfCase, ...]:
-        """The runs in which the candidate answers or ends otherwise, or makes other calls."""
+        """The runs in which the candidate answers or ends otherwise, or makes other calls or in another order."""
         return tuple(case for case in self.cases if case.changed)
 
     @property

@@ -158,7 +158,7 @@ class RecordedEffects:
         results: The results of tool calls by canonical call.
         decisions: Decisions by kind and canonical call.
         told: What servers told about themselves.
-        calls: The canonical calls in order.
+        calls: The agent and the canonical call of each call, in order.
         lacks_prompts: True if the record does not say what was sent.
         model: The name of the main agent's model.
     """
@@ -167,7 +167,7 @@ class RecordedEffects:
     results: dict[tuple[str, str], deque[ToolFinished]] = field(default_factory=dict)
     decisions: dict[tuple[str, str, str], deque[DecisionMade]] = field(default_factory=dict)
     told: dict[tuple[str, str], ServerTold] = field(default_factory=dict)
-    calls: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str]] = field(default_factory=list)
     lacks_prompts: bool = False
     model: str = ""
 
@@ -194,7 +194,7 @@ class RecordedEffects:
             elif isinstance(event, ToolStarted):
                 key = tools.canonical(event.name, event.arguments)
                 if (event.agent, event.handle) not in called:
-                    found.calls.append(shown(key))
+                    found.calls.append((event.agent, shown(key)))
                 called[event.agent, event.handle] = key
             elif isinstance(event, ToolFinished):
                 done = called.get((event.agent, event.handle))
@@ -235,7 +235,7 @@ class WhatIfJournal(Journal):
         tools: The tools of the agent.
         left: The call that the run wanted to make and the record does not have.
         problem: Why the run was ended besides.
-        calls: The names and arguments of the calls in order, with the one that it wanted to make.
+        calls: The agent, name and arguments of each call in order, with the one that it wanted to make.
         requests_paid: The number of requests that were sent.
         paid: Their usage.
         first_paid: The number of the first of these in the run, None without one.
@@ -264,7 +264,7 @@ class WhatIfJournal(Journal):
         self._asked = 0
         self.left = ""
         self.problem = ""
-        self.calls: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str, str]] = []
         self.requests_paid = 0
         self.paid = Usage()
         self.first_paid: int | None = None
@@ -330,16 +330,16 @@ class WhatIfJournal(Journal):
     def _result(self, started: ToolStarted) -> Event | None:
         key = self.tools.canonical(started.name, started.arguments)
         if self.tools.is_inner(started):
-            self.calls.append((started.name, started.arguments))
+            self.calls.append((started.agent, started.name, started.arguments))
             return None
         due, only_reads = self._record.results.get(key), self.tools.only_reads(started)
         if due:
-            self.calls.append((started.name, started.arguments))
+            self.calls.append((started.agent, started.name, started.arguments))
             finished = due[0] if only_reads and len(due) == 1 else due.popleft()
             return replace(finished, agent=started.agent, handle=started.handle, name=started.name)
         if not (only_reads and self._allow_read_only):
             self._leave(started)
-        self.calls.append((started.name, started.arguments))
+        self.calls.append((started.agent, started.name, started.arguments))
         return None
 
     def _decision(self, request: DecisionRequested) -> Event:
@@ -355,7 +355,7 @@ class WhatIfJournal(Journal):
 
     def _leave(self, wanted: ToolStarted | DecisionRequested) -> None:
         self.left = shown((wanted.name, _canonical(_read(wanted.arguments))))
-        self.calls.append((wanted.name, wanted.arguments))
+        self.calls.append((wanted.agent, wanted.name, wanted.arguments))
         self._stop(f"The run left the record: it wants to call {self.left}.")
 
     def _stop(self, problem: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from closeout.errors import CloseoutError, JournalError, UsageError
 from closeout.journal.events import (
@@ -42,7 +43,7 @@ class Lane:
         status: "answered", "unanswered", "failed", "left the record" or "stopped" (at the cost limit).
         turns: Its turns.
         tokens: Tokens of its requests, also of those that were taken from the record.
-        calls: Its tool calls, in order.
+        calls: Its tool calls, agent by agent, in order.
         paid: The requests that were sent to the model.
         cost: What these cost in dollars; None if a price is unknown.
         left: The call that it wanted to make, which the record does not have and which must not be made.
@@ -95,18 +96,18 @@ class WhatIfCase:
 
     @property
     def changed(self) -> bool:
-        """True if the candidate answers or ends otherwise, or makes other calls."""
+        """True if the candidate answers or ends otherwise, or makes other calls or in another order."""
         return differs(self.then, self.now)
 
 
 def differs(then: Lane | None, now: Lane | None) -> bool:
-    """Return True if two lanes have other answers, ends or calls. The order of calls does not count.
+    """Return True if two lanes have other answers, ends or calls, or calls in another order.
 
     Nothing is known of a lane that was stopped.
     """
     if then is None or now is None or now.status == "stopped":
         return False
-    return (then.answer, then.status, Counter(then.calls)) != (now.answer, now.status, Counter(now.calls))
+    return (then.answer, then.status, then.calls) != (now.answer, now.status, now.calls)
 
 
 def _more(first: Lane | None, second: Lane | None) -> tuple[str, ...]:
@@ -267,7 +268,7 @@ class _Lab:
             status=status,
             turns=result.turns,
             tokens=result.usage.total_tokens,
-            calls=tuple(shown((names or tools).canonical(*each)) for each in journal.calls),
+            calls=_by_agent((agent, shown((names or tools).canonical(*each))) for agent, *each in journal.calls),
             paid=journal.requests_paid,
             cost=journal.paid.cost_usd if journal.requests_paid else 0.0,
             left=journal.left,
@@ -288,7 +289,7 @@ def _unfit(rows: Sequence[Row]) -> str:
     return ""
 
 
-def _as_recorded(rows: Sequence[Row], calls: Iterable[str]) -> Lane:
+def _as_recorded(rows: Sequence[Row], calls: Iterable[tuple[str, str]]) -> Lane:
     totals = RunTotals(row.event for row in rows)
     ended = rows[-1].event
     assert isinstance(ended, RunEnded)
@@ -297,10 +298,15 @@ def _as_recorded(rows: Sequence[Row], calls: Iterable[str]) -> Lane:
         status=ended.status,
         turns=totals.turns,
         tokens=totals.usage.total_tokens,
-        calls=tuple(calls),
+        calls=_by_agent(calls),
         cost=totals.usage.cost_usd,
         problem=ended.error,
     )
+
+
+def _by_agent(calls: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return calls agent by agent: agents that work side by side make them in any order."""
+    return tuple(call for _, call in sorted(calls, key=itemgetter(0)))
 
 
 def _behaviour(rows: Iterable[Row]) -> list[Row]:
