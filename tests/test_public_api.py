@@ -90,3 +90,10 @@ def test_every_module_says_what_lives_there() -> None:
 
 def test_the_package_is_typed() -> None:
     assert (SOURCE.parent / "py.typed").exists()
+
+
+def test_type_checkers_and_the_reference_see_every_public_name() -> None:
+    tree = ast.parse(Path(closeout.__file__).read_text("utf-8"))
+    checked = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen >= {name for name in closeout.__all__ if not name.startswith("__")}

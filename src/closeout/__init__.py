@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from closeout.run.handoff import Handoff
     from closeout.run.many import ManyRuns, MapProgress
     from closeout.run.orchestrator import Orchestrator
+    from closeout.run.personal_data import PersonalData, delete_data, export_data, find_data
     from closeout.run.result import RunResult
     from closeout.run.strategy import AskOnce, CallFirst, Majority, ModelTurn, Strategy
     from closeout.run.waiting import Decision, PendingDecision
