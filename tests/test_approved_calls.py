@@ -38,7 +38,7 @@ class Shop:
         self.paid: list[tuple[str, dict[str, Any]]] = []
         self.versions = {made.spec.description + str(at): made for at, made in enumerate(self._made())}
 
-    def _made(self) -> list[Tool[Any]]:
+    def _made(self) -> list[Tool[Any, Any]]:
         note = self.paid.append
 
         @tool(name="pay", approval="always", description="Pay.")
