@@ -18,10 +18,12 @@ import pytest
 from closeout import Agent, HistoryView, tool
 from closeout.errors import MessageRefused, UsageError
 from closeout.journal import events as ev
-from closeout.journal.inbox import mailbox_of
+from closeout.journal.inbox import Inbox, Mailbox, mailbox_of
+from closeout.journal.recorded import RecordedRun
 from closeout.journal.store import open_store
 from closeout.journal.subscribers import Progress
 from closeout.messages import Capabilities, ModelRequest
+from closeout.run import effects
 from closeout.run.lifecycle import replay_run
 from closeout.run.result import conversation_of
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once, serve_script
@@ -451,3 +453,22 @@ async def test_runs_that_nobody_writes_to_keep_no_table_and_their_events(home: P
     assert store.query("SELECT * FROM messages") == []
     await made_agent(home).submit("Go", run_id="t")  # it may get the number of the deleted run
     assert (await made_agent(home).resume("t")).answer == "nothing"
+
+
+async def test_a_message_while_a_late_request_is_ended_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effects, "WATCH_SECONDS", 0.02)
+    inbox, problems = Inbox(Mailbox(None, "r"), RecordedRun(())), list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+
+    async def request() -> None:
+        async with effects._Deadline(0.01, inbox, "main", lambda: effects.ReplyInterrupted("interrupted")):
+            try:
+                await asyncio.sleep(5)
+            finally:
+                assert inbox.mailbox is not None
+                inbox.mailbox.send("Stop.", interrupt=True)
+                await asyncio.sleep(0.1)  # closes the connection
+
+    with pytest.raises(TimeoutError):
+        await request()
+    assert problems == []

@@ -386,6 +386,8 @@ class _Deadline:
             self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
 
     def _look(self) -> None:
+        if self._timeout.expired():  # the request is being ended, which may take a while
+            return
         try:
             self._has_message = self._inbox.is_interrupted(self._agent)
         except JournalError:
