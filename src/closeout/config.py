@@ -166,7 +166,7 @@ _Checks = Annotated[
 
 
 class AgentParts(_Section):
-    """What the main agent and a sub-agent consist of. `MODULE:NAME` is a function or class of yours."""
+    """The parts of the main agent and of a sub-agent. `MODULE:NAME` is a function or class of yours."""
 
     instructions: _Text = Field("", description="the system prompt: a text, or {file: PATH}")
     tools: _Several = Field([], description="built-in tools by name, and functions as package.module:name")

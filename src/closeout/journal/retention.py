@@ -1,4 +1,4 @@
-"""How long runs are kept: those that ended earlier are deleted."""
+"""Delete runs that ended longer ago than they are to be kept."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ ANSWERS = "{} continues the conversation."  # what the model reads as the result
 
 
 class HandoffTarget(Protocol):
-    """What a conversation can be handed over to: an `Agent`."""
+    """The interface of an agent that can take over a conversation: an `Agent`."""
 
     name: str
 

@@ -119,5 +119,5 @@ def no_content(sha256: str) -> bytes:
 
 
 def _place(agent: str, handle: str) -> _Place:
-    """Where a call is in its run: the numbers of the calls above it, and its own."""
+    """The place of a call in its run: the numbers of the calls above it, and its own."""
     return (*(int(number) for number in _CALLS.findall(agent)), int(handle.removeprefix("r")))

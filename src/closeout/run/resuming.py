@@ -40,7 +40,7 @@ _CONTINUE_ANYWAY = (
 
 @record(kw_only=True)
 class Continuation:
-    """How a recorded run continues with an agent.
+    """The way in which a recorded run continues with an agent, or the reason why it cannot.
 
     Attributes:
         plan: The agent as it continues the run.

@@ -26,7 +26,7 @@ _OPEN = ("waiting", "interrupted", "running")
 
 @record(kw_only=True)
 class RunCheck:
-    """How one open run continues with an agent.
+    """The check of one open run.
 
     Attributes:
         run_id: The run.
@@ -51,7 +51,7 @@ class RunCheck:
 
 @record(kw_only=True)
 class UpgradeReport:
-    """How the open runs of an agent continue with it.
+    """The checks of an agent's open runs.
 
     Attributes:
         runs: The open runs, newest first.

@@ -23,7 +23,7 @@ _READING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesLeft:
-    """What a script left.
+    """The files that a script left.
 
     Attributes:
         files: New and changed files.
