@@ -222,3 +222,36 @@ def test_tools_of_ba_agent_are_called_and_counted(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("90\n")
     assert "calls: 3" in done.stdout
+
+
+def test_a_deployment_checks_the_runs_that_wait_since_the_version_before(home: Path, tmp_path: Path) -> None:
+    def refunds(view: RequestView) -> Turn:
+        name = next(name for name in view.tools if name in ("refund", "pay_back"))
+        return answer(view.last) if view.turn > 1 else Turn(calls=[call(name, order=17, amount=30.0)])
+
+    folder = tmp_path / "deployment"
+    shutil.copytree(EXAMPLES / "deployment", folder)
+    with serve_script(refunds, by="question", record=False) as server:
+        variables = {**environment(server.base_url), "CLOSEOUT_HOME": str(home)}
+
+        def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, *arguments]
+            return subprocess.run(
+                command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300, check=False
+            )
+
+        waiting = python("refunds_october.py", "Refund 30 EUR for order 17")
+        run_id = waiting.stdout.split()[-1]
+        assert waiting.stdout.startswith("waiting: closeout approve "), waiting.stderr
+
+        check = (folder / "deploy.yml").read_text().partition("- run: closeout upgrade ")[2].splitlines()[0]
+        asked = python("-m", "closeout", "upgrade", *check.split())
+        assert asked.returncode == 0, asked.stdout + asked.stderr
+        assert "1  continue with a difference" in asked.stdout
+
+        careless = (folder / "refunds.py").read_text().replace(', replaces="refund"', "")
+        (folder / "careless.py").write_text(careless)
+        refused = python("-m", "closeout", "upgrade", "--check", "careless:agent")
+        assert (refused.returncode, "@tool(replaces='refund')" in refused.stdout) == (1, True), refused.stderr
+
+        assert "Paid back 30.0 EUR for order 17." in python("refunds.py", run_id).stdout
