@@ -15,9 +15,8 @@ def pay_back(order: int, amount: float, currency: str) -> str:
     return f"Paid back {amount} {currency} for order {order}."
 
 
-agent = Agent(
-    "openai:gpt-5", [pay_back], name="refunds", instructions="You handle refunds politely.", version="2026-11"
-)
+instructions = "You handle refunds politely."
+agent = Agent("openai:gpt-5", [pay_back], name="refunds", instructions=instructions, version="2026-11")
 
 if __name__ == "__main__":
     (pending,) = agent.resume_sync(sys.argv[1]).waiting
