@@ -132,10 +132,10 @@ async def continuation(
     if on_change == "take":
         return await _tried(how, rows, run_id, load)
     kept, misfits = _kept(plan, rows)
-    for name, why in misfits.items():
-        event = _call_of(rows, name)
+    if misfits:
+        name, why = next(iter(misfits.items()))
         problem = f"tool {name} has changed, and the run has called it"
-        return replace(how, problem=problem, remedy=_sentence(why), event=event)
+        return replace(how, problem=problem, remedy=_sentence(why), event=_call_of(rows, name))
     left = _differences(kept, rows, run_id, kept=True)
     if left:
         remedy = "Resume it with that agent, or let it take the changes: on_change='take', --on-change take."
@@ -206,7 +206,7 @@ def _in_force(rows: Sequence[Row]) -> RunStarted | RunResumed:
 
 
 def _in_force_from_now(plan: AgentPlan, rows: Sequence[Row]) -> RunResumed:
-    """Return the event with which a run goes on; it describes the agent if that is not the one in force."""
+    """Return the event with which a run continues. It describes the agent if that is not the one in force."""
     offered, before = plan.offered_tools(), _in_force(rows)
     fingerprint, tools = plan.fingerprint(offered), dump_definitions(offered)
     if (fingerprint, tools) == (before.fingerprint, before.own_tools):
