@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from closeout import Agent, RunContext, ToolOutput, tool
+from closeout import Agent, ClientRequest, RunContext, ToolOutput, tool
+from closeout.cli.servers import deps_maker
 from closeout.errors import ToolDefinitionError, UsageError
 from closeout.journal.store import close_stores, open_store
 from closeout.run.lifecycle import replay_run
+from closeout.server.host import AgentHost
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from journal_file import as_if_killed, store_events, stored_events
 from serving import serving
@@ -46,6 +50,10 @@ def orders(view: RequestView) -> Any:
 def shop_agent(script: Any = orders, tools: Any = (order,), **options: Any) -> tuple[Agent[Shop, Any], ScriptedClient]:
     client = ScriptedClient(script)
     return Agent(client, tools, deps_type=Shop, **options), client
+
+
+def files_in(home: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in home.rglob("*") if file.is_file())
 
 
 def system(client: ScriptedClient, number: int = 0) -> str:
@@ -82,7 +90,7 @@ def test_nothing_of_the_dependencies_is_recorded(home: Path) -> None:
     agent, _ = shop_agent(lambda view: answer("done"))
     agent.run_sync("Nothing.", deps=Shop("secret tenant"))
     close_stores()
-    assert not any(b"secret tenant" in file.read_bytes() for file in home.rglob("*") if file.is_file())
+    assert b"secret tenant" not in files_in(home)
 
 
 async def test_an_async_function_may_write_the_instructions(home: Path) -> None:
@@ -163,6 +171,79 @@ async def test_a_bound_agent_needs_no_more_and_can_be_served(home: Path) -> None
     assert shop.orders == ["tea", "tea"]
     with pytest.raises(UsageError, match="Pass deps="):
         await agent.run("Order tea.")
+
+
+# ------------------------------------------------------------------------------------------------ for each request
+
+
+SHOPS = {"bern": Shop("Bern"), "rome": Shop("Rome")}
+LEFT: list[str] = []
+
+
+async def shop_of(request: ClientRequest) -> AsyncIterator[Shop]:
+    """Raises if no shop is named. Notes when the run is over."""
+    yield SHOPS[request.headers["x-tenant"]]
+    LEFT.append(f"{request.user} {request.client[:4]}")
+
+
+async def test_each_request_gets_dependencies_of_its_own_also_after_a_restart(home: Path) -> None:
+    LEFT.clear()
+    for shop in SHOPS.values():
+        shop.orders.clear()
+    agent, _ = shop_agent()
+    host: dict[str, Any] = {"deps": shop_of, "deps_headers": ["X-Tenant"], "keys": ["a-key-of-ann"]}
+    body = {"model": "agent", "messages": [{"role": "user", "content": "Order tea."}], "user": "ann"}
+
+    def sent_by(tenant: str) -> dict[str, str]:
+        return {"X-Tenant": tenant, "X-Other": "not kept", "Authorization": "Bearer a-key-of-ann"}
+
+    async with serving(agent, **host) as served:
+
+        async def ask(path: str, tenant: str, body: Any) -> Any:
+            async with served.http.post(f"{served.base_url}{path}", json=body, headers=sent_by(tenant)) as response:
+                return await response.json()
+
+        asked = [ask("/chat/completions", tenant, body) for tenant in ("bern", "rome")]
+        assert [each["choices"][0]["message"]["content"] for each in await asyncio.gather(*asked)] == ["done"] * 2
+        assert [shop.orders for shop in SHOPS.values()] == [["tea"], ["tea"]]
+        assert LEFT == ["ann key-"] * 2
+        refused = await ask("/chat/completions", "paris", body)
+        assert "Its dependencies cannot be made: 'paris'" in refused["error"]["message"]
+        started = await ask("/runs", "rome", {"task": "Order tea."})
+        await served.host.wait(started["run_id"])
+    kept = files_in(home)
+    assert b"x-tenant" in kept
+    assert b"not kept" not in kept
+    assert b"a-key-of-ann" not in kept
+
+    close_stores()
+    events = stored_events(home)
+    begun = [place for place, event in events.items() if event[1] == "RunStarted"][-1]
+    store_events(home, {place: event for place, event in events.items() if place <= begun})
+    as_if_killed(home)
+    async with serving(shop_agent()[0], **host) as served:
+        await served.host.wait(started["run_id"])
+    assert SHOPS["rome"].orders == ["tea"] * 3  # once before the kill, and the resumed run orders in its shop too
+
+
+def test_a_settings_file_names_what_makes_the_dependencies(tmp_path: Path, home: Path) -> None:
+    (tmp_path / "desk.py").write_text(
+        "from closeout import ClientRequest, RunContext\n"
+        "class Desk:\n    pass\n"
+        "def sit(context: RunContext[Desk]) -> str:\n    'Sit.'\n    return 'sat'\n"
+        "def desk_of(request: ClientRequest) -> Desk:\n    return Desk()\n"
+    )
+    parts = {"tools": ["desk:sit"], "deps_type": "desk:Desk", "deps": "desk:desk_of", "deps_headers": "X-Desk"}
+    (tmp_path / "agent.yaml").write_text(
+        json.dumps({"agent": parts, "llm": {"model_name": "openai:x", "api_key": "k"}})
+    )
+    agent = Agent.from_yaml(tmp_path / "agent.yaml")
+    with pytest.raises(UsageError, match="closeout serve --deps"):
+        AgentHost(agent)
+    make = deps_maker(None, agent.config)
+    assert AgentHost(agent, deps=make, deps_headers=agent.config.agent.deps_headers).deps
+    with pytest.raises(UsageError, match="Name it with --deps"):
+        AgentHost(agent.with_deps(make(None)), deps_headers=["X-Desk"])
 
 
 # ------------------------------------------------------------------------------------------------ sub-agents

@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     from closeout.run.result import RunResult
     from closeout.run.strategy import AskOnce, CallFirst, Majority, ModelTurn, Strategy
     from closeout.run.waiting import Decision, PendingDecision
+    from closeout.server.client_request import ClientRequest
     from closeout.strategies.small_model import SmallModel
     from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, ToolExecutor
     from closeout.tools.manager import ToolManager
@@ -138,6 +139,7 @@ __all__ = [
     "CheckedCall",
     "CheckedRun",
     "Choice",
+    "ClientRequest",
     "CloseoutError",
     "Config",
     "ConfigError",
@@ -277,6 +279,7 @@ _HOMES = {
     "CheckedCall": "answers.user_checks",
     "CheckedRun": "answers.user_checks",
     "Choice": "answers.contracts",
+    "ClientRequest": "server.client_request",
     "CloseoutError": "errors",
     "Config": "config",
     "ConfigError": "errors",

@@ -216,6 +216,11 @@ class AgentSettings(AgentParts):
     listeners: _Several = Field(
         [], description="what receives the events of every run, as package.module:Name, such as OpenTelemetry's"
     )
+    deps_type: str | None = Field(None, description="the class of the dependencies of a run: package.module:Class")
+    deps: str | None = Field(
+        None, description="package.module:name, which makes the dependencies of a served run from its ClientRequest"
+    )
+    deps_headers: _Several = Field([], description="the headers of a request that it reads, recorded with the run")
     context_compress_limit: int = Field(0, ge=0, description="how many more attempts follow one without an answer")
     keep_tool_result: int = Field(
         -1, ge=-1, description="-1 keeps every tool result in the prompt, K at least the last K"
@@ -552,7 +557,8 @@ def _anchor_parts(parts: dict[str, Any], folder: Path) -> None:
     _change(parts, "answer", answer)
     for key in ("documents", "skills"):
         _change(parts, key, lambda value: _each(value, lambda path: _anchored(path, folder)))
-    for key in ("tools", "listeners", "strategy", "output_formatter", "tool_executor", "answer_generator"):
+    classes = ("output_formatter", "tool_executor", "answer_generator", "deps_type")
+    for key in ("tools", "listeners", "strategy", "deps", *classes):
         _change(parts, key, lambda value: _each(value, named))
     _change(parts, "check", lambda value: _each(value, check))
 

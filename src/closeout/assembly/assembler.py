@@ -118,7 +118,7 @@ class Assembler:
         self._dialect: str | Dialect = config.dialect if dialect is None or isinstance(dialect, str) else dialect
         self._write_instructions = instructions if callable(instructions) else None
         self._instructions = check_text("instructions", None if callable(instructions) else instructions)
-        self._deps_type = deps_type
+        self._deps_type = deps_type = parts.imported("deps_type") if deps_type is None else deps_type
         self._home = check_home(home)
         self._formatter = check_formatter(output_formatter or parts.made("output_formatter"))
         self._answer: AnswerContract[Any] | None = None if answer is None else contract_of(answer)
@@ -431,6 +431,7 @@ class Assembler:
                 check=parts.checks(),
                 code_mode=entry.code_mode,
                 format_observation=self._format_observation,
+                deps_type=self._deps_type,
                 secrets=self._secrets,
                 forms=self._forms,
                 encodings=self._encodings,

@@ -151,7 +151,7 @@ def _folder(value: Any) -> Any:
 
 def without_parts(settings: AgentSettings) -> AgentSettings:
     """Return the settings of an agent without what it consists of: its limits."""
-    names = AgentParts.model_fields.keys() | {"sub_agents", "name", "listeners"}
+    names = AgentParts.model_fields.keys() | {"sub_agents", "name", "listeners", "deps_type", "deps", "deps_headers"}
     default = AgentSettings()
     return settings.model_copy(
         update={name: getattr(default, name) for name in names if getattr(settings, name) != getattr(default, name)}

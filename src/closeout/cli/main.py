@@ -482,6 +482,12 @@ def serve(
     user_budget: Annotated[
         list[str] | None, typer.Option(help="What each user may spend, such as '5 USD/day'; may be repeated")
     ] = None,
+    deps: Annotated[
+        str | None, typer.Option(help="package.module:function, which makes the dependencies of each run")
+    ] = None,
+    deps_header: Annotated[
+        list[str] | None, typer.Option(help="A header that it reads, recorded with the run; may be repeated")
+    ] = None,
     as_mcp: Annotated[bool, typer.Option("--mcp", help="Offer the agent as an MCP tool on stdin and stdout")] = False,
     description: Annotated[str | None, typer.Option(help="With --mcp: what the tool is for")] = None,
 ) -> int:
@@ -490,12 +496,16 @@ def serve(
 
     from closeout.cli import servers
     from closeout.cli.options import make_agent, options_in
+    from closeout.errors import UsageError
 
     options = options_in(locals())
     if as_mcp:
+        if deps or deps_header:
+            raise UsageError("--deps needs requests over HTTP. For --mcp, bind them: agent.with_deps(…).")
         return servers.serve_mcp(options, name=name, description=description)
     server_keys = servers.usable_keys(keys, host)
     loaded = make_agent(options)
+    make_deps, headers = servers.deps_maker(deps, loaded.config), deps_header or loaded.config.agent.deps_headers
 
     async def listen() -> None:
         from closeout.run.subagents import clients_of
@@ -510,6 +520,8 @@ def serve(
             origin=options.as_origin(),
             drain_seconds=drain,
             user_budget=user_budget,
+            deps=make_deps,
+            deps_headers=headers,
         )
 
         def ready(url: str) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from closeout.cli.agents import is_settings_file
@@ -18,9 +18,13 @@ from closeout.cli.exits import OK
 from closeout.cli.options import RunOptions, make_agent
 from closeout.errors import ConfigError, ToolError, UsageError
 
+if TYPE_CHECKING:
+    from closeout.config import Config
+
 __all__ = [
     "PROXY_DIALECTS",
     "UPSTREAM_KEY",
+    "deps_maker",
     "kind_of",
     "log_warnings",
     "name_of",
@@ -72,6 +76,14 @@ def kind_of(upstream: str, api: str) -> Any:
     return "anthropic" if host == "anthropic.com" or host.endswith(".anthropic.com") else "openai"
 
 
+def deps_maker(option: str | None, config: Config) -> Any:
+    """Return the function that makes the dependencies of runs, None if neither --deps nor the settings name one."""
+    from closeout.assembly.named import named_object
+
+    name = config.agent.deps if option is None else option
+    return None if name is None else named_object(name)
+
+
 def say(text: str) -> None:
     """Print a line on stderr at once."""
     print(text, file=sys.stderr, flush=True)
@@ -92,6 +104,7 @@ def serve_mcp(options: RunOptions, *, name: str | None, description: str | None)
     from closeout.tools.tool import tool
 
     agent = make_agent(options)
+    agent.plan().given(None)  # refuses an agent without the dependencies that it needs
     tool_name = re.sub(r"\W+", "_", name or name_of(agent, options.agent)).strip("_") or "agent"
 
     async def ask(task: str) -> dict[str, Any]:

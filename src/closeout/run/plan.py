@@ -196,8 +196,8 @@ class AgentPlan:
         name = getattr(self.deps_type, "__name__", str(self.deps_type))
         if plan.deps is None:
             raise UsageError(
-                f"The agent needs dependencies. Pass deps= with an object of the type {name}, or use "
-                "agent.with_deps(…)."
+                f"The agent needs dependencies. Pass deps= with an object of the type {name}, use agent.with_deps(…), "
+                "or serve it: closeout serve --deps package.module:function."
             )
         if is_plain_class(self.deps_type) and not isinstance(plan.deps, self.deps_type):
             raise UsageError(f"deps must be of the type {name}, got {plan.deps!r:.80}.")

@@ -53,6 +53,7 @@ class _Messages:
         notes = {
             "api": "chat",
             "stream": bool(body.get("stream")),
+            **self._host.deps.notes(request),
             "user": user_of({"user": metadata.get("user_id") if isinstance(metadata, dict) else None}),
             "schema": schema_in(wanted, "output_config.format", self._host),
         }

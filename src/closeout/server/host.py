@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from closeout.answers.contracts import Text
-from closeout.errors import JournalError, JournalLocked, RunNotFound, UsageError
+from closeout.errors import Failure, JournalError, JournalLocked, RunNotFound, UsageError
 from closeout.journal.events import DecisionMade, ModelReplied, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
 from closeout.journal.retention import delete_ended
 from closeout.journal.run_journal import Journal
@@ -23,6 +23,7 @@ from closeout.messages import Usage
 from closeout.run.due import DueRuns
 from closeout.run.waiting import Decisions, PendingDecision, record_decisions
 from closeout.server.admission import Busy
+from closeout.server.client_request import ClientRequest, RequestDeps
 from closeout.server.following import Wakeup, follow
 from closeout.server.reply_text import ReplyRecorder
 from closeout.server.response_view import RESPONSE_NOTE
@@ -66,6 +67,8 @@ class AgentHost:
         origin: Notes for the person who resumes a run by hand.
         drain_seconds: How long running runs may continue when the host is left, before they are interrupted.
         user_budget: The limits of each user that requests name, such as "5 USD/day"; those that name none share one.
+        deps: Makes the dependencies of a run from the `ClientRequest` that began it, also when the run is resumed.
+        deps_headers: The headers that it reads. Only these are recorded with a run.
     """
 
     def __init__(
@@ -78,12 +81,17 @@ class AgentHost:
         origin: Mapping[str, Any] | None = None,
         drain_seconds: float = 10.0,
         user_budget: str | list[str] | None = None,
+        deps: Callable[[ClientRequest], Any] | None = None,
+        deps_headers: Sequence[str] = (),
     ) -> None:
         store = agent.store()
         if store is None:
             raise UsageError("A served agent must keep its runs. Do not pass home=False.")
         self.agent = agent
         self.name = name or agent.name
+        self.deps = RequestDeps(deps, deps_headers)
+        if not self.deps:
+            agent.plan().given(None)  # refuses an agent without the dependencies that it needs
         self.store: Store = store
         self.ended = Counter[str]()  # runs by status since the host was entered
         self.usage = Usage()
@@ -295,13 +303,23 @@ class AgentHost:
                 agent = self._agent_for(started.origin[ORIGIN])
                 if not isinstance(agent.plan().contract, Text):
                     self._streamed.discard(run_id)
-                result = await agent.resume(run_id, listeners=[self._wakeups[run_id], self._recorder])
+                listeners = (self._wakeups[run_id], self._recorder)
+                async with AsyncExitStack() as stack:
+                    try:
+                        deps = await self.deps.entered(stack, run_id, started.origin[ORIGIN])
+                        agent.plan().given(deps)
+                    except Exception as error:
+                        failure = Failure.of(error, f"Its dependencies cannot be made: {error or type(error).__name__}")
+                        end = RunEnded("main", "failed", "failed", error=failure.message, error_kind=failure.kind)
+                        await self._end(run_id, end)
+                        raise
+                    result = await agent.resume(run_id, listeners=listeners, deps=deps)
             self.ended[result.status] += 1
             self.usage += result.usage
         except asyncio.CancelledError:
             self.ended["cancelled"] += 1
             if not self.stopping:
-                await self._end_cancelled(run_id)
+                await self._end(run_id, RunEnded("main", "cancelled", "cancelled"))
         except JournalLocked:
             log.warning("Run %s is left to another process, which executes it.", run_id)
         except Exception as error:
@@ -309,13 +327,13 @@ class AgentHost:
             self._failures[run_id] = str(error) or type(error).__name__
             log.warning("Run %s cannot be executed: %s", run_id, error)
 
-    async def _end_cancelled(self, run_id: str) -> None:
-        """Record the end of a cancelled run that nobody executes: it has not begun, or it waits."""
+    async def _end(self, run_id: str, ended: RunEnded) -> None:
+        """Record the end of a run that nobody executes: it has not begun, or it waits."""
         if (await asyncio.to_thread(self.store.run, run_id)).status not in ("interrupted", "waiting"):
             return
         with suppress(JournalError):
             journal = await Journal.resume(self.store, run_id)
-            await journal.end(RunEnded("main", "cancelled", "cancelled"))
+            await journal.end(ended)
 
     async def cancel(self, run_id: str) -> None:
         """Cancel a run that is executed or queued here, or that waits."""
@@ -323,7 +341,7 @@ class AgentHost:
         if isinstance(task, asyncio.Task):
             task.cancel()
             await asyncio.wait([task])
-        await self._end_cancelled(run_id)
+        await self._end(run_id, RunEnded("main", "cancelled", "cancelled"))
 
     async def decide(
         self, run_id: str, decisions: Decisions, *, notes: Mapping[str, Any] | None = None

@@ -59,6 +59,7 @@ class _Chat:
         notes = {
             "api": "chat",
             "stream": bool(body.get("stream")),
+            **self._host.deps.notes(request),
             "user": user_of(body, client_of(request)),
             "schema": schema,
         }

@@ -102,6 +102,7 @@ class _ResponsesRoutes:
             "api": "responses",
             "background": bool(body.get("background")),
             "stream": bool(body.get("stream")),
+            **self._host.deps.notes(request),
             "user": user_of(body, client_of(request)),
             "metadata": _metadata(body.get("metadata")),
             "instructions": body.get("instructions"),

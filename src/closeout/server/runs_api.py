@@ -58,7 +58,8 @@ class _Runs:
         if not isinstance(history, list):
             raise ApiError(400, "history must be a list of messages.", param="history")
         conversation = chat_conversation([*history, {"role": "user", "content": task}])
-        notes = {"api": "runs", "user": user_of(body, client_of(request))}
+        about = self._host.deps.notes(request)
+        notes = {"api": "runs", "user": user_of(body, client_of(request)), **about}
         run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
         return await self._run(run_id, status=202)
 
