@@ -32,7 +32,15 @@ class World:
             return call(pay, amount=5)
         return answer("5")
 
-    def agent(self, *, tools: Any = None, description: str = "Pay.", pays: str = "always", **options: Any) -> Agent:
+    def agent(
+        self,
+        *,
+        tools: Any = None,
+        description: str = "Pay.",
+        pays: str = "always",
+        model: str = "scripted",
+        **options: Any,
+    ) -> Agent:
         @tool(read_only=True)
         def price(item: str) -> str:
             """Return a price."""
@@ -43,7 +51,7 @@ class World:
             self.paid.append(amount)
             return "receipt 17"
 
-        self.models.append(ScriptedClient(self.script))
+        self.models.append(ScriptedClient(self.script, name=model))
         given = {"instructions": "Be exact.", "answer": Number(), "dialect": "function_call", **options}
         return Agent(self.models[-1], tools(price, pay) if tools else [price, pay], home=self.home, **given)
 
@@ -122,6 +130,7 @@ CHANGES: dict[str, Callable[[World], Agent]] = {
     "type widened": lambda w: w.agent(tools=widened(w)),
     "type narrowed": lambda w: w.agent(tools=narrowed(w)),
     "contract": lambda w: w.agent(answer=Total),
+    "model": lambda w: w.agent(model="another"),
     "dialect": lambda w: w.agent(dialect="cot_chat"),
     "settings": lambda w: w.agent(max_turns=1),
     "version": lambda w: w.agent(version="2"),
