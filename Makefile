@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 Q      ?= How many years passed between the opening of the Rideau Canal and the opening of the Panama Canal?
 ARGS   ?=
 
-.PHONY: help run test test-lowest test-models check docs bench bench-models bench-peers format clean
+.PHONY: help run test test-lowest test-models check docs bench bench-models bench-peers bench-conformance format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make bench         run the benchmarks, one summary line each"
 	@echo "make bench-models  measure the embedded model on 50 questions (slow)"
 	@echo "make bench-peers   the embedded model's weights in Closeout and in four other frameworks (slow)"
+	@echo "make bench-conformance  the MCP client in the protocol's official conformance suite (needs npm)"
 
 $(VENV)/.run: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Closeout needs Python 3.11 or newer: make run PYTHON=python3.12")'
@@ -77,13 +78,16 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.dev
-	@for b in bench/*.py; do case $$b in bench/_*|bench/local_model.py|bench/weak_models.py|bench/forge_scenarios.py) ;; *) echo "== $$b"; $(BIN)/python $$b || exit 1 ;; esac; done
+	@for b in bench/*.py; do case $$b in bench/_*|bench/local_model.py|bench/weak_models.py|bench/forge_scenarios.py|bench/conformance.py) ;; *) echo "== $$b"; $(BIN)/python $$b || exit 1 ;; esac; done
 
 bench-models: $(VENV)/.dev
 	@$(BIN)/python bench/local_model.py $(ARGS)
 
 bench-peers: $(VENV)/.dev
 	@$(BIN)/python bench/weak_models.py $(ARGS)
+
+bench-conformance: $(VENV)/.dev
+	@$(BIN)/python bench/conformance.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .cache build dist site

@@ -1,0 +1,127 @@
+"""Run the official conformance suite of the Model Context Protocol against Closeout's MCP client.
+
+The suite is an npm package. It is installed, with the Node that it needs, into a directory that is deleted afterwards;
+`--prefix DIRECTORY` keeps it for the next time. For each scenario it starts a server and bench/_conformance_client.py.
+
+    python bench/conformance.py [--only PREFIX …] [--prefix DIRECTORY]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SUITE = "@modelcontextprotocol/conformance"
+VERSION = "0.2.0-alpha.12"  # the first with the requirements of 2026-07-28, which are frozen
+NODE = "22"  # the suite does not run on Node 20
+REVISIONS = ("2026-07-28", "2025-11-25")
+SECONDS = 60
+AT_ONCE = 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One scenario at one revision: the number of its checks, those that passed, and what failed first."""
+
+    revision: str
+    scenario: str
+    passed: bool
+    good: int
+    checks: int
+    failure: str
+
+
+class Suite:
+    """The installed suite."""
+
+    def __init__(self, prefix: Path) -> None:
+        modules = prefix / "node_modules"
+        self._node = modules / "node" / "bin" / "node"
+        self._program = modules / SUITE / "dist" / "index.js"
+        if not self._program.exists():
+            npm = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(prefix)]
+            subprocess.run([*npm, f"{SUITE}@{VERSION}", f"node@{NODE}"], check=True, stdout=subprocess.DEVNULL)
+
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self._node), str(self._program), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=2 * SECONDS, check=False)
+
+    def scenarios(self, revision: str) -> list[str]:
+        """The client scenarios that a revision of the protocol requires."""
+        listed = self._run("list", "--client", "--requirements", revision).stdout
+        required = listed.partition("Client scenarios")[2].partition("Run and reported")[0].splitlines()
+        return [line.strip()[2:] for line in required if line.strip().startswith("- ")]
+
+    def run(self, revision: str, scenario: str, folder: Path) -> Outcome:
+        client = shlex.join([sys.executable, str(HERE / "_conformance_client.py")])
+        done = self._run(
+            "client", "--command", client, "--scenario", scenario, "--spec-version", revision, "--force",
+            "--timeout", str(SECONDS * 1000), "--output-dir", str(folder),
+        )  # fmt: skip
+        found = [each for file in folder.rglob("checks.json") for each in json.loads(file.read_text("utf-8"))]
+        good = sum(each["status"] == "SUCCESS" for each in found)
+        bad = [each for each in found if each["status"] == "FAILURE"]
+        said = bad[0].get("errorMessage") or bad[0].get("description", "") if bad else ""
+        if done.returncode and not said:
+            said = (done.stderr.strip() or "the client failed").splitlines()[-1]
+        return Outcome(revision, scenario, done.returncode == 0, good, good + len(bad), " ".join(said.split()))
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """The table of docs/mcp.md."""
+    lines = ["| revision | scenario | checks passed | |", "|---|---|---|---|"]
+    lines += [
+        f"| {each.revision} | {each.scenario} | {each.good} of {each.checks} | "
+        f"{'passes' if each.passed else 'fails: ' + each.failure[:120]} |"
+        for each in outcomes
+    ]
+    return "\n".join(lines)
+
+
+def measured(prefix: Path, only: Sequence[str]) -> list[Outcome]:
+    suite = Suite(prefix)
+    wanted = [
+        (revision, scenario)
+        for revision in REVISIONS
+        for scenario in suite.scenarios(revision)
+        if not only or scenario.startswith(tuple(only))
+    ]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(lambda number: suite.run(*wanted[number], Path(folder, str(number))), range(len(wanted))))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], help="scenarios whose names begin so")
+    parser.add_argument("--prefix", type=Path, help="where the suite is kept")
+    options = parser.parse_args()
+    if shutil.which("npm") is None:
+        print("conformance: not run, npm was not found. The suite is an npm package.")
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            outcomes = measured(options.prefix or Path(folder), options.only)
+        except subprocess.CalledProcessError:
+            print(f"conformance: not run, npm could not install {SUITE}@{VERSION}.")
+            return 0
+    print(table(outcomes))
+    for revision in REVISIONS:
+        those = [each for each in outcomes if each.revision == revision]
+        print(f"conformance: client, {revision}: {sum(each.passed for each in those)} of {len(those)} scenarios")
+    print(f"suite {VERSION}, mcp {version('mcp')}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
