@@ -90,3 +90,30 @@ def test_misuse_is_explained() -> None:
         SimulatedUser("openai:m", instructions="Play.")
     with pytest.raises(UsageError, match="at least 1"):
         SimulatedUser("openai:m", max_messages=0)
+
+
+def test_programs_talk_to_a_user_and_other_tools_see_what_was_said(home: Path) -> None:
+    def program(*messages: str) -> str:
+        lines = [f"print(say_to_user(message={each!r}))" for each in messages]
+        return "```python\n" + "\n".join(lines) + "\n```"
+
+    async def talk() -> Any:
+        part = ScriptedClient([say("A return."), say("A1"), say("Bye ###OVER###")])
+        script = [program("How can I help?", "Which order?"), program("Done?"), "```python\nfinal_answer('done')\n```"]
+        user = SimulatedUser(part, home=home)
+        agent = Agent(ScriptedClient(script), [user.tool("Return order A1.")], dialect="code", home=home)
+        result = await agent.run("A user is waiting.", run_id="talk")
+        return result, part, agent
+
+    result, part, agent = asyncio.run(talk())
+    assert result.answer == "done"
+    assert [pair[1] for pair in result.state.values()] == ["A return.", "A1", "###OVER###"]
+    assert [len(request.messages) for request in part.requests] == [2, 4, 6]
+    assert result.telemetry.by_tool["say_to_user"]["calls"] == 3
+    store = agent.store()
+    assert store is not None
+    names = {record.run_id for record in store.runs(10)}
+    assert names == {
+        "talk",
+        *(f"talk.say_to_user-{each}" for each in ("r1-program-r1", "r1-program-r2", "r2-program-r1")),
+    }

@@ -81,35 +81,36 @@ class SimulatedUser:
         )
 
         async def say(message: str, context: RunContext) -> ToolOutput:
-            said = _said(context)
+            said = [(pair[0], pair[1]) for key, pair in context.state.items() if key.startswith(f"{name}: ")]
             if not said and opening:
                 reply = opening
             elif any(reply == OVER for _, reply in said) or len(said) >= self._max_messages:
                 return ToolOutput(result=GOODBYE)
             else:
-                reply = await self._reply(player, message, said, context)
+                reply = await self._reply(player, message, said, context, f"{context.run_id}.{name}-{_place(context)}")
             shown = GOODBYE if reply == OVER else reply
-            return ToolOutput(result=shown, state_update={f"user {context.handle}": [message, reply]})
+            # A message of a session begins with the state of the one before, whose calls have the same handles.
+            key = f"{name}: {context.run_id} {_place(context)}"
+            return ToolOutput(result=shown, state_update={key: [message, reply]})
 
         policy = ToolPolicy(repeatable=True, accept_empty=True, on_crash="rerun")
         return Tool(say, name=name, description="Say something to the user, and get the user's reply.", policy=policy)
 
     async def _reply(
-        self, player: Agent[None, str], message: str, said: list[tuple[str, str]], context: RunContext
+        self, player: Agent[None, str], message: str, said: list[tuple[str, str]], context: RunContext, run_id: str
     ) -> str:
         history = [
             {"role": role, "content": text}
             for pair in said
             for role, text in zip(("user", "assistant"), pair, strict=True)
         ]
-        run_id = f"{context.run_id}.user-{context.handle}"
         found = await player.run_once(message, run_id=run_id, history=history, origin={"user_of": context.run_id})
         if found.answer is None:
             raise ToolError(f"The user did not answer: {found.error or found.stop_reason}")
         return OVER if OVER in found.answer else found.answer
 
 
-def _said(context: RunContext) -> list[tuple[str, str]]:
-    """Return the messages to the user with the replies, in order."""
-    found = {name: pair for name, pair in context.state.items() if name.startswith("user r")}
-    return [(pair[0], pair[1]) for _, pair in sorted(found.items(), key=lambda item: int(item[0].rpartition("r")[2]))]
+def _place(context: RunContext) -> str:
+    """Return which call of the run this is: "r4"; below it, "r4-program-r1"."""
+    path = context.agent.partition("/")[2].replace("/", "-").replace(":", "-")
+    return f"{path}-{context.handle}" if path else context.handle

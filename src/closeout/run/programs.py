@@ -168,7 +168,7 @@ class Programs:
         execution = ProgramExecution(
             self._sandbox,
             functions,
-            self._caller(ToolCalls(below)),
+            self._counted(self._caller(ToolCalls(below))),
             self._accept,
             self._answer_function,
             view=view,
@@ -203,6 +203,19 @@ class Programs:
                 agent=self._scope.path,
                 allow_duplicates=spec.policy.read_only,  # the earlier result is the value
             )
+            return outcome
+
+        return call
+
+    def _counted(self, make: Call) -> Call:
+        """Return what also adds each call to the state and telemetry of the run, so that the next call sees it."""
+        scope = self._scope
+
+        async def call(spec: ToolSpec, arguments: dict[str, Any]) -> CallOutcome:
+            outcome = await make(spec, arguments)
+            if outcome.was_executed:
+                scope.telemetry.record(outcome.output.telemetry)
+                scope.update_state(outcome.output)
             return outcome
 
         return call
