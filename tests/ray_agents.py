@@ -44,8 +44,8 @@ class Slow(BaseClient):
         return ModelReply(text, finish_reason="stop", usage=usage, model="scripted")
 
 
-def make_agent(folder: str, seconds: float = 0.0) -> Agent[Any]:
-    return Agent(Slow(folder, seconds))
+def make_agent(folder: str, seconds: float = 0.0, **options: Any) -> Agent[Any]:
+    return Agent(Slow(folder, seconds), **options)
 
 
 class Paying(Slow):

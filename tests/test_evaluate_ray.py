@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -54,6 +55,42 @@ def test_a_task_returns_outcomes_scores_and_the_journal(
     assert len(found.journal) > 1000
     assert os.environ["CLOSEOUT_HOME"] == str(home)
     assert not home.exists()
+
+
+def test_a_trial_without_budget_is_stopped_not_wrong_and_continues_when_there_is_room(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    prepare_folder("closeout-x")
+    poor, richer = (
+        replace(batch(tmp_path, 3), make_agent=partial(make_agent, str(tmp_path), budget={"sweep": f"{n} requests"}))
+        for n in (2, 9)
+    )
+    found = run_batch(poor)
+    assert sorted(outcome.status for outcome in found.outcomes) == ["answered", "answered", "stopped"]
+    stopped = next(outcome for outcome in found.outcomes if outcome.stopped)
+    assert "The budget of sweep (2 requests) has no room" in stopped.error
+    assert sorted(map(len, found.scores)) == [0, 1, 1]  # nothing judges it
+    assert [outcome.answer for outcome in run_batch(richer).outcomes] == ["0", "1", "2"]
+    assert len((tmp_path / "noted.txt").read_text().splitlines()) == 3
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_a_budget_stops_an_evaluation_on_a_cluster(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent / "src")]))
+    ray.init(num_cpus=1, object_store_memory=80_000_000, include_dashboard=False, log_to_driver=False)
+    try:
+        reports = []
+        for each in ("2 requests", "9 requests"):
+            agent = partial(make_agent, str(tmp_path), budget={"sweep": each})
+            reports.append(asyncio.run(evaluate(agent, tasks(4), name="x", ray="auto")))
+    finally:
+        ray.shutdown()
+    assert reports[0].stopped.startswith("a budget: The budget of sweep (2 requests)")
+    assert (reports[0].totals.finished, reports[0].totals.correct) == (2, 2)
+    assert (reports[1].stopped, reports[1].totals.correct) == ("", 4)
 
 
 def test_an_agent_must_be_made_on_each_node() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from closeout.agent import Agent
-from closeout.errors import JournalError, UsageError, error_type
+from closeout.errors import BudgetReached, JournalError, UsageError, error_type
 from closeout.evaluate.outcome import RunOutcome, agent_for_task, origin_of, store_of
 from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
 from closeout.evaluate.scores import Score
@@ -30,6 +30,7 @@ from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, lost, score
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
 from closeout.journal.copying import copy_runs
 from closeout.journal.database import FILE_NAME
+from closeout.journal.events import ModelFailed, ModelReplied
 from closeout.journal.store import Store, close_stores, open_store
 
 __all__ = ["Batch", "BatchResult", "RaySweep", "prepare_folder", "remove_folder", "run_batch"]
@@ -128,22 +129,53 @@ async def _run_trials(batch: Batch, agent: Agent[Any], store: Store) -> list[tup
             await client.aclose()
 
 
+class _BudgetGate:
+    """Interrupts the run of the current task when a budget has no room for a request, so that it can be resumed."""
+
+    def __init__(self) -> None:
+        self.reached: BudgetReached | None = None
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
+
+    async def enter(self) -> None: ...
+
+    def leave(self, outcome: ModelReplied | ModelFailed | None) -> None: ...
+
+    def retried(self, error: Exception) -> None: ...
+
+    async def over_budget(self, error: BudgetReached) -> None:
+        if self.reached is None:
+            self.reached = error
+            self.task.cancel()
+        await asyncio.get_running_loop().create_future()  # until it is cancelled
+
+
 async def _run_trial(
     batch: Batch, claim: Claim, agent: Agent[Any], store: Store, scorers: Sequence[Scorer]
 ) -> tuple[RunOutcome, Mapping[str, Score]]:
-    task = claim.task
+    task, gate = claim.task, _BudgetGate()
     try:
-        result = await agent_for_task(agent, task).run_once(
-            task.question,
-            run_id=claim.run_id,
-            files=task.files,
-            task_id=task.id,
-            ground_truth=" | ".join(task.golds) or None,
-            origin={**batch.origin, **origin_of(batch.name, task.id, claim.epoch)},
+        result = (
+            await agent_for_task(agent, task)
+            .with_gate(gate)
+            .run_once(
+                task.question,
+                run_id=claim.run_id,
+                files=task.files,
+                task_id=task.id,
+                ground_truth=" | ".join(task.golds) or None,
+                origin={**batch.origin, **origin_of(batch.name, task.id, claim.epoch)},
+            )
         )
         outcome = RunOutcome.of_result(result)
     except UsageError as error:
         outcome = RunOutcome.of_error(error)
+    except asyncio.CancelledError:
+        if gate.reached is None:
+            raise
+        gate.task.uncancel()
+        return RunOutcome.of_stopped(gate.reached), {}
     attempt = attempted(claim, outcome, lambda: store.read(claim.run_id).rows)
     return outcome, {each.name: await score_attempt(each, attempt) for each in scorers}
 
@@ -340,6 +372,9 @@ class RaySweep:
         kind = error_type(outcome.error_kind)
         if kind is not None and issubclass(kind, FATAL):
             raise kind(outcome.error)
+        if outcome.stopped:
+            self.stop(f"a budget: {outcome.error}")
+            return Released(claim)
         if outcome.transient and claim.tries < self._settings.retries:
             return Released(claim, self._settings.wait_before(claim.tries), failed=True)
         return Finished(claim, outcome, scores)

@@ -46,6 +46,11 @@ class RunOutcome:
         return self.status == "waiting"
 
     @property
+    def stopped(self) -> bool:
+        """True if a budget has no room for the run's next request."""
+        return self.status == "stopped"
+
+    @property
     def transient(self) -> bool:
         """True if the run failed in a way that may not happen again."""
         kind = error_type(self.error_kind)
@@ -86,6 +91,13 @@ class RunOutcome:
             error=str(error),
             error_kind=type(error).__name__,
             permanent=True,
+        )
+
+    @classmethod
+    def of_stopped(cls, error: Exception) -> RunOutcome:
+        """Return the outcome of a run that has no budget for its next request, and can be resumed when it has."""
+        return cls(
+            answer=None, status="stopped", stop_reason="budget", error=str(error), error_kind=type(error).__name__
         )
 
     @classmethod
