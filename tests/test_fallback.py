@@ -9,6 +9,7 @@ import pytest
 
 from closeout import Agent, Fallback, tool
 from closeout.errors import BadRequest, ConfigError, ContextOverflow, ModelError, RateLimited, ServerFailed, UsageError
+from closeout.evaluate import evaluate
 from closeout.journal.events import ModelReplied, ModelRetried
 from closeout.journal.store import open_store
 from closeout.messages import Capabilities, ModelReply, Usage
@@ -108,6 +109,27 @@ async def test_a_resumed_run_continues_with_the_model_that_can_answer(home: Any)
         result = await Agent(models(one, two), [lookup]).resume("r")
     assert (result.answer, lookups) == ("42", ["k1"])
     assert await answered("r", home) == ["openai:a", "anthropic:b"]
+
+
+async def test_evaluations_maps_and_sub_agents_fall_back_too(home: Any) -> None:
+    def chief(view: RequestView) -> Any:
+        done = view.messages[-1]["role"] == "tool"
+        return answer("42" if "42" in view.text else "lost") if done else call("worker", task="What is k1?")
+
+    fault = Misbehaviour("overloaded", at=2, times=None)
+    questions = [f"{number}: What is k1?" for number in range(3)]
+    tasks = [{"id": each, "question": each, "answer": "42"} for each in questions]
+    for make in ("itself", "below"):
+        async with serve_script(talk, misbehave=[fault]) as one, serve_script(talk) as two, serve_script(chief) as top:
+            agent: Agent[Any, Any] = Agent(Fallback(models(one, two)), [lookup])
+            if make == "below":
+                agent = Agent("openai:c", [agent.as_tool("worker", "Works.")], base_url=top.base_url, api_key="k")
+            report = await evaluate(agent, tasks, name=make, concurrency=3)
+            assert (report.totals.correct, report.failures) == (3, {})
+            results = await agent.run_many(questions, key=f"map {make}")
+            assert [each.answer for each in results] == ["42"] * 3
+            assert len(one.requests) <= 4  # the runs share what one of them met
+            assert two.requests
 
 
 async def test_a_server_that_failed_is_left_alone_by_all_runs_of_the_process() -> None:
