@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from closeout.errors import ConfigError, ToolDefinitionError, UsageError
 from closeout.journal import events as ev
 from closeout.journal.inbox import mailbox_of
 from closeout.journal.store import open_store
+from closeout.journal.totals import RunTotals
 from closeout.run.lifecycle import replay_run
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from journal_file import as_if_killed, store_events, stored_events
-from serving import serving
+from serving import serving, written_model
 from test_serve_crash import client_of
 
 
@@ -159,6 +161,72 @@ async def test_a_response_continues_with_the_agent_that_answered_the_last_one(ho
         )
     assert first.output_text == "first, [a] known, [b] known"
     assert second.output_text == "first, [a] known, [b] known, second"
+
+
+LONG = "This is long enough to be streamed. " * 12
+
+
+async def test_the_text_of_the_other_agent_is_streamed_while_it_is_written(home: Path) -> None:
+    async with written_model() as model:
+        billing = Agent("openai:x", name="billing", base_url=model.base_url, api_key="k", home=home)
+        front = Agent(ScriptedClient([call("transfer_to_billing")] * 2), handoffs=[billing], home=home)
+        async with serving(front) as served, client_of(served.base_url) as client:
+            stream = await client.responses.create(model="agent", input="Hello.", stream=True)
+            reply = await model.asked()
+            reply.text(LONG)
+            seen: list[Any] = []
+            async for event in stream:  # the reply has not ended
+                seen.append(event)
+                if event.type == "response.output_text.delta":
+                    break
+            reply.text("The end.")
+            reply.end()
+            seen += [event async for event in stream]
+            chunks: Any = await client.chat.completions.create(
+                model="agent", messages=[{"role": "user", "content": "Hello."}], stream=True
+            )
+            reply = await model.asked()
+            reply.text(LONG)
+            texts: list[str] = []
+            async for chunk in chunks:
+                texts.append(chunk.choices[0].delta.content or "")
+                if texts[-1]:
+                    break
+            reply.text("The end.")
+            reply.end()
+            texts += [chunk.choices[0].delta.content or "" async for chunk in chunks]
+    assert seen[-1].response.output_text == "".join(texts) == f"{LONG}The end."
+    assert [item.name for item in seen[-1].response.output if item.type == "mcp_call"] == ["transfer_to_billing"]
+
+
+def test_turns_are_counted_to_the_answer_of_the_other_agent(home: Path) -> None:
+    assert agents(home).run_sync("The first message.", run_id="r").turns == 4
+    totals = RunTotals(row.event for row in open_store(home).rows("r"))
+    assert (totals.turns, totals.attempts) == (4, 1)
+
+
+def test_a_settings_file_names_the_agents_that_take_over(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "offices.py").write_text(
+        "from closeout import Agent\nfrom closeout.testing import ScriptedClient, answer\n"
+        "legal = Agent(ScriptedClient([answer('No.')]), name='legal')\n"
+    )
+    clerk = {"description": "For invoices.", "instructions": "You are billing.", "max_turns": 3}
+    parts = {"handoffs": ["billing", "offices:legal"], "sub_agents": {"billing": clerk}}
+    (tmp_path / "desk.yaml").write_text(json.dumps({"agent": parts}))
+
+    def both(view: RequestView) -> Turn:
+        if "You are billing." in view.text:
+            return answer("It was 5.")
+        assert {"transfer_to_billing", "transfer_to_legal"} <= set(view.tools)
+        return call("transfer_to_billing")
+
+    agent = Agent(ScriptedClient(both), config=tmp_path / "desk.yaml", home=home)
+    session = agent.session("ann")
+    first = session.run_sync("The invoice?")
+    assert (first.answer, first.handed_to, first.turns) == ("It was 5.", ("billing",), 2)
+    assert session.run_sync("Again?").usage.requests == 1
+    with pytest.raises(ConfigError, match=r"'agent.handoffs': No sub-agent bills is defined.*there: billing"):
+        Agent(ScriptedClient([]), config={"agent": {**parts, "handoffs": ["bills"]}})
 
 
 def test_what_cannot_be_handed_over_is_refused(home: Path) -> None:

@@ -216,6 +216,9 @@ class AgentSettings(AgentParts):
     listeners: _Several = Field(
         [], description="what receives the events of every run, as package.module:Name, such as OpenTelemetry's"
     )
+    handoffs: _Several = Field(
+        [], description="agents that the conversation may be handed over to: names of sub_agents, package.module:agent"
+    )
     deps_type: str | None = Field(None, description="the class of the dependencies of a run: package.module:Class")
     deps: str | None = Field(
         None, description="package.module:name, which makes the dependencies of a served run from its ClientRequest"
@@ -558,7 +561,7 @@ def _anchor_parts(parts: dict[str, Any], folder: Path) -> None:
     for key in ("documents", "skills"):
         _change(parts, key, lambda value: _each(value, lambda path: _anchored(path, folder)))
     classes = ("output_formatter", "tool_executor", "answer_generator", "deps_type")
-    for key in ("tools", "listeners", "strategy", "deps", *classes):
+    for key in ("tools", "handoffs", "listeners", "strategy", "deps", *classes):
         _change(parts, key, lambda value: _each(value, named))
     _change(parts, "check", lambda value: _each(value, check))
 

@@ -42,7 +42,7 @@ from closeout.models.local import LocalClient
 from closeout.parsing.forms import check_forms
 from closeout.results.encoding import check_encoding
 from closeout.run.gate import RequestGate
-from closeout.run.handoff import as_handoff
+from closeout.run.handoff import Handoff, as_handoff
 from closeout.run.limits import Limits
 from closeout.run.plan import AgentPlan, check_on_change
 from closeout.run.programs import program_tool
@@ -147,8 +147,8 @@ class Assembler:
             code_mode or config.agent.code_mode or getattr(self._dialect, "name", self._dialect) == "code"
         )
         self._secrets = secrets if isinstance(secrets, Secrets) else self._make_secrets(secrets)
-        handoffs = [as_handoff(each) for each in check_list("handoffs", handoffs, "[billing]")]
-        if handoffs and getattr(self._dialect, "name", self._dialect) == "code":
+        handoffs = [*parts.handoffs(), *map(as_handoff, check_list("handoffs", handoffs, "[billing]"))]
+        if (handoffs or config.agent.handoffs) and getattr(self._dialect, "name", self._dialect) == "code":
             raise ConfigError("The dialect code has no handoffs: a program cannot hand the conversation over.")
         self.manager = self._make_manager(tools, mcp_servers, (*parts.tools(), *handoffs))
         self._prefers_programs = self._dialect == "auto" and self._adopt_programs()
@@ -158,6 +158,11 @@ class Assembler:
         self._folder: Path | None = None  # the folder that `home` resolved to on first use
         if self._secrets and not self.manager.has_servers:  # otherwise its tools are known when a run begins
             self.plan().check_secrets()
+
+    @property
+    def name(self) -> str:
+        """The name of the agent."""
+        return self._name
 
     def only(self, names: Iterable[str]) -> Assembler:
         """Return the same with only some of the tools, and those that Closeout adds itself.
@@ -437,6 +442,8 @@ class Assembler:
                 encodings=self._encodings,
                 shares_policies=True,
             )
+            if name in config.agent.handoffs:
+                return Handoff(below, name=name, description=entry.description)
             return sub_agent_tool(name, entry.description, below.plan)
 
         return configured_sub_agents(config.agent.sub_agents, own, config.tools, make)

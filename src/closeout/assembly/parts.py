@@ -15,6 +15,7 @@ from closeout.assembly.named import named_object
 from closeout.config import AgentParts, AgentSettings, TextFile
 from closeout.errors import CloseoutError, ConfigError, UsageError
 from closeout.journal.subscribers import Listener
+from closeout.run.handoff import Handoff, as_handoff
 from closeout.run.strategy import AskOnce, CallFirst, Majority, Strategy
 from closeout.strategies.small_model import SmallModel
 from closeout.tools.skills import NO_SKILLS, Skills
@@ -102,6 +103,25 @@ class Parts:
         with self._of("tools"):
             return [named_object(each) if ":" in each else each for each in self._settings.tools]
 
+    def handoffs(self) -> list[Handoff]:
+        """Return the handoffs to agents that the main agent's section names as `package.module:agent`.
+
+        Raises:
+            ConfigError: One cannot be imported, or the name of another is no sub-agent of the settings.
+        """
+        if not isinstance(self._settings, AgentSettings):
+            return []
+        defined = {name for name, each in self._settings.sub_agents.items() if each.is_definition}
+        with self._of("handoffs"):
+            for name in self._settings.handoffs:
+                if ":" not in name and name not in defined:
+                    known = ", ".join(sorted(defined)) or "none"
+                    raise UsageError(
+                        f"No sub-agent {name:.80} is defined in agent.sub_agents (there: {known}). Define it, or name "
+                        "an agent as package.module:agent."
+                    )
+            return [as_handoff(named_object(name)) for name in self._settings.handoffs if ":" in name]
+
     def skills(self, more: Sequence[Any] = ()) -> Skills:
         """Return the skills of the section, and those in further folders.
 
@@ -151,7 +171,8 @@ def _folder(value: Any) -> Any:
 
 def without_parts(settings: AgentSettings) -> AgentSettings:
     """Return the settings of an agent without what it consists of: its limits."""
-    names = AgentParts.model_fields.keys() | {"sub_agents", "name", "listeners", "deps_type", "deps", "deps_headers"}
+    own = {"sub_agents", "name", "listeners", "handoffs", "deps_type", "deps", "deps_headers"}
+    names = AgentParts.model_fields.keys() | own
     default = AgentSettings()
     return settings.model_copy(
         update={name: getattr(default, name) for name in names if getattr(settings, name) != getattr(default, name)}

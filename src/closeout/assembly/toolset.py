@@ -11,6 +11,7 @@ from closeout.assembly.named import named_object
 from closeout.config import SubAgentSettings, ToolSettings
 from closeout.errors import ConfigError, ToolDefinitionError, UsageError
 from closeout.run.agent_tool import SubAgentTool
+from closeout.run.handoff import Handoff
 from closeout.run.plan import MAX_DEPTH, is_plain_class
 from closeout.run.subagents import as_tool
 from closeout.tools import builtin
@@ -138,7 +139,9 @@ def _sub_agent_names(manager: ToolManager, depth: int = MAX_DEPTH) -> set[str]:
     """Return the names of the sub-agents among an agent's tools, and of theirs, down to `depth`."""
     found: set[str] = set()
     for each in manager.local_tools if depth else ():
-        if isinstance(each, SubAgentTool):
+        if isinstance(each, Handoff):
+            found.add(each.agent_name)
+        elif isinstance(each, SubAgentTool):
             found |= {each.name, *_sub_agent_names(each.plan_of(False).manager, depth - 1)}
     return found
 

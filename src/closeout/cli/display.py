@@ -42,6 +42,7 @@ from closeout.journal.events import (
     TurnAccepted,
     TurnRolledBack,
     Unknown,
+    has_conversation,
 )
 from closeout.journal.recorded import CANCELLED, REPLY_INTERRUPTED
 from closeout.journal.story import CallStory, Change, Story
@@ -159,8 +160,7 @@ class Display:
     @property
     def unfinished(self) -> str:
         """The reply that the main agent was writing when the run stopped."""
-        reply = self._replies.get("main")
-        return "" if reply is None else reply.text
+        return "".join(reply.text for agent, reply in self._replies.items() if has_conversation(agent))
 
     def stopping(self) -> None:
         """Show that the run is being stopped."""
@@ -240,7 +240,7 @@ class Display:
             self._failure = ""
         if not _is_extra(change):
             self._replies[event.agent] = _Reply()
-        if event.agent == "main":
+        if has_conversation(event.agent):
             self._turn = event.turn + 1
         self._doing = WORKING.get(event.purpose, event.purpose)
 
@@ -260,7 +260,7 @@ class Display:
         closes = purpose != "act"
         readable = event.tool_calls or closes  # the text of a ReAct turn is not
         words = reply.text if reply.streamed and not closes else event.text if readable else ""
-        if event.agent == "main" and not reply.has_call and not event.tool_calls:
+        if has_conversation(event.agent) and not reply.has_call and not event.tool_calls:
             self._final, self._final_words = event, words
         else:
             self._say_words(event, words)

@@ -1,11 +1,12 @@
 """The events that a run consists of, and how they are read back from a row of the journal.
 
 Every event names the agent it belongs to by its path: "main", and for a sub-agent "main/r4:researcher", where r4 is the
-call that started it.
+call that started it. The successor of an agent that handed the conversation over is "main/handoff:billing".
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, field, fields
 from typing import Any, ClassVar, TypeAlias
@@ -17,6 +18,7 @@ from closeout.records import record, shallow_dict
 
 __all__ = [
     "EVENT_TYPES",
+    "HANDOFF",
     "REFUSED_CALL",
     "AgentEnded",
     "AgentStarted",
@@ -54,6 +56,7 @@ __all__ = [
     "Unknown",
     "attached_text",
     "event_from",
+    "has_conversation",
     "is_unreadable",
     "read_event",
     "unreadable",
@@ -714,6 +717,8 @@ class Compacted(Event):
     tokens: int = 0
 
 
+HANDOFF = "handoff"  # takes the place of a call in the path of an agent that was handed the conversation
+_LEADERS = re.compile(rf"main(/{HANDOFF}:[^/]*)*")
 REFUSED_CALL = "Refused call"  # the name of the note of a call that was not made; its turn shows it, too
 
 
@@ -741,6 +746,11 @@ class Unknown(Event):
     momentary = True
     type: str
     body: Mapping[str, Any] = field(default_factory=dict)
+
+
+def has_conversation(path: str) -> bool:
+    """Return whether an agent is the main one, or a successor to whom the conversation was handed over."""
+    return path == "main" or _LEADERS.fullmatch(path) is not None
 
 
 def attached_text(attached: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from closeout.journal.events import (
     ToolStarted,
     TurnAccepted,
     TurnRolledBack,
+    has_conversation,
     usage_record,
 )
 from closeout.journal.story import Story
@@ -30,7 +31,7 @@ from closeout.records import record
 __all__ = ["RequestUsage", "RunTotals", "usage_by_request"]
 
 _NO_USAGE = Usage()
-_COUNTS = ("turns", "attempts", "rollbacks", "tool_calls", "tool_failures", "_turns_before")
+_COUNTS = ("turns", "attempts", "rollbacks", "tool_calls", "tool_failures", "_turns_before", "_leader")
 
 
 class RunTotals:
@@ -41,7 +42,9 @@ class RunTotals:
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._usage_sum = UsageSum()
-        self.turns = 0  # the main agent's replies that were acted on or that answered, without closing requests
+        self.turns = (
+            0  # replies of the main agent, or of its successors, that were acted on or answered; none that close
+        )
         self.attempts = 0
         self.rollbacks = 0
         self.tool_calls = 0
@@ -51,6 +54,7 @@ class RunTotals:
         self.candidates: list[AnswerSeen] = []
         self.ended: RunEnded | None = None
         self._turns_before = 0  # turns of the earlier attempts
+        self._leader = "main"  # the path of the agent whose attempt began last
         self._repairs_before = 0  # counted by the totals that these continue
         for event in events:
             self(event)
@@ -60,7 +64,7 @@ class RunTotals:
         """Continue from `counts`: only the events after it remain to be added."""
         totals = cls()
         for name in _COUNTS:
-            setattr(totals, name, counts[name])
+            setattr(totals, name, counts.get(name, getattr(totals, name)))
         totals._repairs_before = counts["repairs"]
         totals._usage_sum.add(Usage(**counts["usage"]))
         return totals
@@ -79,7 +83,7 @@ class RunTotals:
     def __call__(self, event: Event | Progress) -> None:
         if isinstance(event, Progress):
             return
-        main = event.agent == "main"
+        leads = has_conversation(event.agent)
         match event:
             case ModelReplied() | ModelFailed():
                 if event.usage:
@@ -89,19 +93,19 @@ class RunTotals:
             case ToolFinished():
                 self.tool_failures += not event.ok
             case TurnAccepted():
-                self.turns += main
+                self.turns += leads
             case TurnRolledBack():
                 self.rollbacks += 1
             case Repaired():
                 self.repairs.append(event.repair)
             case Noted() if event.is_warning:
                 self.warnings[event.message] = None
-            case AnswerSeen() if main:
+            case AnswerSeen() if leads:
                 self.candidates.append(event)
-            case AttemptStarted() if main:
-                self.attempts += 1
-                self._turns_before = self.turns
-            case AttemptEnded() if main:
+            case AttemptStarted() if leads:
+                self.attempts += event.agent == "main"
+                self._turns_before, self._leader = self.turns, event.agent
+            case AttemptEnded() if event.agent == self._leader:  # the one that handed the conversation over adds none
                 self.turns = max(self.turns, self._turns_before + event.turns)
             case RunEnded():
                 self.ended = event

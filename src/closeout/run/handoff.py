@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from closeout.errors import ToolDefinitionError, ToolError, UsageError
-from closeout.journal.events import Event, HandedOver, RunStarted
+from closeout.journal.events import HANDOFF, Event, HandedOver, RunStarted
 from closeout.messages import ToolPolicy
 from closeout.run.agent_tool import SubAgentTool
-from closeout.run.plan import HANDOFF, current_scope
+from closeout.run.plan import current_scope
 
 if TYPE_CHECKING:
     from closeout.run.plan import AgentPlan
@@ -33,7 +33,8 @@ ANSWERS = "{} continues the conversation."  # what the model reads as the result
 class HandoffTarget(Protocol):
     """The interface of an agent that can take over a conversation: an `Agent`."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def plan(self, streamed: bool = False) -> AgentPlan: ...
 

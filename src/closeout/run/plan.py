@@ -24,7 +24,7 @@ from closeout.dialects.cot import MakeParser
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.dialects.protocol import Dialect, get_dialect
 from closeout.errors import McpServerUnavailable, UsageError
-from closeout.journal.events import DecisionRequested, InstructionsWritten, Noted
+from closeout.journal.events import HANDOFF, DecisionRequested, InstructionsWritten, Noted
 from closeout.journal.run_journal import Journal
 from closeout.journal.stream_handler import StreamHandler
 from closeout.journal.subscribers import Listener, Subscribers
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from closeout.run.reserves import Reserves
 
 __all__ = [
-    "HANDOFF",
     "MAX_DEPTH",
     "OVERRIDES",
     "AgentPlan",
@@ -430,7 +429,6 @@ def _digest(value: Any) -> str:
 
 # The scope of the agent at work, and the handle of the call that it is making.
 _current: ContextVar[tuple[Scope, str] | None] = ContextVar("closeout_scope", default=None)
-HANDOFF = "handoff"  # takes the place of a call in the path of an agent that was handed the conversation
 enter = _current.set
 leave = _current.reset
 

@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from closeout.codec import encode_json
+from closeout.journal.events import has_conversation
 from closeout.journal.story import Story
 from closeout.journal.totals import RunTotals
 from closeout.messages import ModelReply
@@ -82,7 +83,7 @@ class _Messages:
         gap = ""  # separates a text that does not count, which cannot be taken from the client
         async for row in self._host.follow(run_id):
             place = story.feed(row.event)
-            for change in text.feed(row.event, place) if row.event.agent == "main" else ():
+            for change in text.feed(row.event, place) if has_conversation(row.event.agent) else ():
                 for event in writer.text(gap + change.text if change.text else ""):
                     yield event
                 gap = "\n\n" if change.withdrawn else ""

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from closeout.codec import encode_json
-from closeout.journal.events import Event, RunEnded, ToolStarted, TurnAccepted
+from closeout.journal.events import Event, RunEnded, ToolStarted, TurnAccepted, has_conversation
 from closeout.journal.story import Story
 from closeout.journal.totals import RunTotals
 from closeout.server.api_errors import ApiError, error_body, json_body
@@ -108,7 +108,7 @@ class _Chat:
         gap = ""  # separates a text that does not count, which cannot be taken from the client
         async for row in self._host.follow(run_id):
             place = story.feed(row.event)
-            for change in reply.feed(row.event, place) if row.event.agent == "main" else ():
+            for change in reply.feed(row.event, place) if has_conversation(row.event.agent) else ():
                 if change.text:
                     yield chunk({"content": gap + change.text})
                 gap = "\n\n" if change.withdrawn else ""
@@ -149,9 +149,11 @@ def answer_of(host: AgentHost, run_id: str, ended: RunEnded | None) -> str:
 
 def _activity(event: Event) -> str:
     """Return what an event adds to the text that describes the run's activity."""
+    if not has_conversation(event.agent):
+        return ""
     match event:
-        case ToolStarted(agent="main"):
+        case ToolStarted():
             return f"→ {event.name} {event.arguments}\n"
-        case TurnAccepted(agent="main", text=text) if text:
+        case TurnAccepted(text=text) if text:
             return f"{text}\n"
     return ""

@@ -24,6 +24,7 @@ from closeout.journal.events import (
     ToolStarted,
     TurnAccepted,
     TurnRolledBack,
+    has_conversation,
 )
 from closeout.journal.story import Change
 from closeout.journal.subscribers import Callback, Progress, RunInfo
@@ -38,7 +39,7 @@ PIECE_SECONDS = 0.1  # seconds between two recorded pieces of a reply
 
 
 class ReplyRecorder:
-    """A listener that records the text of the main agent's replies while they are written.
+    """A listener that records the text of the agent's replies while they are written, also after a handoff.
 
     Args:
         wanted: Returns whether a client follows this run as a stream.
@@ -63,24 +64,25 @@ class _RecordedText:
 
     def __init__(self, add: Callable[[Event], object], forms: Sequence[Form]) -> None:
         self._make = partial(_Pieces, add, forms)
-        self._reply = self._make(0)
+        self._reply = self._make("main", 0)
 
     def __call__(self, event: Event | Progress) -> None:
-        if event.agent != "main":
+        if not has_conversation(event.agent):
             return
         if isinstance(event, ModelRequested):
-            self._reply = self._make(event.call)
+            self._reply = self._make(event.agent, event.call)
         elif isinstance(event, Progress) and event.kind in ("text", "answer"):
             self._reply.feed(event.text)
         elif isinstance(event, Progress) and event.kind == "discard":
-            self._reply = self._make(self._reply.call)
+            self._reply = self._make(event.agent, self._reply.call)
 
 
 class _Pieces:
     """Records the text of one reply."""
 
-    def __init__(self, add: Callable[[Event], object], forms: Sequence[Form], call: int) -> None:
+    def __init__(self, add: Callable[[Event], object], forms: Sequence[Form], agent: str, call: int) -> None:
         self.call = call
+        self._agent = agent
         self._add = add
         self._gate = TextGate(forms)
         self._text = ""  # not recorded yet
@@ -94,7 +96,7 @@ class _Pieces:
         if len(piece) < (1 if self._recorded else MIN_TEXT) or time.monotonic() < self._next:
             return
         self._text = self._text[self._text.index(piece) + len(piece) :]
-        self._add(ReplyStreamed("main", self.call, self._recorded, piece))
+        self._add(ReplyStreamed(self._agent, self.call, self._recorded, piece))
         self._recorded += len(piece)
         self._next = time.monotonic() + PIECE_SECONDS
 
@@ -133,7 +135,10 @@ class ReplyText:
         self._shown: list[str] = []  # the pieces of the current reply
 
     def feed(self, event: Event, place: Change) -> list[TextChange]:
-        """Read the next event of the main agent, and its place in the story. Returns the changes in order."""
+        """Read the next event of the agent that has the conversation, and its place in the story.
+
+        Returns the changes in order.
+        """
         if place.request is not None and place.request.is_extra:
             return []
         match event:

@@ -18,6 +18,7 @@ from closeout.journal.events import (
     ToolStarted,
     TurnAccepted,
     TurnRolledBack,
+    has_conversation,
 )
 from closeout.journal.story import Change, Story
 from closeout.journal.totals import RunTotals
@@ -141,7 +142,7 @@ class ResponseState:
         """Read the next event of the run. Returns the events of the stream that follow from it, without numbers."""
         self._totals(event)
         place = self._story.feed(event)
-        if event.agent == "main":
+        if has_conversation(event.agent):
             self._read_main(event, place, at)
         if isinstance(event, DecisionRequested):
             pending = pending_of(event)
