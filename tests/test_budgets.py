@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from closeout import Agent, ConfigError, UsageError, tool, usage_totals
 from closeout.budget_limits import NANO, BudgetLimit, read_limits
 from closeout.evaluate import evaluate
 from closeout.journal.events import AgentEnded, Noted
-from closeout.journal.ledger import Amount, Ledger, Refusal, open_ledger, spent_by_day
+from closeout.journal.ledger import LEDGER_NAME, Amount, Ledger, Refusal, open_ledger, spent_by_day
 from closeout.journal.store import open_store
 from closeout.messages import Usage
 from closeout.models.openai import OpenAIClient
@@ -551,6 +553,22 @@ async def test_an_evaluation_pays_too(home: Path) -> None:
         "the rest continues when there is room"
     )
     assert spent_in(home)["sweep"].requests == 4
+
+
+async def test_a_ledger_that_another_process_holds_does_not_stop_the_event_loop(home: Path) -> None:
+    agent = agent_of([answer("42")] * 2, home=True, budget={"team": "9 USD/day"})
+    await agent.run("How many?")
+    with closing(sqlite3.connect(home / LEDGER_NAME, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        run = asyncio.ensure_future(agent.run("And now?"))
+        await asyncio.sleep(0.1)  # the loop would wait for the file, and then fail
+        assert not run.done()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        other.execute("ROLLBACK")
+    await asyncio.to_thread(open_ledger(home).thread.submit(lambda: None).result)
+    assert spent_in(home)["team"].requests == 1, "the request that was not sent costs nothing"
 
 
 def test_killed_processes_never_exceed_a_budget(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -119,6 +120,8 @@ class Ledger:
         self.path = folder / LEDGER_NAME
         self.now = clock
         self._guard = threading.Lock()
+        # Where an event loop has it called: another process may hold the file for a while.
+        self.thread = ThreadPoolExecutor(1, "closeout-ledger")
         with explained(self.path):
             self._db = open_file(self.path, _prepare)
         self._locks = RunLocks(folder / LOCKS_FILE)
@@ -156,6 +159,7 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file. What is still reserved counts as spent."""
+        self.thread.shutdown()
         self._locks.close()
         self._db.close()
 

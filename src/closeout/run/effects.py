@@ -259,7 +259,7 @@ class ModelCalls:
         except BudgetReached as error:  # no room for another attempt
             outcome = self._refused(exchange, intent, error)
         finally:
-            held.settle(outcome, exchange.error)
+            await held.settle(outcome, exchange.error)
         if exchange.reply is not None:
             self._bound.learn(exchange.request, exchange.reply.usage)
         return outcome

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -163,7 +164,7 @@ class Reserves:
         quote = self._quote(client, request, prompt, price)
         poll, noted = FIRST_POLL, False
         while True:
-            found = self._ledger.reserve(self._limits, quote.amount)
+            found = await self._reserve_off_loop(quote)
             if isinstance(found, str):
                 if quote.reply != (request.max_tokens or client.max_reply):
                     request = replace(request, max_tokens=quote.reply)
@@ -184,6 +185,19 @@ class Reserves:
                 raise LimitReached("max_seconds", f"The run's time is over before {found.limit.key} has budget again.")
             await asyncio.sleep(seconds)
 
+    async def _reserve_off_loop(self, quote: _Quote) -> str | Refusal:
+        asked = self._ledger.thread.submit(self._ledger.reserve, self._limits, quote.amount)
+        try:
+            return await asyncio.wrap_future(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(self._give_back)
+            raise
+
+    def _give_back(self, asked: Future[str | Refusal]) -> None:
+        """Return what was reserved for a request that was cancelled meanwhile."""
+        if not asked.cancelled() and asked.exception() is None and isinstance(found := asked.result(), str):
+            self._ledger.settle(found, Amount(requests=0))
+
     def prompt_bound(self, client: BaseClient) -> PromptBound:
         """Return what bounds the prompts that an agent sends to a client."""
         return PromptBound(learns=not isinstance(client, FallbackClient))
@@ -198,6 +212,11 @@ class Reserves:
     def settle(self, request: str, amount: Amount | None) -> None:
         """Replace a reservation by what the request cost; None: by all that was reserved."""
         self._ledger.settle(request, amount)
+
+    async def settle_off_loop(self, request: str, amount: Amount | None) -> None:
+        """Settle a reservation in the ledger's thread, also if the wait for it is cancelled."""
+        settled = self._ledger.thread.submit(self._ledger.settle, request, amount)
+        await asyncio.shield(asyncio.wrap_future(settled))
 
     def _refuse_hopeless(self, refusal: Refusal, quote: _Quote) -> None:
         """Raise BudgetReached unless the request may be sent in the next period."""
@@ -256,7 +275,7 @@ class Held:
         self.current = ""
         self.current = self.reserves.reserve(self.quote)
 
-    def settle(self, outcome: ModelReplied | ModelFailed | None, error: Exception | None) -> None:
+    async def settle(self, outcome: ModelReplied | ModelFailed | None, error: Exception | None) -> None:
         """Settle the request: at the usage of its reply, or at all that was reserved if nobody knows what it cost."""
         if not self.current:
             return
@@ -265,7 +284,7 @@ class Held:
             amount = self._amount(Usage(**outcome.usage))
         elif isinstance(outcome, ModelFailed) and error is not None and _is_free(error):
             amount = Amount()
-        self.reserves.settle(self.current, amount)
+        await self.reserves.settle_off_loop(self.current, amount)
 
     def _amount(self, usage: Usage) -> Amount:
         cost = usage.cost_usd if usage.cost_usd is not None else self.price.of(usage).cost_usd
