@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from closeout import Agent, Number, tool
+from closeout.evaluate import what_if
 from closeout.journal import events as ev
 from closeout.journal.run_journal import Journal
 from closeout.journal.store import open_store
@@ -20,6 +22,9 @@ from closeout.messages import ModelReply, Usage
 from closeout.testing import ScriptedClient, Turn, answer, call, say
 from many_runs import short_run, write_runs
 from viewer_pages import Viewer, check_looks, run_apart, texts
+
+sys.path.insert(0, str(Path(__file__).parent / "harness"))
+from shop import World
 
 
 @tool(read_only=True)
@@ -307,31 +312,28 @@ def test_a_fork_leads_to_its_origin_and_to_the_difference(viewer: Viewer, home: 
     page.wait_for_selector("text=Both runs took the same steps.")
 
 
-def test_a_long_text_is_cut_and_shown_whole_on_request(viewer: Viewer, home: Path) -> None:
-    text = "".join(f"line {n}\n" for n in range(2000)) + "the end"
-    write_runs(
-        home, [("one", [ev.RunStarted("main", text), ev.RunEnded("main", "failed", "model_failed", error="off")])]
-    )
-    page = viewer.open("#/run/one")
-    page.click("button.more")
-    page.wait_for_selector(".task-text:not(.clamped)")
-    assert page.locator(".task-text").inner_text() == text
-
-
-def test_of_a_long_run_every_event_can_be_reached_though_few_are_in_the_page(viewer: Viewer, home: Path) -> None:
-    write_runs(home, [("long", short_run(0, turns=800))])
-    page = viewer.open("#/run/long")
-    page.wait_for_selector("text=4,006 events")
-    assert page.locator(".item").count() < 200
-    page.keyboard.press("G")
-    page.wait_for_selector(".item.answer.selected")
-    page.evaluate("location.hash = '#/run/long?e=2004'")
-    page.wait_for_selector(".selected #e2004")
-    assert page.locator(".selected .item-name").inner_text() == "Turn 401"
-    for place in (0.2, 0.7, 0.9):  # wherever one scrolls to, there are items
-        page.evaluate(f"scrollTo(0, {place} * document.documentElement.scrollHeight)")
-        seen = "document.elementFromPoint(800, 400)?.closest('.item') !== null"
-        assert any(page.evaluate(seen) or page.wait_for_timeout(50) for _ in range(600))
+def test_the_lanes_of_a_comparison_lie_side_by_side(viewer: Viewer, home: Path) -> None:
+    world = World(home, items=2)
+    recorded_run = run_apart(world.agent(pays="never"), "Was kostet 茶? Pay it.")
+    generous = world.agent(pays="never", instructions="Be generous.")
+    world.models[-1].__init__(lambda view: call("pay", amount=50))  # type: ignore[misc]
+    comparison = what_if(generous, [recorded_run], baseline=world.agent(pays="never"))
+    with ThreadPoolExecutor() as thread:
+        (case,) = thread.submit(asyncio.run, comparison).result().cases
+    page = viewer.open()
+    page.wait_for_selector(".run-row")
+    assert page.locator(".run-row").count() == 1, "lanes are not among the runs"
+    page.goto(viewer.address + case.page)
+    page.wait_for_selector("text=The first difference is at step 1 of 5.")
+    assert texts(page, ".lane-name") == ["Recorded run", "Baseline", "Candidate"]
+    assert ["50" in each for each in texts(page, ".first-difference .compare-cell")] == [False, False, True]
+    assert "The run left the record: it wants to call pay" in page.inner_text(".compare-page")
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        check_looks(page)
+    page.goto(viewer.address + f"#/run/{case.now.run_id}")
+    page.click("p:has-text('What-if lane of') >> text=Compare")
+    page.wait_for_selector("text=The first difference is at step 1 of 5.")
 
 
 # ------------------------------------------------------------------------------------------------ prompts, comparing

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_process import closeout
+from cli_process import COMMAND, environment, here
 from closeout import Agent, tool
-from closeout.errors import RunNotFound, UsageError
+from closeout.cli.selecting import RunFilter
+from closeout.errors import ResumeRefused, RunNotFound, UsageError
 from closeout.evaluate import what_if
-from closeout.journal.store import open_store
+from closeout.journal.store import close_store, open_store
+from closeout.journal.usage_totals import usage_totals
 from closeout.messages import Usage
 from closeout.run.recorded_effects import CostLimit
 from closeout.testing import ScriptedClient, answer, assert_no_regression, call, serve_script
@@ -203,7 +210,7 @@ async def test_no_request_is_sent_after_the_cost_limit(tmp_path: Path) -> None:
     report = await what_if(agent("Be quick."), 3, limit_cost=1, parallel=1)
     assert report.paid == 1, "the price of the scripted model is unknown, so no limit can be kept"
     assert len(report.skipped) == 2
-    assert "the price of the model is unknown" in report.skipped[0].problem
+    assert "the price of the model is unknown" in report.skipped[0].now.problem
 
 
 def test_a_cost_limit_is_reached_by_the_sum_of_all_requests() -> None:
@@ -228,7 +235,82 @@ async def test_runs_that_cannot_be_compared_are_named(world: World, tmp_path: Pa
         await assert_no_regression(5, world.agent(name="other"))
 
 
-def test_the_command_compares_and_says_so_by_its_exit_code(tmp_path: Path) -> None:
+SHOP = """
+from closeout import Agent, tool
+
+@tool(read_only=True)
+def price(item: str) -> str:
+    \"\"\"Return a price.\"\"\"
+    return f"{item} costs 5"
+
+def shop(instructions):
+    return Agent(
+        "openai:m", [price], base_url=BASE_URL, api_key="k", instructions=instructions, name="shop", home=HOME,
+        dialect="function_call", config={"llm": {"prices": {"m": [1, 1]}}},
+    )
+
+old, new = shop("Be exact."), shop("Be quick.")
+"""
+
+
+async def test_a_comparison_that_was_stopped_is_continued_and_pays_nothing_twice(tmp_path: Path) -> None:
+    home, sent = tmp_path / "home", 0
+    stop: dict[int, tuple[int, int]] = {}  # the number of a request → the process that is stopped then, and the signal
+
+    def script(view: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        if sent in stop:
+            os.kill(*stop[sent])
+            time.sleep(0.3)
+        return answer("5") if "costs 5" in view.text else call("price", item=view.question)
+
+    with serve_script(script) as server:
+        text = SHOP.replace("BASE_URL", repr(server.base_url)).replace("HOME", repr(str(home)))
+        (tmp_path / "shop.py").write_text(text, "utf-8")
+        agents: dict[str, Any] = {}
+        exec(text, agents)
+        for number in range(4):
+            await agents["old"].run(f"茶 {number}", run_id=f"r{number}")
+        close_store(home)
+        assert sent == 8
+        words = [*COMMAND, "what-if", "shop:new", "--parallel", "1", "--baseline", "shop:old", "--last", "4"]
+        path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        env = environment({"PYTHONPATH": path, "CLOSEOUT_HOME": str(home)})
+
+        def stopped(by: signal.Signals, *, at: int) -> subprocess.CompletedProcess[str]:
+            pipe = subprocess.PIPE
+            with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+                stop[at] = process.pid, by
+                out, err = process.communicate(timeout=30)
+            return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+        assert stopped(signal.SIGKILL, at=13).returncode == -signal.SIGKILL
+        interrupted = stopped(signal.SIGINT, at=17)
+        assert interrupted.returncode == 130
+        assert "The same command continues it" in interrupted.stderr
+        again: Any = partial(what_if, agents["new"], 4, baseline=agents["old"], parallel=1)
+        await agents["old"].run("茶 later", run_id="later")  # it is not among the runs that were chosen
+        assert sent == 8 + 9 + 2
+        limited = await again(limit_cost=1e-9)
+        assert (sent, len(limited.skipped)) == (8 + 9 + 2, 2), "what was paid before counts against the limit"
+        done = await again()
+        assert sent == 8 + 16 + 2 + 2, "two lanes; two requests were under way at the stops"
+        assert (done.paid, done.reused, done.changed, done.baseline_changed) == (16, 7, (), ())
+        store = open_store(home)
+        kept = {run.run_id: run.status for run in store.each_run() if run.run_id.startswith("what-if.")}
+        assert len(kept) == 9
+        assert set(kept.values()) == {"answered"}
+        assert [run.run_id for run in RunFilter().select(store)] == ["later", "r3", "r2", "r1", "r0"]
+        with pytest.raises(ResumeRefused, match="kept by a what-if comparison"):
+            await agents["new"].resume(done.cases[0].now.run_id, on_change="take")
+        paid = {total.group["agent"]: total.usage.requests for total in usage_totals(home, by=["agent"])}
+        assert paid == {"shop": 10, "what-if": 16}
+        await again()
+        assert sent == 28 + 16, "a comparison that came to its end begins again"
+
+
+def test_the_command_compares_and_says_so_by_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, file, text = tmp_path / "home", tmp_path / "agent.yaml", tmp_path / "new.md"
     text.write_text("Antworte 坏.", "utf-8")
 
@@ -241,15 +323,16 @@ def test_the_command_compares_and_says_so_by_its_exit_code(tmp_path: Path) -> No
             f"llm: {{provider: openai, model_name: m, base_url: {server.base_url}, api_key: k}}\n",
             "utf-8",
         )
-        environment = {"CLOSEOUT_HOME": str(home)}
-        assert closeout("run", "你好", "-a", str(file), env=environment).code == 0
+        monkeypatch.setenv("CLOSEOUT_HOME", str(home))
+        assert here("run", "你好", "-a", str(file)).code == 0
         sent = len(server.requests)
-        same = closeout("what-if", str(file), "--json", env=environment)
+        same = here("what-if", str(file), "--json")
         assert (same.code, len(server.requests)) == (0, sent), same.err
         assert json.loads(same.out)["paid"] == 0
-        other = closeout("what-if", str(file), "--last", "5", "--instructions", str(text), env=environment)
+        other = here("what-if", str(file), "--last", "5", "--instructions", str(text))
         assert other.code == 1, other.err
         assert "answer: 好 → 坏" in other.out
+        assert "#/compare/" in other.out
         assert "1 requests paid" in other.out
-        missing = closeout("what-if", str(file), "--instructions", str(tmp_path / "no.md"), env=environment)
+        missing = here("what-if", str(file), "--instructions", str(tmp_path / "no.md"))
         assert "cannot be read" in missing.err

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from closeout.errors import UsageError
 from closeout.journal.store import RunRecord, Store
+from closeout.run.kept_lanes import LAB
 
 __all__ = ["RunFilter", "seconds_in"]
 
@@ -19,7 +20,7 @@ STATUSES = ("answered", "unanswered", "failed", "cancelled", "interrupted", "run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """Which runs are meant. An empty field means any.
+    """Which runs are meant. An empty field means any; if all are, what comparisons of the what-if lab kept is left out.
 
     Attributes:
         status: One of the statuses of a run.
@@ -59,7 +60,7 @@ class RunFilter:
 
     def _with_text(self, store: Store) -> Iterator[RunRecord]:
         if not self.text:
-            yield from store.each_run()
+            yield from store.each_run(not_under=() if self.is_set else [LAB])
             return
         from closeout.journal.text_search import SearchIndex
 

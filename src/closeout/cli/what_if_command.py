@@ -44,9 +44,14 @@ def what_if_command(agent: Agent, runs: int | list[str], *, as_json: bool, **opt
         if shows:
             print(f"\r{done} of {number} runs", end="", file=sys.stderr, flush=True)
 
-    report = asyncio.run(what_if(agent, runs, progress=progress, **options))
-    if shows:
-        print("\r\033[K", end="", file=sys.stderr)
+    try:
+        report = asyncio.run(what_if(agent, runs, progress=progress, **options))
+    except KeyboardInterrupt:
+        print("The comparison is stopped. The same command continues it.", file=sys.stderr)
+        raise
+    finally:
+        if shows:
+            print("\r\033[K", end="", file=sys.stderr)
     if as_json:
         print_json(_data(report))
     else:
@@ -59,8 +64,9 @@ def _data(report: WhatIfReport) -> dict[str, Any]:
         name: None if (found := getattr(report, name)) is None else asdict(found)
         for name in ("grade", "tokens", "turns", "baseline_grade")
     }
-    cases = [{**asdict(case), "changed": case.changed, "added": case.added, "lost": case.lost} for case in report.cases]
-    return {"paid": report.paid, "cost": report.cost, **estimates, "cases": cases}
+    names = ("changed", "added", "lost", "page")
+    cases = [{**asdict(case), **{name: getattr(case, name) for name in names}} for case in report.cases]
+    return {"paid": report.paid, "reused": report.reused, "cost": report.cost, **estimates, "cases": cases}
 
 
 def _print_report(report: WhatIfReport) -> None:
@@ -83,7 +89,10 @@ def _print_report(report: WhatIfReport) -> None:
         if found is not None:
             print(f"{name.replace('_', ' ')}: {found.difference:+.3g}{unit} ({found.low:.3g} to {found.high:.3g})")
     cost = "unknown cost" if report.cost is None else f"{report.cost:.4f} USD"
-    print(f"{report.paid} requests paid, {cost}")
+    before = f", {report.reused} of them before the comparison was stopped" if report.reused else ""
+    print(f"{report.paid} requests paid, {cost}{before}")
+    if any(lane.run_id for case in report.cases for lane in case.lanes):
+        print("`closeout view` shows the lanes of a run side by side: open what is printed under it after the address.")
 
 
 def _described(case: WhatIfCase) -> str:
@@ -93,6 +102,8 @@ def _described(case: WhatIfCase) -> str:
     if case.then is not None and case.now is not None:
         if case.divergence:
             lines.append(f"  first difference: {case.divergence}")
+        if case.page:
+            lines.append(f"  {case.page}")
         if case.now.problem:
             lines.append(f"  {case.now.problem}")
         elif case.then.answer != case.now.answer:

@@ -30,6 +30,7 @@ from closeout.journal.run_names import new_run_id
 from closeout.messages import ToolSpec, Usage
 from closeout.run.agent_tool import SubAgentTool
 from closeout.run.kept_files import Load
+from closeout.run.kept_lanes import KeptLane
 from closeout.run.plan import MAX_DEPTH, AgentPlan
 from closeout.run.programs import program_tool
 from closeout.run.subagents import read_result_tool
@@ -171,6 +172,15 @@ class RecordedEffects:
     lacks_prompts: bool = False
     model: str = ""
 
+    @property
+    def paid(self) -> RecordedEffects:
+        """What a kept lane paid for: its replies with a usage, and all results."""
+        replies = {
+            digest: deque(each for each in outcomes if Usage(**each.usage).requests)
+            for digest, outcomes in self.replies.items()
+        }
+        return replace(self, replies=replies)
+
     @classmethod
     def of(cls, events: Iterable[Event], tools: KnownTools) -> RecordedEffects:
         """Return the outcomes among the events of a run that has ended."""
@@ -220,12 +230,14 @@ class WhatIfJournal(Journal):
     """The journal of a run in memory whose effects are taken from a record where they are equal.
 
     A request that is not in the record is sent. A call that is not in it is made only if its tool only reads and that
-    is allowed; otherwise the run ends, and `left` has the call.
+    is allowed; otherwise the run ends, and `left` has the call. What is sent or made is kept by the lane, and
+    taken from it if the lane is continued.
 
     Args:
         started: The first event.
         recorded: The outcomes; they are used up.
         tools: The tools of the agent.
+        lane: Keeps what is paid for.
         load: Returns the content of a recorded file by its SHA-256.
         allow_read_only: Run tools that only read for calls that are not in the record.
         cost: What requests may cost.
@@ -236,8 +248,9 @@ class WhatIfJournal(Journal):
         left: The call that the run wanted to make and the record does not have.
         problem: Why the run was ended besides.
         calls: The agent, name and arguments of each call in order, with the one that it wanted to make.
-        requests_paid: The number of requests that were sent.
+        requests_paid: The number of requests that were paid for.
         paid: Their usage.
+        reused: How many of them were sent before the lane was continued.
         first_paid: The number of the first of these in the run, None without one.
     """
 
@@ -246,6 +259,7 @@ class WhatIfJournal(Journal):
         started: RunStarted,
         recorded: RecordedEffects,
         tools: KnownTools,
+        lane: KeptLane,
         *,
         load: Load,
         allow_read_only: bool = False,
@@ -255,6 +269,8 @@ class WhatIfJournal(Journal):
         super().__init__(new_run_id(), None, 0)
         self._record = recorded
         self.tools = tools
+        self._lane = lane
+        self._before = RecordedEffects.of((row.event for row in lane.before), tools).paid
         self._load = load
         self._allow_read_only = allow_read_only
         self._cost = cost or CostLimit()
@@ -267,14 +283,15 @@ class WhatIfJournal(Journal):
         self.calls: list[tuple[str, str, str]] = []
         self.requests_paid = 0
         self.paid = Usage()
+        self.reused = 0
         self.first_paid: int | None = None
         self.append(started)
         self.started = self.subscribers.run.started = self._opening = started
 
-    def append(self, event: Event, *, durable: bool = False) -> Event:
-        """Record an event in memory."""
+    def _write(self, event: Event, *, durable: bool = False) -> None:
         self._requests.note(event)
-        return super().append(event, durable=durable)
+        super()._write(event, durable=durable)
+        self._lane.add(event)
 
     async def effect(
         self,
@@ -308,6 +325,9 @@ class WhatIfJournal(Journal):
             if due and (self._ask_from is None or number < self._ask_from):
                 return _of_request(due.popleft(), started)
             self.first_paid = number if self.first_paid is None else self.first_paid
+            if before := self._before.replies.get(digest):
+                self.reused += 1
+                return self._count(started, _of_request(before.popleft(), started))
         elif isinstance(started, ToolStarted):
             return self._result(started)
         elif isinstance(started, DecisionRequested):
@@ -319,12 +339,19 @@ class WhatIfJournal(Journal):
     async def _ask(self, started: ModelRequested, run: Callable[[], Awaitable[Event]]) -> Event:
         if self._cost.reached:
             self._stop(self._cost.reached)
-        outcome = await super().effect(started, run)
-        if isinstance(outcome, (ModelReplied, ModelFailed)):
-            usage = Usage(**outcome.usage)
-            self.requests_paid += 1
-            self.paid += usage
-            self._cost.charge(usage)
+        await self._lane.begin(self)
+
+        async def paid() -> Event:
+            outcome = self._count(started, await run())
+            self._cost.charge(usage_of(outcome))
+            return outcome
+
+        return await super().effect(started, paid)
+
+    def _count(self, started: ModelRequested, outcome: Event) -> Event:
+        self._lane.note_paid(started)
+        self.requests_paid += 1
+        self.paid += usage_of(outcome)
         return outcome
 
     def _result(self, started: ToolStarted) -> Event | None:
@@ -340,6 +367,8 @@ class WhatIfJournal(Journal):
         if not (only_reads and self._allow_read_only):
             self._leave(started)
         self.calls.append((started.agent, started.name, started.arguments))
+        if before := self._before.results.get(key):
+            return replace(before.popleft(), agent=started.agent, handle=started.handle, name=started.name)
         return None
 
     def _decision(self, request: DecisionRequested) -> Event:
@@ -363,6 +392,11 @@ class WhatIfJournal(Journal):
         self.problem = problem
         self._failure = JournalError(problem)
         raise self._failure
+
+
+def usage_of(outcome: Event) -> Usage:
+    """Return the usage of a request by its outcome."""
+    return Usage(**outcome.usage) if isinstance(outcome, (ModelReplied, ModelFailed)) else Usage()
 
 
 def _of_request(outcome: ModelReplied | ModelFailed, started: ModelRequested) -> Event:

@@ -23,6 +23,7 @@ from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Listener
 from closeout.records import record
 from closeout.run.kept_files import Load, no_content
+from closeout.run.kept_lanes import LAB
 from closeout.run.lifecycle import as_recorded, beginning, execute_on, execute_run, recorded_task
 from closeout.run.offered_tools import dump_definitions, load_specs, with_server_tools
 from closeout.run.plan import AgentPlan, OnChange, check_on_change, differences
@@ -82,6 +83,11 @@ async def resume_run(
         await store.off_loop(store.check_unlocked, run_id)
         raise JournalDamaged(describe_damage(run_id, recorded.problems))
     rows = recorded.rows
+    if LAB in beginning(rows, run_id).origin:
+        raise ResumeRefused(
+            f"Run {run_id} was kept by a what-if comparison, and its calls must not be made. `closeout what-if` with "
+            "the same arguments continues a comparison that was stopped."
+        )
     plan = as_recorded(plan, rows)
     mode = on_change or plan.on_change
     async with plan.manager:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from operator import itemgetter
+from urllib.parse import quote
 
 from closeout.errors import CloseoutError, JournalError, UsageError
 from closeout.journal.events import (
@@ -24,6 +28,7 @@ from closeout.journal.store import Row, Store
 from closeout.journal.totals import RunTotals
 from closeout.records import record
 from closeout.run.compare import first_difference
+from closeout.run.kept_lanes import KeptComparison, KeptLane
 from closeout.run.lifecycle import as_recorded, execute_run, new_started, recorded_task
 from closeout.run.plan import AgentPlan
 from closeout.run.recorded_effects import CostLimit, KnownTools, RecordedEffects, WhatIfJournal, shown
@@ -48,6 +53,8 @@ class Lane:
         cost: What these cost in dollars; None if a price is unknown.
         left: The call that it wanted to make, which the record does not have and which must not be made.
         problem: Why it failed or stopped.
+        reused: The paid requests that were sent before the comparison was stopped and continued.
+        run_id: The run in the home that has its events; empty if they were not kept, because it did what was recorded.
     """
 
     answer: str | None
@@ -59,6 +66,8 @@ class Lane:
     cost: float | None = 0.0
     left: str = ""
     problem: str = ""
+    reused: int = 0
+    run_id: str = ""
 
 
 @record(kw_only=True)
@@ -83,6 +92,17 @@ class WhatIfCase:
     baseline: Lane | None = None
     divergence: str = ""
     problem: str = ""
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """The lanes that were run: the candidate, and the baseline if there is one."""
+        return tuple(lane for lane in (self.now, self.baseline) if lane is not None)
+
+    @property
+    def page(self) -> str:
+        """The page of the viewer that shows the lanes side by side, without its address; empty if none is kept."""
+        ids = [self.run_id, *(lane.run_id for lane in (self.baseline, self.now) if lane is not None and lane.run_id)]
+        return "#/compare/" + "/".join(quote(each, safe="") for each in ids) if len(ids) > 1 else ""
 
     @property
     def added(self) -> tuple[str, ...]:
@@ -127,7 +147,9 @@ async def run_again(
     parallel: int = 4,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[WhatIfCase]:
-    """Run recorded runs again with an agent, in memory. The records stay as they are.
+    """Run recorded runs again with an agent. The records stay as they are; what is paid for is kept as runs of its own.
+
+    A comparison that was stopped is continued by the same call, with the runs that were chosen then.
 
     Args:
         plan: The changed agent.
@@ -142,17 +164,16 @@ async def run_again(
     Raises:
         UsageError: An argument is wrong.
         RunNotFound: No run has such an id.
-        JournalError: The journal cannot be read.
+        JournalLocked: Another process is running this comparison.
+        JournalError: The journal cannot be read or written.
     """
     if parallel < 1:
         raise UsageError(f"parallel must be at least 1, got {parallel}.")
     if limit_cost is not None and not limit_cost > 0:
         raise UsageError(f"limit_cost must be more than 0 dollars, got {limit_cost}.")
-    if isinstance(runs, str):
-        runs = [runs]
-    ids = await store.off_loop(_chosen, store, plan.name, runs)
-    lab = _Lab(store, allow_read_only=allow_read_only, cost=CostLimit(limit_cost))
+    runs = runs if isinstance(runs, int) else [runs] if isinstance(runs, str) else list(runs)
     candidate, other = _quiet(plan), None if baseline is None else _quiet(baseline)
+    cost = CostLimit(limit_cost)
     places = asyncio.Semaphore(parallel)
     done = 0
 
@@ -162,12 +183,35 @@ async def run_again(
             found = await lab.case(run_id, candidate, other)
         done += 1
         if progress is not None:
-            progress(done, len(ids))
+            progress(done, len(comparison.runs))
         return found
 
-    async with plan.manager, asyncio.TaskGroup() as group:
-        tasks = [group.create_task(case(run_id)) for run_id in ids]
-    return [task.result() for task in tasks]
+    async with AsyncExitStack() as stack:
+        for each in (plan, baseline):
+            if each is not None:
+                await stack.enter_async_context(each.manager)
+        comparison = KeptComparison(store, _name(candidate, other, runs, allow_read_only=allow_read_only))
+        cost.charge(await comparison.load(lambda: _chosen(store, plan.name, runs)))
+        lab = _Lab(comparison, allow_read_only=allow_read_only, cost=cost)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(case(run_id)) for run_id in comparison.runs]
+            cases = [task.result() for task in tasks]
+            if not any(lane.status == "stopped" for each in cases for lane in each.lanes):
+                await comparison.end(f"{sum(each.changed for each in cases)} of {len(cases)} runs differ")
+        finally:
+            comparison.abandon()
+    return cases
+
+
+def _name(plan: AgentPlan, baseline: AgentPlan | None, runs: object, *, allow_read_only: bool) -> str:
+    """Return a name that a comparison of the same agents and runs has again."""
+    agents = [
+        None if each is None else [each.name, each.fingerprint(each.offered_tools()), each.settings.model_dump()]
+        for each in (plan, baseline)
+    ]
+    text = json.dumps([agents, runs, allow_read_only], default=str, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def _chosen(store: Store, name: str, runs: int | Iterable[str]) -> list[str]:
@@ -196,8 +240,9 @@ def _quiet(plan: AgentPlan) -> AgentPlan:
 class _Lab:
     """Runs cases. `cost` is charged by all of them."""
 
-    def __init__(self, store: Store, *, allow_read_only: bool, cost: CostLimit) -> None:
-        self._store = store
+    def __init__(self, comparison: KeptComparison, *, allow_read_only: bool, cost: CostLimit) -> None:
+        self._comparison = comparison
+        self._store = comparison.store
         self._allow_read_only = allow_read_only
         self._cost = cost
 
@@ -214,8 +259,6 @@ class _Lab:
         case = WhatIfCase(run_id=run_id, task=started.task[:_SHOWN])
         if problem := _unfit(rows):
             return replace(case, problem=problem)
-        if self._cost.reached:
-            return replace(case, problem=self._cost.reached)
         try:
             return await self._lanes(case, rows, plan, baseline)
         except CloseoutError as error:
@@ -224,22 +267,37 @@ class _Lab:
     async def _lanes(
         self, case: WhatIfCase, rows: Sequence[Row], plan: AgentPlan, baseline: AgentPlan | None
     ) -> WhatIfCase:
-        then, now, journal = await self._lane(case.run_id, rows, plan)
-        if then is None:
-            problem = "The run was recorded without its prompts (journal.prompts is off), so they cannot be compared."
-            return replace(case, problem=problem)
-        difference = first_difference(_behaviour(rows), _behaviour(journal.rows()))
+        lane = await self._comparison.lane(case.run_id, "candidate")
+        try:
+            then, now, journal = await self._lane(case.run_id, rows, plan, lane)
+            if then is None:
+                problem = (
+                    "The run was recorded without its prompts (journal.prompts is off), so they cannot be compared."
+                )
+                return replace(case, problem=problem)
+            difference = first_difference(_behaviour(rows), _behaviour(journal.rows()))
+            now = await _kept(lane, now, journal, differs=difference is not None)
+        finally:
+            lane.abandon()
         case = replace(case, then=then, now=now, divergence="" if difference is None else str(difference))
         if baseline is None:
             return case
-        _, lane, _ = await self._lane(case.run_id, rows, baseline, ask_from=journal.first_paid, names=journal.tools)
-        return replace(case, baseline=lane)
+        lane = await self._comparison.lane(case.run_id, "baseline")
+        try:
+            _, again, other = await self._lane(
+                case.run_id, rows, baseline, lane, ask_from=journal.first_paid, names=journal.tools
+            )
+            again = await _kept(lane, again, other, differs=differs(then, again))
+        finally:
+            lane.abandon()
+        return replace(case, baseline=again)
 
     async def _lane(
         self,
         run_id: str,
         rows: Sequence[Row],
         plan: AgentPlan,
+        lane: KeptLane,
         *,
         ask_from: int | None = None,
         names: KnownTools | None = None,
@@ -254,6 +312,7 @@ class _Lab:
                 new_started(plan, task),
                 effects,
                 tools,
+                lane,
                 load=self._store.content,
                 allow_read_only=self._allow_read_only,
                 cost=self._cost,
@@ -273,8 +332,19 @@ class _Lab:
             cost=journal.paid.cost_usd if journal.requests_paid else 0.0,
             left=journal.left,
             problem=journal.problem or result.error,
+            reused=journal.reused,
         )
         return then, now, journal
+
+
+async def _kept(lane: KeptLane, found: Lane, journal: WhatIfJournal, *, differs: bool) -> Lane:
+    """Keep a lane that differs or was paid for, with its end unless it was stopped. Return it with its run."""
+    if found.status != "stopped":
+        if lane.was_stopped or (differs and not lane.run_id):
+            await lane.begin(journal)
+        status, reason = ("failed", "left_record") if found.left else (found.status, "")
+        await lane.end(RunEnded("main", status, reason, answer=found.answer, error=found.problem))
+    return replace(found, run_id=lane.run_id)
 
 
 def _unfit(rows: Sequence[Row]) -> str:

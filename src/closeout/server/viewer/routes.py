@@ -22,6 +22,7 @@ from closeout.journal.events import ModelRequested, RunEnded
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import RunRecord, Store, open_store
 from closeout.journal.text_search import SearchIndex
+from closeout.run.kept_lanes import LAB
 from closeout.server.app import HOME, error_response
 from closeout.server.file_download import file_response, files_shape, find_file, run_files
 from closeout.server.following import follow
@@ -161,7 +162,7 @@ class _Viewer:
             if text:
                 found: Iterator[tuple[RunRecord, Any]] = ((h.run, h) for h in index.search(text, before=before))
             else:
-                found = ((record, None) for record in store.each_run(before, not_under=evaluations))
+                found = ((record, None) for record in store.each_run(before, not_under=[*evaluations, LAB]))
             wanted = list(islice((pair for pair in found if _matches(pair[0], query)), limit + 1))
             totals = index.totals(record.run_id for record, _ in wanted)
             reasons = {record.run_id: _reason(store, record) for record, _ in wanted[:limit]}

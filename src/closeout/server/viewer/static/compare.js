@@ -1,4 +1,4 @@
-// Two runs side by side, and the first step at which they differ.
+// Two or three runs side by side, and the first step at which they differ.
 
 import { h, replaceChildren } from "./dom.js";
 import { beforeAndAfter } from "./diff.js";
@@ -27,7 +27,8 @@ async function loadSide(id) {
 function stepsOf(story) {
   const items = story.items.filter((item) => item.agent === "main");
   return items.filter((item) => item.kind === "turn" || item.kind === "answer").map((item) => {
-    if (item.kind === "answer") return { item, name: t("Answer"), text: textOf(item.event.answer) || t("No answer"), calls: [] };
+    const answer = textOf(item.event?.answer);
+    if (item.kind === "answer") return { item, name: t(answer ? "Answer" : "No answer"), text: answer || textOf(item.event.error) || t("No answer"), calls: [] };
     const text = textOf(item.accepted?.text ?? item.reply?.text);
     const name = item.purpose === "act" ? `${t("Turn")} ${item.number + 1}` : t(item.purpose);
     const calls = item.calls.map((call) => ({ name: textOf(call.name), given: call.started?.arguments ?? call.arguments, call }));
@@ -52,24 +53,26 @@ function canonical(value) {
   }
 }
 
-function drawComparison(main, [left, right]) {
-  const steps = Math.max(left.steps.length, right.steps.length);
+function drawComparison(main, sides) {
+  const steps = Math.max(...sides.map((side) => side.steps.length));
   let first = 0;
-  while (first < steps && signature(left.steps[first]) === signature(right.steps[first])) first += 1;
+  while (first < steps && new Set(sides.map((side) => signature(side.steps[first]))).size === 1) first += 1;
   const same = first === steps;
+  const row = sides.length > 2 ? "div.compare-row.of-three" : "div.compare-row";
   const rows = [];
-  for (let at = 0; at < steps; at += 1) {
-    const row = h("div.compare-row", { class: at === first ? "first-difference" : at < first ? "same" : "", id: at === first ? "first" : null },
-      cell(left.steps[at], left), cell(right.steps[at], right));
-    rows.push(row);
-  }
+  for (let at = 0; at < steps; at += 1)
+    rows.push(h(row, { class: at === first ? "first-difference" : at < first ? "same" : "", id: at === first ? "first" : null },
+      sides.map((side) => cell(side.steps[at], side))));
   const jump = h("button.button.primary", { type: "button", click: () => document.getElementById("first").scrollIntoView({ block: "center" }) }, t("Go there"));
+  const [left, ...others] = sides;
+  const ofLab = others.some((side) => laneName(side));
   replaceChildren(main, h("div.compare-page", null,
     h("h1.unseen", null, t("Compare")),
-    h("div.compare-row.compare-heads", null, runHead(left), runHead(right)),
-    left.run.task !== right.run.task ? h("section.compare-tasks", null, h("p.line.warning", null, t("The tasks differ.")), beforeAndAfter(left.run.task, right.run.task, [left, right].map((side) => side.run.run_id))) : null,
-    settingsDifference(left, right),
-    h("p.line", { class: same ? "good" : "warning", role: "status" }, same ? t("Both runs took the same steps.")
+    h(`${row}.compare-heads`, null, sides.map((side) => runHead(side, ofLab))),
+    others.map((right) => [
+      left.run.task !== right.run.task ? h("section.compare-tasks", null, h("p.line.warning", null, t("The tasks differ.")), beforeAndAfter(left.run.task, right.run.task, [left, right].map((side) => side.run.run_id))) : null,
+      settingsDifference(left, right)]),
+    h("p.line", { class: same ? "good" : "warning", role: "status" }, same ? t(sides.length === 2 ? "Both runs took the same steps." : "All runs took the same steps.")
       : t("The first difference is at step {n} of {m}.", { n: first + 1, m: steps }), " ", same ? null : jump),
     rows));
 }
@@ -93,12 +96,21 @@ function firstPrompt({ asked }) {
   return textOf(first?.prompt ?? first?.content);
 }
 
-function runHead({ run, totals }) {
+/** What a run is in a what-if comparison; the recorded one is the run that the others were made of. */
+function laneName({ started }) {
+  const lane = started?.origin?.["what-if"]?.lane;
+  return lane === "baseline" ? t("Baseline") : lane === "candidate" ? t("Candidate") : "";
+}
+
+function runHead(side, ofLab) {
+  const { run, totals } = side;
+  const name = ofLab ? laneName(side) || t("Recorded run") : "";
   const { usage } = totals;
   const facts = [[t("Turns"), count(totals.turns)], [t("Calls"), count(totals.tool_calls)], [t("Tokens"), count(usage.input_tokens + usage.output_tokens)],
     [t("Cached"), percent(usage.cache_read_tokens, usage.input_tokens) || "–"], [t("Cost"), cost(usage.cost_usd) || "–"], [t("Repairs"), count(totals.repairs)],
     [t("Rollbacks"), count(totals.rollbacks)], [t("Time"), run.ended ? duration(1000 * (run.ended - run.started)) : "–"]];
   return h("section.compare-run", null,
+    name ? h("p.lane-name", null, name) : null,
     h("p.run-line", null, statusChip(run.status), h("a", { href: `#/run/${encodeURIComponent(run.run_id)}` }, run.run_id)),
     h("p", { dir: "auto" }, run.task), h("p.quiet", { dir: "auto" }, run.model),
     h("dl.tiles", null, facts.map(([name, value]) => h("div.tile", null, h("dt", null, name), h("dd", null, value)))));

@@ -24,7 +24,7 @@ const header = h("header.top");
 const main = h("main", { id: "main", tabindex: "-1" });
 const helpDialog = h("dialog", { id: "help" });
 
-/** #/, #/run/ID?e=SEQ, #/run/ID/prompts?e=SEQ, #/compare/ID/ID, #/evaluations, #/evaluation/NAME?show=OUTCOME, #/usage?by=GROUPS. An exported file shows its run wherever it is opened. */
+/** #/, #/run/ID?e=SEQ, #/run/ID/prompts?e=SEQ, #/compare/ID/ID or …/ID/ID/ID, #/evaluations, #/evaluation/NAME?show=OUTCOME, #/usage?by=GROUPS. An exported file shows its run wherever it is opened. */
 function readAddress() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...ids] = path.split("/").map(decode);
@@ -33,7 +33,7 @@ function readAddress() {
   const exported = exportedRun();
   if (exported) return { name: ids[1] === "prompts" ? "prompts" : "run", id: exported.run_id, ids, event, query: parameters };
   if (name === "run" && ids[0]) return { name: ids[1] === "prompts" ? "prompts" : "run", id: ids[0], ids, event, query: parameters };
-  if (name === "compare" && ids[0]) return { name: "compare", ids: ids.filter(Boolean).slice(0, 2), event, query: parameters };
+  if (name === "compare" && ids[0]) return { name: "compare", ids: ids.filter(Boolean).slice(0, 3), event, query: parameters };
   if (name === "evaluation" && ids[0]) return { name, id: ids[0], ids, event, query: parameters };
   if (name === "evaluations" || name === "usage") return { name, ids, event, query: parameters };
   return { name: "runs", ids, event, query: parameters };

@@ -258,8 +258,15 @@ class RunPage {
       image && left ? h("img", { src: address, alt: name, loading: "lazy" }) : null);
   }
 
-  /** Where the run is a fork: links to the run that it was made of, and to the difference. */
+  /** Where the run is a fork or a lane of a what-if comparison: links to the run that it was made of, and to the difference. */
   forkLink() {
+    const { run: recorded } = this.story.started?.origin?.["what-if"] ?? {};
+    if (typeof recorded === "string") {
+      const about = t("What-if lane of {run}", { run: recorded });
+      const [from, own] = [recorded, this.runId].map(encodeURIComponent);
+      return h("p.quiet", { dir: "auto" }, exportedRun() ? about
+        : [h("a", { href: `#/run/${from}` }, about), " · ", h("a", { href: `#/compare/${from}/${own}` }, t("Compare"))]);
+    }
     const { run_id: origin, events } = this.story.started?.forked ?? {};
     if (typeof origin !== "string") return null;
     const [from, own] = [origin, this.runId].map(encodeURIComponent);
