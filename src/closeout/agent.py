@@ -77,7 +77,7 @@ class RunSettings(TypedDict, total=False):
 class TaskKeywords(RunSettings, total=False):
     """The keyword arguments of `Agent.run` that tasks of `Agent.map` may have too."""
 
-    files: Sequence[str | Path]
+    files: Sequence[str | Path | File]
     work_files: Sequence[File]
     history: Sequence[Mapping[str, Any]]
     task_id: str
@@ -396,7 +396,7 @@ class Agent(Generic[Deps, Value]):
         self,
         task: str,
         *,
-        files: Sequence[str | Path] = (),
+        files: Sequence[str | Path | File] = (),
         work_files: Sequence[File] = (),
         history: Sequence[Mapping[str, Any]] = (),
         task_id: str = "",
@@ -414,8 +414,8 @@ class Agent(Generic[Deps, Value]):
 
         Args:
             task: The question or the instruction.
-            files: Documents, tables and images. Their text precedes the task, within a budget. Scripts and tools can
-                read them whole.
+            files: Documents, tables and images: paths, or `File` objects. Their text precedes the task, within a
+                budget. Scripts and tools can read them whole.
             work_files: Files that scripts and tools find beside those, such as `result.files` of an earlier run. The
                 model is not shown what is in them.
             history: The messages before the task, `[{"role": "user" | "assistant", "content": …}]`.
@@ -618,7 +618,8 @@ class Agent(Generic[Deps, Value]):
         self,
         task: str,
         *,
-        files: Sequence[str | Path] = (),
+        files: Sequence[str | Path | File] = (),
+        work_files: Sequence[File] = (),
         history: Sequence[Mapping[str, Any]] = (),
         run_id: str = "",
         origin: Mapping[str, Any] | None = None,
@@ -644,7 +645,7 @@ class Agent(Generic[Deps, Value]):
         from closeout.run.lifecycle import start_journal, with_read_result
 
         store, plan = self._kept_runs(), plan_after(self.plan(), handed_to).overridden(settings)
-        prepared = await prepare_task(plan, task, files, history)
+        prepared = await prepare_task(plan, task, files, history, work_files=work_files)
         prepared = replace(prepared, origin=origin or {}, user=checks.check_user(user), handed=tuple(handed_to))
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:

@@ -9,7 +9,9 @@ import asyncio
 import base64
 import html
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +91,7 @@ class _ReadFile:
 async def prepare_task(
     plan: AgentPlan,
     text: str,
-    files: Sequence[str | Path],
+    files: Sequence[str | Path | File],
     history: Sequence[Mapping[str, Any]],
     *,
     work_files: Sequence[File] = (),
@@ -99,7 +101,7 @@ async def prepare_task(
     Args:
         plan: The agent.
         text: The task.
-        files: Paths.
+        files: Paths, and files as values.
         history: The messages before the task.
         work_files: Files that scripts find beside those, and may change.
 
@@ -113,11 +115,17 @@ async def prepare_task(
         can = replace(client.capabilities, max_context=await client.context_length())
         readers = [each.name for each in plan.manager.local_tools if getattr(each, "reads_files", False)]
         reader = "A program" if RUN_PROGRAM in readers else next(iter(readers), "")
-        prepared = await asyncio.to_thread(
-            prepare, text, files, capabilities=can, model=client.name, markers=plan.call_markers, reader=reader
-        )
-        kept, notes = await asyncio.to_thread(_kept, files)
-        prepared = replace(prepared, notes=(*prepared.notes, *notes))
+
+        def read() -> tuple[Prepared, tuple[File, ...]]:
+            with _on_disk(files) as paths:
+                found = prepare(
+                    text, paths, capabilities=can, model=client.name, markers=plan.call_markers, reader=reader
+                )
+                kept, notes = _kept(paths)
+            names = tuple(each.name if isinstance(each, File) else str(each) for each in files)
+            return replace(found, names=names, notes=(*found.notes, *notes)), kept
+
+        prepared, kept = await asyncio.to_thread(read)
     return Task(
         text=text,
         question=prepared.question,
@@ -128,6 +136,25 @@ async def prepare_task(
         notes=prepared.notes,
         kept=later_files(kept, check_work_files(work_files)),
     )
+
+
+@contextmanager
+def _on_disk(files: Sequence[str | Path | File]) -> Iterator[Sequence[str | Path]]:
+    """Write the files that are values into a folder, and yield the paths of all."""
+    if isinstance(files, str) or not any(isinstance(each, File) for each in files):
+        yield files  # type: ignore[misc]
+        return
+    with tempfile.TemporaryDirectory(prefix="closeout-files-") as folder:
+        paths: list[str | Path] = []
+        for number, each in enumerate(files):
+            if isinstance(each, File):
+                place = Path(folder, str(number))
+                each = File(safe_file_name(each.name.rpartition("/")[2]), each.data).save(place)
+            paths.append(each)
+        try:
+            yield paths
+        except UsageError as error:  # the client knows the file by its name
+            raise UsageError(re.sub(re.escape(folder) + r"[/\\]\d+[/\\]", "", str(error))) from None
 
 
 def file_budget(max_context: int | None) -> int:

@@ -58,7 +58,9 @@ class _Messages:
             "user": user_of({"user": metadata.get("user_id") if isinstance(metadata, dict) else None}),
             "schema": schema_in(wanted, "output_config.format", self._host),
         }
-        run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
+        run_id = await self._host.submit(
+            conversation.task, history=conversation.history, files=conversation.files, notes=notes
+        )
         try:
             if body.get("stream"):
                 return await send_events(request, self._events(run_id, body), run_headers(run_id))

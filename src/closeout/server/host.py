@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from closeout.answers.contracts import Text
 from closeout.errors import Failure, JournalError, JournalLocked, RunNotFound, UsageError
+from closeout.file_values import File
 from closeout.journal.events import DecisionMade, ModelReplied, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
 from closeout.journal.retention import delete_ended
 from closeout.journal.run_journal import Journal
@@ -226,13 +227,21 @@ class AgentHost:
     # ------------------------------------------------------------------------------------------ runs
 
     async def submit(
-        self, task: str, *, history: Sequence[Mapping[str, Any]] = (), notes: Mapping[str, Any] | None = None
+        self,
+        task: str,
+        *,
+        history: Sequence[Mapping[str, Any]] = (),
+        files: Sequence[File] = (),
+        work_files: Sequence[File] = (),
+        notes: Mapping[str, Any] | None = None,
     ) -> str:
         """Record a run and start it as soon as there is room.
 
         Args:
             task: The task.
             history: The conversation before it.
+            files: Files that the client sent: their text precedes the task.
+            work_files: Those that scripts and tools find beside them.
             notes: What the server wants to know about the run later; JSON values.
 
         Returns:
@@ -249,8 +258,17 @@ class AgentHost:
             origin = {**self._origin, ORIGIN: {"agent": self.name, **(notes or {})}}
             user = str((notes or {}).get("user") or "")
             agent = self._agent_for(notes or {})
-            about = {"user": user, "handed_to": (notes or {}).get("handed_to", ())}
-            await agent.submit(task, history=history, run_id=run_id, origin=origin, **about, **self._budget_of(user))
+            await agent.submit(
+                task,
+                files=files,
+                work_files=work_files,
+                history=history,
+                run_id=run_id,
+                origin=origin,
+                user=user,
+                handed_to=(notes or {}).get("handed_to", ()),
+                **self._budget_of(user),
+            )
         except BaseException:
             del self._tasks[run_id]
             raise

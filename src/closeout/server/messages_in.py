@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from closeout.file_values import File
 from closeout.run.waiting import Decision, PendingDecision
 from closeout.server.api_errors import ApiError
+from closeout.server.files_in import FILE_PARTS, file_of_part
 
 __all__ = [
     "Approval",
@@ -33,6 +35,7 @@ class Conversation:
 
     task: str
     history: tuple[dict[str, Any], ...]
+    files: tuple[File, ...] = ()
 
 
 def chat_conversation(messages: Any) -> Conversation:
@@ -43,7 +46,9 @@ def chat_conversation(messages: Any) -> Conversation:
     """
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, "messages must be a list with at least one message.", param="messages")
-    return _conversation([_message(each, f"messages[{i}]") for i, each in enumerate(messages)], "messages")
+    files: list[File] = []
+    read = [_message(each, f"messages[{i}]", files) for i, each in enumerate(messages)]
+    return _conversation(read, "messages", files)
 
 
 def response_conversation(given: Any, earlier: Sequence[Mapping[str, Any]], instructions: Any) -> Conversation:
@@ -63,13 +68,14 @@ def response_conversation(given: Any, earlier: Sequence[Mapping[str, Any]], inst
         raise ApiError(400, "input must be a text or a list with at least one item.", param="input")
     if instructions is not None and not isinstance(instructions, str):
         raise ApiError(400, "instructions must be a text.", param="instructions")
+    files: list[File] = []
     messages = [
-        _message(item, f"input[{i}]")
+        _message(item, f"input[{i}]", files)
         for i, item in enumerate(given)
         if not (isinstance(item, dict) and item.get("type") in ACTIVITY)
     ]
     first = [{"role": "system", "content": instructions}] if instructions else []
-    return _conversation([*first, *map(dict, earlier), *messages], "input")
+    return _conversation([*first, *map(dict, earlier), *messages], "input", files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +168,18 @@ def user_of(body: Mapping[str, Any], client: str = "") -> str:
 
 def _words(given: Any) -> str:
     """The user's words in an input."""
-    messages = [_message(item, "input") for item in _new_items(given) if item.get("type", "message") == "message"]
+    messages = [_message(item, "input", []) for item in _new_items(given) if item.get("type", "message") == "message"]
     return "\n\n".join(message["content"] for message in messages if message["role"] == "user").strip()
 
 
-def _conversation(messages: Sequence[dict[str, Any]], name: str) -> Conversation:
+def _conversation(messages: Sequence[dict[str, Any]], name: str, files: Iterable[File]) -> Conversation:
     if not messages or messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
         raise ApiError(400, f"The last message of {name} must be the user's: it is the task.", param=name)
-    return Conversation(messages[-1]["content"], tuple(messages[:-1]))
+    return Conversation(messages[-1]["content"], tuple(messages[:-1]), tuple(files))
 
 
-def _message(item: Any, place: str) -> dict[str, Any]:
+def _message(item: Any, place: str, files: list[File]) -> dict[str, Any]:
+    """Return a message with its text. Its files are added to `files`."""
     if not isinstance(item, dict):
         raise ApiError(400, f"{place} must be an object.", param=place)
     kind, role = item.get("type", "message"), item.get("role")
@@ -186,23 +193,26 @@ def _message(item: Any, place: str) -> dict[str, Any]:
         )
     if item.get("tool_calls"):
         raise ApiError(400, f"{place} has tool_calls, but this agent calls its own tools.", param=place)
-    return {"role": role, "content": _text(item.get("content"), place)}
+    return {"role": role, "content": _text(item.get("content"), place, files if role == "user" else None)}
 
 
-def _text(content: Any, place: str) -> str:
+def _text(content: Any, place: str, files: list[File] | None) -> str:
     if isinstance(content, str):
         return content
     if content is None:
         return ""
     if not isinstance(content, list):
         raise ApiError(400, f"The content of {place} must be a text or a list of parts.", param=place)
-    return "".join(_part_texts(content, place))
+    return "".join(_part_texts(content, place, files))
 
 
-def _part_texts(parts: list[Any], place: str) -> Iterable[str]:
+def _part_texts(parts: list[Any], place: str, files: list[File] | None) -> Iterable[str]:
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind in FILE_PARTS and files is not None:
+            file_of_part(part, place, files)
+            continue
         text = part.get("text", part.get("refusal")) if kind in TEXT_PARTS else None
         if not isinstance(text, str):
-            raise ApiError(400, f"{place} has a part of the type {kind!r:.80}. Send text parts.", param=place)
+            raise ApiError(400, f"{place} has a part of the type {kind!r:.80}. Send texts and files.", param=place)
         yield text

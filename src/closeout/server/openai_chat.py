@@ -63,7 +63,9 @@ class _Chat:
             "user": user_of(body, client_of(request)),
             "schema": schema,
         }
-        run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
+        run_id = await self._host.submit(
+            conversation.task, history=conversation.history, files=conversation.files, notes=notes
+        )
         try:
             if body.get("stream"):
                 options = body.get("stream_options")

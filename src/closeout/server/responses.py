@@ -10,11 +10,13 @@ from aiohttp import web
 from closeout.answers.contracts import Text
 from closeout.codec import decode_json, encode_json
 from closeout.errors import RunNotFound, UsageError
+from closeout.file_values import File
 from closeout.journal.events import RunEnded
 from closeout.journal.store import Row
 from closeout.run.handoff import handed_to_of
 from closeout.run.result import conversation_of
 from closeout.server.api_errors import ApiError, json_body
+from closeout.server.file_download import run_files
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import approval_responses, decisions_in, response_conversation, user_of
 from closeout.server.response_state import ResponseId
@@ -125,7 +127,7 @@ class _ResponsesRoutes:
         elif isinstance(previous, str):
             earlier = ResponseId.read(previous)
         elif previous is None:
-            return await self._submit(body, notes, ())
+            return await self._submit(body, notes, (), ())
         else:
             raise ApiError(400, "previous_response_id must be a text.", param="previous_response_id")
         view = await self._view(earlier)
@@ -139,13 +141,25 @@ class _ResponsesRoutes:
             text = f"The response {earlier} was continued. Continue the last one of its run."
             raise ApiError(400, text, param="previous_response_id")
         messages, handed_to = await self._conversation(earlier)
-        return await self._submit(body, {**notes, "handed_to": handed_to}, messages)
+        files = run_files(self._host.store, (row.event for row in await self._host.rows(earlier.run_id))).all()
+        return await self._submit(body, {**notes, "handed_to": handed_to}, messages, files)
 
     async def _submit(
-        self, body: Mapping[str, Any], notes: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]
+        self,
+        body: Mapping[str, Any],
+        notes: Mapping[str, Any],
+        earlier: Sequence[Mapping[str, Any]],
+        work_files: Sequence[File],
     ) -> ResponseId:
         conversation = response_conversation(body.get("input"), earlier, body.get("instructions"))
-        return ResponseId(await self._host.submit(conversation.task, history=conversation.history, notes=notes))
+        run_id = await self._host.submit(
+            conversation.task,
+            history=conversation.history,
+            files=conversation.files,
+            work_files=work_files,
+            notes=notes,
+        )
+        return ResponseId(run_id)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         response = ResponseId.read(request.match_info["id"])

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from closeout.codec import encode_json
 from closeout.errors import MessageRefused
+from closeout.file_values import File
 from closeout.journal.events import RunEnded
 from closeout.journal.inbox import mailbox_of
 from closeout.journal.totals import RunTotals
@@ -18,6 +19,7 @@ from closeout.run.kept_files import RunFiles
 from closeout.run.waiting import pending_decisions
 from closeout.server.api_errors import ApiError, json_body, json_value
 from closeout.server.file_download import file_response, files_shape, find_file, run_files
+from closeout.server.files_in import file_in
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import chat_conversation, user_of
 from closeout.server.responses import run_headers
@@ -49,8 +51,8 @@ class _Runs:
 
     async def create(self, request: web.Request) -> web.Response:
         body = await json_body(request)
-        if unknown := body.keys() - {"task", "history", "user"}:
-            raise ApiError(400, f"Unknown keys: {', '.join(sorted(unknown))[:200]}. Send task, history and user.")
+        if unknown := body.keys() - {"task", "history", "user", "files"}:
+            raise ApiError(400, f"Unknown keys: {', '.join(sorted(unknown))[:200]}. Send task, history, user, files.")
         task = body.get("task")
         if not isinstance(task, str):
             raise ApiError(400, 'task must be a text: {"task": "How far is the Moon?"}.', param="task")
@@ -60,7 +62,8 @@ class _Runs:
         conversation = chat_conversation([*history, {"role": "user", "content": task}])
         about = self._host.deps.notes(request)
         notes = {"api": "runs", "user": user_of(body, client_of(request)), **about}
-        run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
+        files = [*conversation.files, *_files_in(body.get("files") or [])]
+        run_id = await self._host.submit(conversation.task, history=conversation.history, files=files, notes=notes)
         return await self._run(run_id, status=202)
 
     async def get(self, request: web.Request) -> web.Response:
@@ -165,6 +168,16 @@ class _Runs:
         return web.Response(
             status=status, body=encode_json(found), content_type="application/json", headers=run_headers(run_id)
         )
+
+
+def _files_in(given: Any) -> list[File]:
+    if not isinstance(given, list) or not all(isinstance(e, dict) and isinstance(e.get("data"), str) for e in given):
+        text = 'files must be a list such as [{"name": "sales.csv", "data": "BASE64"}].'
+        raise ApiError(400, text, param="files")
+    found: list[File] = []
+    for each in given:
+        found.append(file_in(each["data"], each.get("name"), "", place="files", files=found))
+    return found
 
 
 def _waits(ended: RunEnded | None) -> bool:
