@@ -15,6 +15,7 @@ from closeout.errors import ConfigError, ResumeRefused, ToolError, UsageError
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
 from closeout.testing import RequestView, ScriptedClient, answer, call, serve_script
+from closeout.tools.builtin import python_tool
 from closeout.tools.skills import MAX_BYTES, Skills
 
 FRONT = "---\nname: {name}\ndescription: {description}\n---\n{text}"
@@ -68,6 +69,32 @@ async def test_the_model_is_told_of_skills_and_reads_them(skills: Path, home: Pa
     rows = [row.event for row in open_store(home).rows(result.run_id)]
     assert isinstance(rows[0], ev.RunStarted)
     assert set(rows[0].fingerprint["skills"]) == {"invoices", "周报"}
+
+
+@pytest.mark.parametrize("dialect", ["function_call", "code"])
+async def test_scripts_find_the_files_of_a_skill_that_was_read(skills: Path, home: Path, dialect: str) -> None:
+    script = (
+        "print(open('skills/invoices/scripts/total.py').read(), len(open('skills/invoices/logo.png', 'rb').read()))"
+    )
+    turns: list[Any] = [call("run_python", code=script)]
+    turns += [call("read_skill", name="invoices")] * 2
+    turns += [
+        call("run_python", code=script),
+        call("run_python", code="open('skills/invoices/new.txt', 'w').write('x')"),
+    ]
+    if dialect == "code":
+        turns = [f"```python\nprint(read_skill(name='invoices'))\n{script}\n```"]
+    client = ScriptedClient([*turns, answer("done") if dialect != "code" else "```python\nfinal_answer('done')\n```"])
+    agent = Agent(client, [python_tool(isolation="none")], skills=[skills], dialect=dialect, home=home)
+    result = await agent.run("Total?", run_id="r")
+    assert result.answer == "done"
+    shown = [str(m["content"]) for m in client.requests[-1].messages if m["role"] in ("tool", "user")]
+    if dialect != "code":
+        assert "No such file" in shown[1]
+        assert "Scripts find them in the folder skills/invoices" in shown[2]
+        assert [file.name for file in result.files] == ["skills/invoices/new.txt"]  # what the run left itself
+    assert any("print(1) 6" in each for each in shown)
+    assert (await agent.resume("r")).files == result.files
 
 
 async def test_a_long_skill_is_read_in_parts(tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ class Assembler:
     # ------------------------------------------------------------------------------------------------ the tools
 
     def _make_manager(self, tools: Any, mcp_servers: Any, configured: Sequence[Any]) -> ToolManager:
-        configured = (*configured, *self._document_tools(), *([self._skills.tool()] if self._skills else ()))
+        configured = (*configured, *self._document_tools())
         if not isinstance(mcp_servers, Mapping):
             mcp_servers = check_list("mcp_servers", mcp_servers, '["python server.py"]')
         servers = (*read_servers(self.config.tools.mcp_servers), *read_servers(mcp_servers))
@@ -323,6 +323,8 @@ class Assembler:
                 tools.add(as_tool(with_settings(each, self.config.tools)))
             for each in self._configured_sub_agents(tools.local_tools):
                 tools.add(each)
+            for each in self._skill_tool((*tools.local_tools, *programs)):
+                tools.add(each)
             names = {spec.name for spec in tools.specs()}
             for each in (read_result_tool, *programs):
                 if each.spec.name not in names:
@@ -335,6 +337,7 @@ class Assembler:
         own = [as_tool(with_settings(each, self.config.tools)) for each in named]
         own += self._configured_sub_agents(own)
         own += programs
+        own += self._skill_tool(own)
         own = [self._with_model(each) for each in own]
         return ToolManager(
             (*own, read_result_tool) if own or servers else (),
@@ -343,6 +346,10 @@ class Assembler:
             approval=self.config.tools.approval,
             shares_policies=self._shares_policies,
         )
+
+    def _skill_tool(self, tools: Iterable[AnyTool]) -> list[AnyTool]:
+        for_scripts = any(getattr(each, "reads_files", False) for each in tools)
+        return [self._skills.tool(for_scripts=for_scripts)] if self._skills else []
 
     def _document_tools(self) -> Sequence[AnyTool]:
         """Return the tools for the documents of the settings, of a simpler form for a weak model."""

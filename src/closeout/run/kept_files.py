@@ -82,10 +82,13 @@ class RunFiles:
         return FileView(files, variables=variables, size=sum(self._sizes.values()))
 
     def left(self) -> tuple[File, ...]:
-        """Return the files that the run left, the latest version of each, in the order of the calls that left them."""
+        """Return the files that the run left, the latest version of each, in the order of the calls that left them.
+
+        Those that scripts can only read, such as a skill's, are not left by the run.
+        """
         latest = [(max(versions), versions) for versions in self._left.values()]
         found = (versions[place] for place, versions in sorted(latest, key=itemgetter(0)))
-        return tuple(file for file in found if file is not None)
+        return tuple(file for file in found if file is not None and not file.read_only)
 
     def all(self) -> tuple[File, ...]:
         """Return the files that the run began with, as far as they are there, and those that it left."""

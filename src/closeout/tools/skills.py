@@ -13,13 +13,17 @@ import posixpath
 import stat
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from closeout.errors import ToolError, UsageError
+from closeout.file_values import File
 from closeout.results.escape import escape_markers
+from closeout.results.tool_output import ToolOutput
 from closeout.settings_tree import NotYaml, parse_yaml
+from closeout.tools.run_context import RunContext
 from closeout.tools.tool import Tool, tool
 from closeout.visible import visible
 
@@ -34,6 +38,9 @@ MAX_SKILLS = 200
 MAX_FRONT = 65_536  # characters of front matter
 MAX_DEPTH = 20  # folders in one another
 MAX_LISTED = 100  # files that the model is told of
+MAX_FOR_SCRIPTS = 100  # files of a skill that scripts are given; a run keeps twice as many
+FOLDER = "skills"  # where scripts find them
+_FOR_SCRIPTS = "Scripts find them in the folder {}/{} and cannot change them."
 # Limits of the specification, in characters.
 MAX_NAME = 64
 MAX_DESCRIPTION = 1_024
@@ -56,6 +63,7 @@ class Skill:
         description: What it does and when to use it.
         text: The instructions, without the front matter.
         files: The texts of its other files by their relative paths; None for a file that is not text.
+        contents: Those files that every system can write, as scripts find them.
         digest: A hash of all its files.
     """
 
@@ -63,6 +71,7 @@ class Skill:
     description: str
     text: str
     files: Mapping[str, str | None]
+    contents: tuple[File, ...]
     digest: str
 
 
@@ -106,18 +115,33 @@ class Skills:
         lines = [f"- {name}: {_one_line(skill.description)}" for name, skill in self._skills.items()]
         return _SECTION.format(tool=READ_SKILL, lines="\n".join(lines))
 
-    def tool(self) -> Tool[..., Any]:
-        """Return the tool with which the model reads skills."""
+    def tool(self, *, for_scripts: bool = False) -> Tool[..., Any]:
+        """Return the tool with which the model reads skills.
+
+        Args:
+            for_scripts: Give scripts the files of a skill once its instructions were read.
+        """
 
         @tool(name=READ_SKILL, read_only=True, idempotent=True, repeatable=True, inline=True)
-        def read_skill(name: str, path: str = MAIN_FILE) -> str:
+        def read_skill(name: str, path: str = MAIN_FILE) -> str | ToolOutput:
             """Read the instructions of a skill, or a file that they name.
 
             Args:
                 name: The skill's name.
                 path: A file of the skill, such as references/forms.md.
             """
-            return self.read(name, path)
+            text = self.read(name, path)
+            skill, view = self._skills[name], RunContext.current().files
+            given, added = skill.contents, 0
+            if not (for_scripts and given and text.startswith(skill.text)):
+                return text
+            if all(file.name in view for file in given):
+                given = ()
+            for file in given:
+                if view.refusal(file.name, file.size, added=added):  # there is no room for it
+                    return text
+                added += file.size
+            return ToolOutput(result=f"{text}\n{_FOR_SCRIPTS.format(FOLDER, name)}", files=given)
 
         return read_skill
 
@@ -201,7 +225,12 @@ def _read(folder: Path) -> Skill:
     """
     whole = hashlib.sha256()
     files: dict[str, str | None] = {}
+    contents: list[File] = []
     for path, data in _files(folder):
+        if path != MAIN_FILE:
+            with suppress(UsageError):  # a name that some system cannot write
+                contents.append(File(f"{FOLDER}/{folder.name}/{path}", data))
+                contents[-1].read_only = True
         whole.update(f"{len(path)} {path} {len(data)} ".encode("utf-8", "surrogateescape") + data)
         files[path] = _text(data)
     text = files.pop(MAIN_FILE, None)
@@ -215,6 +244,7 @@ def _read(folder: Path) -> Skill:
         description=_description(front, main),
         text=body.strip() or "This skill has no instructions.",
         files=files,
+        contents=tuple(contents) if len(contents) <= MAX_FOR_SCRIPTS else (),
         digest=whole.hexdigest()[:16],
     )
 
