@@ -12,6 +12,7 @@ import typer
 from closeout.cli.data import data_app
 from closeout.cli.eval import eval_app
 from closeout.cli.exits import OK, CommandGroup, guarded
+from closeout.cli.mcp_commands import mcp_app
 from closeout.cli.option_types import (
     AgentSource,
     Answer,
@@ -52,6 +53,7 @@ models_app = typer.Typer(help="Manage the weights of the embedded models.", no_a
 app.add_typer(models_app, name="models")
 app.add_typer(eval_app, name="eval")
 app.add_typer(data_app, name="data")
+app.add_typer(mcp_app, name="mcp")
 
 RunId = Annotated[
     str,
@@ -434,27 +436,6 @@ def tools(
     from closeout.cli.options import options_in
 
     return list_tools(options_in(locals()), as_json=json)
-
-
-@app.command("mcp")
-@guarded
-def serve_web(
-    agent: AgentSource = None,
-    model: Model = None,
-    base_url: BaseUrl = None,
-    config: Settings = None,
-    profile: Profile = None,
-) -> int:
-    """Serve the web tools over MCP on stdin and stdout, for any MCP client; with --agent that agent, as one tool."""
-    from closeout.cli.options import options_in, read_settings
-
-    if agent is not None:
-        from closeout.cli.servers import serve_mcp
-
-        return serve_mcp(options_in(locals()), name=None, description=None)
-    from closeout.cli.environment import serve_web_tools
-
-    return serve_web_tools(model, base_url, read_settings(tuple(config or ()), profile))
 
 
 @app.command()

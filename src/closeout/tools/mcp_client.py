@@ -263,6 +263,8 @@ class _ServerSession:
             if self._errors.forgotten:
                 self._stop.set()
                 raise _Died(is_forgotten=True) from None
+            if self._errors.login:
+                raise ToolError(self._errors.take_login()) from None
             raise ToolError(redact(error.message, self.config.secrets)) from None
         except (RuntimeError, ValueError, TimeoutError) as error:  # too late, or a result that breaks its schema
             if deadline.expired():
@@ -297,6 +299,8 @@ class _ServerSession:
         """Return the error for a call that was running when the session ended."""
         if self.config.transport == "sse" and self._task is not None:
             await asyncio.wait((self._task,), timeout=BROKEN_SECONDS)  # it knows why
+        if self._errors.login:
+            return ToolError(self._errors.login)
         if not self._has_overflowed:
             return _Died(await self._last_words())
         return ToolError(
@@ -402,8 +406,12 @@ class _ServerSession:
         about = f"MCP server {self.config.name!r} ({self.config.address})"
         if isinstance(error, McpServerFailed):
             return error
+        if self._errors.login:
+            return McpServerFailed(self._errors.login)
         verb = "started" if self.config.transport == "stdio" else "reached"
         cause = f"{_reason(error, self._errors.status)}.{last_words}"
+        if self._errors.status == 401:
+            cause += f" If it wants a login: closeout mcp login {self.config.address}"
         return McpServerFailed(f"{about} could not be {verb}: {redact(cause, self.config.secrets)}")
 
     async def _last_words(self) -> str:
@@ -431,13 +439,19 @@ def _open_transport(
     if config.transport == "sse":
         from mcp.client.sse import sse_client
 
+        from closeout.tools.mcp_oauth import auth_for
+
         return sse_client(
-            config.url, headers=dict(config.headers), timeout=CONNECT_SECONDS, sse_read_timeout=SILENCE_SECONDS
-        )
+            config.url, headers=dict(config.headers), timeout=CONNECT_SECONDS, sse_read_timeout=SILENCE_SECONDS,
+            auth=auth_for(config, errors.note_login),
+        )  # fmt: skip
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
+    from closeout.tools.mcp_oauth import auth_for
+
     http = httpx2.AsyncClient(
+        auth=auth_for(config, errors.note_login),
         headers=dict(config.headers),
         timeout=httpx2.Timeout(CONNECT_SECONDS, read=SILENCE_SECONDS),
         event_hooks={"response": [errors.note]},
@@ -516,6 +530,16 @@ class _ErrorTail:
         self._kept = b""
         self.status: int | None = None
         self.forgotten = False  # the last answer over HTTP says that the server no longer knows the session
+        self.login = ""  # why there is no login, which the library may not pass on
+
+    def note_login(self, problem: str) -> None:
+        """Remember that a login is missing or failed."""
+        self.login = problem
+
+    def take_login(self) -> str:
+        """Return what was noted about the login and forget it: other calls may still be allowed."""
+        problem, self.login = self.login, ""
+        return problem
 
     async def note(self, response: Any) -> None:
         """Remember the last answer over HTTP if it was an error: the library does not pass it on."""

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from closeout.errors import ConfigError
 from closeout.parsing.json_text import repair_json
 from closeout.redaction import redact, secrets_in
+from closeout.tools.mcp_auth import McpAuth, read_auth
 from closeout.variables import VARIABLE, expand_variables
 
 __all__ = ["McpEntry", "McpServerConfig", "read_servers", "without_keys"]
@@ -26,6 +27,7 @@ START_SECONDS = 60.0
 MOST_SECONDS = 10_000.0  # a larger timeout in another client's configuration is in milliseconds
 _KEYS = (
     "name", "command", "args", "env", "cwd", "url", "headers", "transport", "timeout", "start_timeout", "required",
+    "auth",
 )  # fmt: skip
 _URL_KEYS = ("url", "httpUrl", "serverUrl")
 _SERVER_LISTS = ("mcpServers", "servers", "mcp_servers")
@@ -62,6 +64,7 @@ class McpServerConfig:
     timeout: float | None = None
     start_timeout: float = START_SECONDS
     required: bool = True
+    auth: McpAuth | None = None
 
     @property
     def address(self) -> str:
@@ -74,7 +77,8 @@ class McpServerConfig:
     @property
     def secrets(self) -> tuple[str, ...]:
         """Texts that no message may show: the keys in headers, environment and arguments."""
-        return (*secrets_in(self.headers), *secrets_in(self.env), *_secret_arguments(self.args))
+        found = (*secrets_in(self.headers), *secrets_in(self.env), *_secret_arguments(self.args))
+        return found if self.auth is None else (*found, *self.auth.secrets)
 
 
 # A command, a URL, a JSON file's path, a mapping with the keys of `McpServerConfig`, or a configuration read already.
@@ -232,6 +236,7 @@ def _from_mapping(entry: Mapping[str, Any], name: str, shown: str, *, is_foreign
         timeout=timeout,
         start_timeout=_seconds(fields.get("start_timeout"), "start_timeout", shown) or START_SECONDS,
         required=_flag(fields.get("required"), "required", shown),
+        auth=read_auth(fields.get("auth"), shown, is_foreign=is_foreign) if url else None,
     )
 
 

@@ -1,0 +1,305 @@
+"""The login to an MCP server over HTTP: a real authorization server, a browser that only follows, real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import HTTPRedirectHandler, build_opener, urlopen
+
+import pytest
+
+from cli_process import Done, closeout, here, start
+from closeout import Agent
+from closeout.errors import ConfigError
+from closeout.testing import ScriptedClient, answer, call
+from closeout.tools.manager import ToolManager
+from closeout.tools.mcp_callback import callback_on
+from closeout.tools.mcp_config import read_servers
+
+SERVER = Path(__file__).parent / "mcp_servers" / "guarded.py"
+SECRET = "known-secret-value"
+
+
+@dataclass
+class Guarded:
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/mcp"
+
+    def log(self, at: str, more_than: int = -1) -> list[dict[str, Any]]:
+        while len(found := [each for each in self._got("log") if each["at"] == at]) <= more_than:
+            time.sleep(0.02)
+        return found
+
+    def set(self, **values: Any) -> None:
+        self._got("set?" + "&".join(f"{name}={each}" for name, each in values.items()))
+
+    def _got(self, path: str) -> Any:
+        with urlopen(f"http://127.0.0.1:{self.port}/{path}") as response:
+            return json.load(response)
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[Guarded]:
+    with subprocess.Popen([sys.executable, str(SERVER)], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield Guarded(int(server.stdout.readline()))
+        server.kill()
+
+
+@pytest.fixture
+def guarded(process: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Guarded:
+    monkeypatch.setenv("CLOSEOUT_HOME", str(tmp_path / "home"))
+    process.set(seconds=3600, says=1, refuse="", slow=0)
+    return process
+
+
+class Stay(HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def follow(page: str) -> str:
+    """The address that a browser is sent to."""
+    with pytest.raises(HTTPError) as sent:
+        build_opener(Stay).open(page)
+    sent.value.close()
+    return str(sent.value.headers["Location"])
+
+
+async def sign_in(page: str) -> str:
+    return await asyncio.to_thread(follow, page)
+
+
+def by_hand(guarded: Guarded, **more: Any) -> dict[str, Any]:
+    return {"name": "files", "url": guarded.url, "auth": {"sign_in": sign_in, **more}}
+
+
+async def sign_in_once(guarded: Guarded, *scopes: str) -> None:
+    """Keep a login."""
+    async with ToolManager(mcp_servers=[by_hand(guarded, scopes=scopes)]) as manager:
+        assert not manager.problems
+
+
+def type_in(guarded: Guarded) -> Done:
+    """`closeout mcp login`, with the address typed by the person."""
+    command = start("mcp", "login", guarded.url, "--port", "0", "--no-browser", stdin=subprocess.PIPE)
+    assert command.stderr is not None
+    assert command.stdin is not None
+    command.stderr.readline()
+    left = follow(command.stderr.readline().strip())
+    command.stdin.write(left + "\n")
+    command.stdin.flush()
+    code = command.wait(30)
+    out, err = command.communicate()
+    return Done(code, out, err)
+
+
+def login_files() -> list[Path]:
+    return list(Path(os.environ["CLOSEOUT_HOME"]).rglob("mcp_logins/*"))
+
+
+def recorded_bytes() -> bytes:
+    return b"".join(file.read_bytes() for file in Path(os.environ["CLOSEOUT_HOME"]).glob("journal*"))
+
+
+async def tool_result(server: Any, name: str) -> dict[str, Any]:
+    async with ToolManager(mcp_servers=[server]) as manager:
+        assert not manager.problems
+        return await manager.execute_tool_call("", name, {"name": "a"})
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+async def test_login_in_the_browser_is_kept_for_its_owner_only_and_refreshed_by_other_processes(
+    guarded: Guarded,
+) -> None:
+    follower = f"{sys.executable} -c 'import sys,urllib.request as r;r.urlopen(sys.argv[1])' %s"
+    done = await asyncio.to_thread(
+        closeout, "mcp", "login", guarded.url, "--port", "0", "--json", env={"BROWSER": follower}
+    )
+    assert done.json == {"server": f"127.0.0.1-{guarded.port}", "signed_in": True, "tools": ["read", "write"]}
+    (file,) = login_files()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    asked = guarded.log("authorize")[-1]
+    assert asked["code_challenge_method"] == "S256"
+    assert asked["resource"] == guarded.url
+    assert (await tool_result(guarded.url, "read"))["result"] == "text of a"
+
+    guarded.set(revoke=1)  # before its end: only the refresh token is left, and it is valid once
+    assert (await tool_result(guarded.url, "read"))["result"] == "text of a"
+    tokens = json.loads(file.read_text())["tokens"]
+    assert (await tool_result(guarded.url, "read"))["result"] == "text of a"
+    assert json.loads(file.read_text())["tokens"] == tokens
+    assert guarded.log("token")[-1]["grant_type"] == "refresh_token"
+    assert len(login_files()) == 1
+
+    assert here("mcp", "list").out.split() == [f"127.0.0.1-{guarded.port}", "http", guarded.url, "signed", "in"]
+    assert (
+        await asyncio.to_thread(here, "mcp", "tools", guarded.url)
+    ).out == "read  Read a file.\nwrite  Write a file.\n"
+    assert here("mcp", "logout", guarded.url).code == 0
+    assert login_files() == []
+    assert here("mcp", "logout", guarded.url).code == 3
+
+
+async def test_the_address_can_be_typed_and_a_refusal_keeps_the_old_login(guarded: Guarded) -> None:
+    await sign_in_once(guarded)
+    before = login_files()[0].read_text()
+    guarded.set(refuse=1)
+    refused = await asyncio.to_thread(type_in, guarded)
+    assert refused.code == 2
+    assert "was refused: The person said no." in refused.err
+    assert login_files()[0].read_text() == before
+
+
+async def test_a_code_alone_can_be_typed_and_only_this_login_may_come_back() -> None:
+    shown: list[str] = []
+    read, write = os.pipe()
+    with os.fdopen(read) as typed, os.fdopen(write, "w", buffering=1) as person:
+        async with callback_on(0, shown.append, typed) as (callback, port):
+            page = "https://a.org/authorize?state=s1"
+            left = asyncio.create_task(callback.sign_in(page))
+            await asyncio.sleep(0)
+            with pytest.raises(HTTPError) as refused:  # another page of this computer
+                await asyncio.to_thread(urlopen, f"http://127.0.0.1:{port}/callback?code=c&state=other")
+            refused.value.close()
+            person.write("code-7\n")
+            assert await left == "?code=code-7&state=s1"
+            left = asyncio.create_task(callback.sign_in(page))
+            await asyncio.sleep(0)
+            (await asyncio.to_thread(urlopen, f"http://127.0.0.1:{port}/callback?code=c8&state=s1")).close()
+            assert await left == "/callback?code=c8&state=s1"
+    assert shown == [page, page]
+
+
+async def test_a_login_that_is_killed_leaves_the_old_one(guarded: Guarded) -> None:
+    await sign_in_once(guarded)
+    before = login_files()[0].read_text()
+    guarded.set(slow=5)  # the token is on its way when the process dies
+    known = len(guarded.log("token"))
+    command = start("mcp", "login", guarded.url, "--port", "0", "--no-browser", stdin=subprocess.PIPE)
+    assert command.stderr is not None
+    assert command.stdin is not None
+    command.stderr.readline()
+    command.stdin.write(follow(command.stderr.readline().strip()) + "\n")
+    command.stdin.flush()
+    assert len(guarded.log("token", more_than=known)) == known + 1
+    command.send_signal(signal.SIGKILL)
+    command.communicate()
+    assert [file.read_text() for file in login_files()] == [before]
+
+
+def test_login_says_what_it_cannot_do(guarded: Guarded, tmp_path: Path) -> None:
+    settings = tmp_path / "agent.yaml"
+    servers = {"files": {"url": guarded.url, "headers": {"Authorization": "Bearer k"}}, "local": "python x.py"}
+    settings.write_text(json.dumps({"tools": {"mcp_servers": servers}}))
+    assert "needs no login" in here("mcp", "login", "local", "-C", str(settings)).sentence
+    assert "has a key in its headers" in here("mcp", "login", "files", "-C", str(settings)).sentence
+    assert "There are: files, local." in here("mcp", "login", "file", "-C", str(settings)).sentence
+    rows = here("mcp", "list", "-C", str(settings), "--json").out
+    assert [(row["name"], row["login"]) for row in json.loads(rows)] == [("files", "key"), ("local", "")]
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+async def test_a_run_without_a_login_names_the_command_and_can_be_resumed_after_it(guarded: Guarded) -> None:
+    script = [call("read", name="a"), answer("text of a")]
+    agent = Agent(ScriptedClient(script), mcp_servers=[guarded.url])
+    failed = await agent.run("What is in a?")
+    assert failed.status == "failed"
+    assert f"closeout mcp login {guarded.url}" in str(failed.error)
+    await sign_in_once(guarded)
+    resumed = await agent.resume(failed.run_id, on_change="take")
+    assert resumed.answer == "text of a"
+    kept = json.loads(login_files()[0].read_text())["tokens"]
+    assert kept["access_token"].encode() not in recorded_bytes()
+    guarded.set(revoke=1, forget=1)
+    again = await Agent(ScriptedClient(script), mcp_servers=[guarded.url]).run("What is in a?")
+    assert f"does not accept its login any more. Sign in with: closeout mcp login {guarded.url}" in str(again.error)
+
+
+async def test_a_call_that_needs_more_rights_fails_alone_and_names_them(guarded: Guarded) -> None:
+    await sign_in_once(guarded)
+    async with ToolManager(mcp_servers=[guarded.url]) as manager:
+        write, read = await asyncio.gather(
+            manager.execute_tool_call("", "write", {"name": "a"}), manager.execute_tool_call("", "read", {"name": "a"})
+        )
+        assert f'closeout mcp login {guarded.url} --scope "read write"' in write["error"]
+        assert read["result"] == "text of a"
+    here("mcp", "logout", guarded.url)
+    await sign_in_once(guarded, "write")
+    assert (await tool_result(guarded.url, "write"))["result"] == "wrote a"
+
+
+# ------------------------------------------------------------------------------------------------ programs
+
+
+async def test_a_program_signs_in_and_asks_for_more_rights_when_a_call_needs_them(guarded: Guarded) -> None:
+    assert (await tool_result(by_hand(guarded), "write"))["result"] == "wrote a"
+    assert guarded.log("authorize")[-1]["scope"] == "read write"
+    known = len(guarded.log("authorize"))
+    assert (await tool_result(by_hand(guarded), "write"))["result"] == "wrote a"
+    assert len(guarded.log("authorize")) == known  # nobody is asked again
+
+
+async def test_a_client_signs_in_by_itself_and_nothing_is_kept(guarded: Guarded) -> None:
+    issuer = f"http://127.0.0.1:{guarded.port}"
+    auth = {"grant": "client_credentials", "client_id": "known", "client_secret": SECRET, "issuer": issuer}
+    assert (await tool_result({"url": guarded.url, "auth": auth}, "read"))["result"] == "text of a"
+    assert login_files() == []
+    for change, said in (
+        ({"client_secret": f"{SECRET}-wrong"}, "invalid_client"),
+        ({"issuer": "http://x.org"}, "issuer"),
+    ):
+        async with ToolManager(mcp_servers=[{"url": guarded.url, "auth": {**auth, **change}}]) as manager:
+            assert said in manager.problems[0].message
+            assert SECRET not in manager.problems[0].message
+
+
+@pytest.mark.parametrize(
+    ("auth", "said"),
+    [
+        ("token", "auth must be a mapping"),
+        ({"client_ids": "x"}, "Did you mean 'client_id'?"),
+        ({"grant": "password"}, "authorization_code or client_credentials"),
+        ({"grant": "client_credentials", "client_id": "a", "client_secret": "b"}, "needs issuer"),
+        ({"callback_port": 70_000}, "callback_port"),
+        ({"client_metadata_url": "http://a.org/x"}, "https URL"),
+        ({"client_secret": "${NO_SUCH_VARIABLE}"}, "NO_SUCH_VARIABLE"),
+    ],
+)
+def test_settings_of_the_login_are_checked(auth: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_servers([{"name": "files", "url": "https://a.org/mcp", "auth": auth}])
+
+
+def test_secrets_of_the_login_are_masked_and_other_clients_settings_are_read(tmp_path: Path) -> None:
+    cursor = {
+        "mcpServers": {"files": {"url": "https://a.org/mcp", "auth": {"CLIENT_ID": "a", "CLIENT_SECRET": SECRET}}}
+    }
+    (config,) = read_servers(cursor)
+    assert config.auth is not None
+    assert config.auth.client_secret == SECRET
+    assert SECRET not in repr(config)
+    settings = tmp_path / "a.yaml"
+    settings.write_text(json.dumps({"tools": {"mcp_servers": cursor["mcpServers"]}}))
+    shown = here("config", "-C", str(settings)).out
+    assert "CLIENT_ID" in shown
+    assert SECRET not in shown
