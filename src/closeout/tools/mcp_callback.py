@@ -40,7 +40,7 @@ class Callback:
         self._left = asyncio.get_running_loop().create_future()
         self._state = parse_qs(urlsplit(page).query).get("state", [""])[0]
         self._show(page)
-        with _Typing(self._typed, self._take_line):
+        with _TypedLines(self._typed, self._take_line):
             return await self._left
 
     def _take_line(self, line: str) -> None:
@@ -91,7 +91,7 @@ async def callback_on(
         yield callback, server.sockets[0].getsockname()[1]
 
 
-class _Typing:
+class _TypedLines:
     """Passes on the lines of a file as they are typed. Files that cannot be waited for are left alone."""
 
     def __init__(self, file: TextIO | None, take: Callable[[str], object]) -> None:
