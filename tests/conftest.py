@@ -5,14 +5,17 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
+from closeout.homes import DatabaseHome, Home, as_home
 from closeout.journal.ledger import close_ledgers
 from closeout.journal.store import close_stores
+from postgres_server import PostgresServer, started_server
 
 if TYPE_CHECKING:
     from aiohttp.test_utils import TestClient
@@ -30,6 +33,8 @@ for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signa
     if _number is not None and signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
 
+LEASE = 2  # seconds after which another process may continue the runs of a dead one
+_numbers = count()
 SEARCH = ("SEARXNG_BASE_URL", "SERPER_API_KEY", "TAVILY_API_KEY", "BRAVE_API_KEY")
 
 
@@ -44,6 +49,35 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     close_stores()
     close_ledgers()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server, one for each process that runs tests. Without PostgreSQL the test is skipped."""
+    server = started_server()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def database(postgres: PostgresServer, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DatabaseHome]:
+    """A home in a database, of this test alone."""
+    schema = f"test_{next(_numbers)}"
+    url = postgres.url(schema=schema, lease=LEASE)
+    monkeypatch.setenv("CLOSEOUT_HOME", url)
+    monkeypatch.setenv("XDG_DATA_HOME", str(home.parent / "data"))  # the search index and evaluations
+    found = as_home(url)
+    assert isinstance(found, DatabaseHome)
+    yield found
+    close_stores()
+    postgres.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+
+
+@pytest.fixture(params=["folder", "database"])
+def any_home(request: pytest.FixtureRequest, home: Path) -> Home:
+    """A home of each kind."""
+    kind: Home = home if request.param == "folder" else request.getfixturevalue("database")
+    return kind
 
 
 @pytest.fixture

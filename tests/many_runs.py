@@ -11,7 +11,8 @@ from typing import Any
 
 from closeout.journal import events as ev
 from closeout.journal.events import Event
-from closeout.journal.store import SEQ_BITS, Store
+from closeout.journal.journal_database import SEQ_BITS
+from closeout.journal.store import Store
 
 WORDS = [
     "canal",

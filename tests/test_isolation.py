@@ -47,7 +47,7 @@ from closeout.testing import ScriptedClient, answer
 agent = Agent(ScriptedClient([answer("1"), answer("2")]))
 agent.session("talk").run_sync("One")
 agent.session("talk").run_sync("Two")
-print(agent.store().path.parent)
+print(agent.store().home)
 print([record.run_id for record in agent.session("talk").runs])
 Agent(ScriptedClient([answer("3")]), home=True).run_sync("Mine", run_id="mine")
 """

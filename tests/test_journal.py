@@ -99,7 +99,7 @@ def test_a_large_body_is_stored_once_however_often_it_occurs(home: Path) -> None
     for call in range(5):
         journal.append(replied(call, "page " * 1000))
     journal.flush()
-    with closing(sqlite3.connect(store.path)) as db:
+    with closing(sqlite3.connect(store.database.path)) as db:
         assert db.execute("SELECT count(*) FROM bodies").fetchone() == (1,)
     assert all(row.event.text == "page " * 1000 for row in journal.rows()[1:])  # type: ignore[attr-defined]
 
@@ -116,7 +116,7 @@ def test_a_body_of_several_parts_is_stored_like_one_of_one_part(
     journal.flush()
     assert journal.rows()[0].event.task == long  # type: ignore[attr-defined]
     assert journal.rows()[1].event.text == long + "!"  # type: ignore[attr-defined]
-    with closing(sqlite3.connect(store.path)) as db:
+    with closing(sqlite3.connect(store.database.path)) as db:
         bodies = dict(db.execute("SELECT hash, body FROM bodies"))
     assert bodies == {hashlib.sha256(body).digest(): body for body in bodies.values()}
     assert long.encode("utf-8", "surrogatepass") in bodies.values()
@@ -166,7 +166,7 @@ def test_an_event_of_a_later_version_is_kept_and_does_not_hurt(home: Path) -> No
     journal = Journal.start(store, started())
     journal.flush()
     row = ((1 << 32) + 1, '[[0, "Teleported", {"agent": "main", "where": 1}]]')
-    with closing(sqlite3.connect(store.path)) as other:
+    with closing(sqlite3.connect(store.database.path)) as other:
         other.execute("INSERT INTO events VALUES (?,?,NULL)", row)
         other.commit()
     assert journal.rows()[1].event == ev.Unknown("main", "Teleported", {"agent": "main", "where": 1})
@@ -176,7 +176,7 @@ def test_an_event_of_a_later_version_is_kept_and_does_not_hurt(home: Path) -> No
 
 
 def types_on_disk(store: Store) -> list[str]:
-    return [kind for _, kind, *_ in stored_events(store.path.parent).values()]
+    return [kind for _, kind, *_ in stored_events(store.home).values()]
 
 
 async def test_an_effect_that_may_not_be_repeated_has_its_intent_on_disk_before_it_begins(home: Path) -> None:
@@ -378,7 +378,7 @@ def test_a_new_run_is_led_before_others_can_see_it(home: Path, monkeypatch: pyte
     take = RunLocks.take
 
     def watched(locks: RunLocks, run_id: str, number: int) -> None:
-        with closing(sqlite3.connect(store.path)) as other:
+        with closing(sqlite3.connect(store.database.path)) as other:
             seen.append(other.execute("SELECT count(*) FROM runs").fetchone()[0])
         take(locks, run_id, number)
 
@@ -503,7 +503,7 @@ def test_a_journal_that_others_are_making_at_this_moment_is_waited_for(
 def test_a_flush_waits_for_the_thread_that_is_writing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(home)
     one, two = Journal.start(store, started()), Journal.start(store, started())
-    connection, writing, may_go_on = store._db, threading.Event(), threading.Event()
+    connection, writing, may_go_on = store.database.db, threading.Event(), threading.Event()
 
     class Slow:
         def execute(self, *arguments: Any) -> Any:
@@ -511,7 +511,7 @@ def test_a_flush_waits_for_the_thread_that_is_writing(home: Path, monkeypatch: p
             may_go_on.wait(30)
             return connection.execute(*arguments)
 
-    monkeypatch.setattr(store, "_db", Slow())
+    monkeypatch.setattr(store.database, "db", Slow())
     first = threading.Thread(target=one.append, args=(replied(0),))
     second = threading.Thread(target=two.flush)
     first.start()
@@ -522,7 +522,7 @@ def test_a_flush_waits_for_the_thread_that_is_writing(home: Path, monkeypatch: p
     may_go_on.set()
     first.join()
     second.join()
-    monkeypatch.setattr(store, "_db", connection)
+    monkeypatch.setattr(store.database, "db", connection)
     assert [row.seq for row in store.rows(one.run_id)] == [0, 1]
 
 
@@ -534,17 +534,17 @@ def test_a_ctrl_c_while_it_is_written_spoils_neither_this_run_nor_the_next(
 ) -> None:
     store = open_store(home)
     journal = Journal.start(store, started())
-    connection = store._db
+    connection = store.database.db
 
     class BrokenOff:
         def execute(self, *arguments: Any) -> None:
             connection.execute(*arguments)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "_db", BrokenOff())
+    monkeypatch.setattr(store.database, "db", BrokenOff())
     with pytest.raises(KeyboardInterrupt):
         journal.append(replied(0))
-    monkeypatch.setattr(store, "_db", connection)
+    monkeypatch.setattr(store.database, "db", connection)
     journal.abandon()
     after = Journal.start(store, started())
     after.append(replied(0))
@@ -600,13 +600,13 @@ def test_a_full_disk_fails_its_run_keeps_what_was_written_and_harms_no_other(hom
     journal = Journal.start(store, started())
     journal.append(replied(0))
     journal.flush()
-    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
-    store._db.execute(f"PRAGMA max_page_count={pages}")
+    pages = store.database.db.execute("PRAGMA page_count").fetchone()[0]
+    store.database.db.execute(f"PRAGMA max_page_count={pages}")
     with pytest.raises(JournalFull, match="Free some space"):
         journal.append(replied(1, "\n".join(str(n) for n in range(100_000))))
     asyncio.run(journal.end(ev.RunEnded("main", "failed", "journal_failed")))
     assert isinstance(journal.failure, JournalFull)
-    store._db.execute("PRAGMA max_page_count=1000000")
+    store.database.db.execute("PRAGMA max_page_count=1000000")
 
     other = Journal.start(store, started("another"))
     other.append(replied(0))
@@ -618,12 +618,12 @@ def test_a_full_disk_fails_its_run_keeps_what_was_written_and_harms_no_other(hom
 def test_unwritten_events_do_not_overwrite_those_of_a_resumed_run(home: Path) -> None:
     store = open_store(home)
     journal = Journal.start(store, started())
-    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
-    store._db.execute(f"PRAGMA max_page_count={pages}")
+    (pages,) = store.database.db.execute("PRAGMA page_count").fetchone()
+    store.database.db.execute(f"PRAGMA max_page_count={pages}")
     with pytest.raises(JournalFull):
         journal.append(replied(0, "too long " * 5000))
     journal.abandon()
-    store._db.execute("PRAGMA max_page_count=100000")
+    store.database.db.execute("PRAGMA max_page_count=100000")
     again = Journal.reopen(store, journal.run_id)
     again.append(replied(0, "short"))
     again.abandon()
@@ -666,7 +666,7 @@ def test_an_event_whose_values_cannot_be_its_is_unreadable_and_hides_nothing(
 def test_a_run_whose_record_was_edited_stays_in_the_list(home: Path) -> None:
     store = open_store(home)
     Journal.start(store, started())
-    with closing(sqlite3.connect(store.path)) as db:
+    with closing(sqlite3.connect(store.database.path)) as db:
         db.execute("UPDATE runs SET started = 'long ago', ended = 9e999, answer = x'00ff'")
         db.commit()
     (record,) = store.runs()
@@ -679,7 +679,7 @@ def test_a_damaged_body_does_not_hide_the_rest(home: Path) -> None:
     journal.append(replied(0, "x" * 5000))
     journal.append(replied(1))
     journal.flush()
-    with closing(sqlite3.connect(store.path)) as db:
+    with closing(sqlite3.connect(store.database.path)) as db:
         db.execute("UPDATE bodies SET body = 'tampered'")
         db.commit()
     kinds = [type(row.event).__name__ for row in journal.rows()]

@@ -124,7 +124,7 @@ async def test_a_journal_whose_log_was_deleted_is_not_resumed(home: Path, tmp_pa
         if isinstance(event, ev.RunStarted):
             store = open_store(home)
             store.flush()
-            with closing(sqlite3.connect(store.path)) as db:
+            with closing(sqlite3.connect(store.database.path)) as db:
                 db.execute("PRAGMA wal_checkpoint(FULL)")
         if isinstance(event, ev.ToolStarted) and len(paid) == 2:
             shutil.copytree(home, copy)
@@ -255,14 +255,14 @@ def test_a_record_that_another_process_writes_while_it_is_read_is_not_damaged(
     journal = Journal.start(open_store(home), ev.RunStarted("main", "Pay.", "t"), run_id="run")
     journal.flush()
     reader = Store(home)
-    read_marks = reader._synced.of
+    read_marks = reader.database.synced.of
 
     def write_meanwhile(number: int) -> int:
         journal.append(ev.Noted("main", "info", "Note", message="written meanwhile"), durable=True)
         journal.flush()
         return read_marks(number)
 
-    monkeypatch.setattr(reader._synced, "of", write_meanwhile)
+    monkeypatch.setattr(reader.database.synced, "of", write_meanwhile)
     try:
         assert reader.read("run").problems == ()
     finally:
@@ -273,7 +273,7 @@ def test_a_record_that_another_process_writes_while_it_is_read_is_not_damaged(
 async def test_a_run_that_is_being_executed_is_locked_and_not_damaged(home: Path) -> None:
     await interrupted_run(home)
     store = open_store(home)
-    with store._transaction() as db:
+    with store.database.transaction() as db:
         db.execute("UPDATE events SET crc = crc + 1")
     number = store.reopen_run("run")
     try:
@@ -343,13 +343,12 @@ class FailingDisk(Store):
 
     failures = 0
 
-    def _write(self, batch: Any, statements: Any) -> None:
+    def _write(self, batch: Any, updates: Any = ()) -> bool:
         below = any("/" in event.agent for entries in batch.events.values() for _, _, event in entries)
         if self.failures and below:
             self.failures -= 1
-            error = sqlite3.OperationalError("database or disk is full")
-            raise error
-        super()._write(batch, statements)
+            raise JournalFull("The disk is full.")
+        return super()._write(batch, updates)
 
 
 def chief_and_clerk(home: Path, paid: list[str]) -> Agent:
@@ -445,11 +444,11 @@ async def test_a_journal_of_the_previous_format_is_migrated_and_its_runs_resumed
 
 
 def test_a_journal_of_the_previous_format_is_read_where_it_may_not_be_written(tmp_path: Path) -> None:
-    from closeout.journal.readonly import _ReadOnlyStore
+    from closeout.journal.readonly import _ReadOnlyJournal
 
     home = make_home(tmp_path / "old", "format2.sql")
     before = (home / "journal.sqlite3").read_bytes()
-    with closing(_ReadOnlyStore(home)) as store:
+    with closing(Store(home, _ReadOnlyJournal(home))) as store:
         assert len(store.read("ended").rows) > 10
     assert (home / "journal.sqlite3").read_bytes() == before
     assert [path.name for path in home.iterdir()] == ["journal.sqlite3"]

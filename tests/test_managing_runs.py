@@ -167,7 +167,9 @@ def test_prune_goes_by_filters_and_asks(home: Path) -> None:
     assert here("runs", "prune", "--older-than", "1d", "--yes").out == "0 runs deleted.\n"
     assert listed() == ["second", "first"]
     store = open_store(home)
-    store.submit(store._db.execute, "UPDATE runs SET started=? WHERE run_id='first'", (time.time() - 1e6,)).result()
+    store.submit(
+        store.database.db.execute, "UPDATE runs SET started=? WHERE run_id='first'", (time.time() - 1e6,)
+    ).result()
     assert here("runs", "prune", "--older-than", "1w", "--yes").out == "1 run deleted.\n"
     assert listed() == ["second"]
     assert listed("--text", "question") == []

@@ -125,7 +125,7 @@ async def test_a_served_run_belongs_to_the_user_of_the_request() -> None:
             async with served.http.post(f"{served.base_url}/runs", json={"task": "Go.", "user": user}) as response:
                 run_id = (await response.json())["run_id"]
         await served.host.wait(run_id)
-        assert [run.run_id for run in find_data("bob", home=served.host.store.path.parent).runs] == [run_id]
+        assert [run.run_id for run in find_data("bob", home=served.host.store.home).runs] == [run_id]
 
 
 async def test_runs_that_are_executed_or_wait_are_not_deleted(home: Path) -> None:
@@ -210,11 +210,11 @@ async def test_old_runs_are_deleted_every_day_and_by_prune(home: Path, monkeypat
     store = open_store(home)
     for run_id, days in (("old", 40), ("older", 100), ("waits", 100)):
         row = (time.time() - days * 86_400, run_id)
-        store.submit(store._db.execute, "UPDATE runs SET ended=? WHERE run_id=?", row).result()
+        store.submit(store.database.db.execute, "UPDATE runs SET ended=? WHERE run_id=?", row).result()
     # It began long ago, and was interrupted just now.
     row = (time.time() - 100 * 86_400,)
     store.submit(
-        store._db.execute, "UPDATE runs SET status='running', started=?, ended=NULL WHERE run_id='long'", row
+        store.database.db.execute, "UPDATE runs SET status='running', started=?, ended=NULL WHERE run_id='long'", row
     ).result()
     assert "the setting journal.keep_days" in (await asyncio.to_thread(here, "runs", "prune")).sentence
     monkeypatch.setenv("CLOSEOUT_JOURNAL__KEEP_DAYS", "90")

@@ -362,7 +362,7 @@ async def test_a_signal_over_http_resumes_a_run_once() -> None:
 async def test_a_server_wakes_runs_by_the_clock_and_by_signals_of_other_processes() -> None:
     async with serving(waiter(0.3)) as served:
         run_id = await submitted(served)
-        store = Store(served.host.store.path.parent)  # another process's
+        store = Store(served.host.store.home)  # another process's
         try:
             assert send_signal(store, run_id, "付款", 7)
         finally:

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from closeout.errors import ConfigError
+from closeout.homes import Home, as_home, data_folder
 from closeout.redaction import redact
 from closeout.settings_tree import API_KEYS, ENV_PREFIX, Origin, SettingsTree, nearest, settings_in
 
@@ -430,14 +431,10 @@ class Config(_Section):
 _DEFAULTS = Config()
 
 
-def home_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the folder that stores runs: `CLOSEOUT_HOME`, otherwise the user's data folder."""
+def home_folder(environment: Mapping[str, str] | None = None) -> Home:
+    """Return the home that stores runs: `CLOSEOUT_HOME`, a folder or a database, otherwise the user's data folder."""
     named = (os.environ if environment is None else environment).get("CLOSEOUT_HOME")
-    if named:
-        return Path(named).expanduser()
-    import platformdirs
-
-    return Path(platformdirs.user_data_dir("closeout", appauthor=False))
+    return as_home(named) if named else data_folder()
 
 
 ConfigSource = str | Path | Mapping[str, Any] | Config

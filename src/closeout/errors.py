@@ -28,6 +28,7 @@ CloseoutError
 └── JournalError                the journal cannot be read or written
     ├── JournalFull             no space left
     ├── JournalLocked           another process holds the lock
+    ├── LeaseLost               another process has taken the run over
     ├── JournalDamaged          not a journal, or parts of it cannot be read
     ├── RunNotFound             no such run
     ├── RunExists               a run of this name exists
@@ -62,6 +63,7 @@ __all__ = [
     "JournalError",
     "JournalFull",
     "JournalLocked",
+    "LeaseLost",
     "LimitReached",
     "McpServerUnavailable",
     "MessageRefused",
@@ -235,6 +237,10 @@ class JournalFull(JournalError):
 
 class JournalLocked(JournalError):
     """Another process holds the journal's lock for too long."""
+
+
+class LeaseLost(JournalError):
+    """Another process has taken the run over, because this one was silent for longer than its lease."""
 
 
 class JournalDamaged(JournalError):

@@ -199,9 +199,9 @@ def install(at: int, flushed: bool) -> Callable[[], int]:
         end(number)
         return added
 
-    def transact(self: Store, act: Any) -> Any:
+    def transact(self: Store, act: Any, **options: Any) -> Any:
         number = begin()
-        found = original_transact(self, act)
+        found = original_transact(self, act, **options)
         end(number)
         return found
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from closeout.answers.contracts import Text
@@ -33,6 +32,7 @@ from closeout.config import Config, LLMSettings, SubAgentSettings, home_folder, 
 from closeout.dialects.prompts import examples_slots, program_slots
 from closeout.dialects.protocol import Dialect, get_dialect, serves
 from closeout.errors import ConfigError, UsageError
+from closeout.homes import Home, as_home
 from closeout.journal.readonly import open_to_read
 from closeout.journal.scratch import scratch_home
 from closeout.journal.store import Store, open_store
@@ -155,7 +155,7 @@ class Assembler:
         check_sub_agents(config.agent.sub_agents, self.manager)
         check_deps_types(deps_type, self.manager.local_tools)
         self._plan: AgentPlan | None = None
-        self._folder: Path | None = None  # the folder that `home` resolved to on first use
+        self._folder: Home | None = None  # what `home` resolved to on first use
         if self._secrets and not self.manager.has_servers:  # otherwise its tools are known when a run begins
             self.plan().check_secrets()
 
@@ -231,8 +231,8 @@ class Assembler:
         folder = self.home_folder()
         return None if folder is None else open_store(folder)
 
-    def home_folder(self) -> Path | None:
-        """Return the folder of the agent's runs, None if they are kept in memory."""
+    def home_folder(self) -> Home | None:
+        """Return the home of the agent's runs, None if they are kept in memory."""
         if self._home is False:
             return None
         if self._home is None and getattr(self.client, "scripted", False) and not os.environ.get("CLOSEOUT_HOME"):
@@ -240,7 +240,7 @@ class Assembler:
         if self._home in (None, True):
             return home_folder()
         if self._folder is None:
-            self._folder = Path(str(self._home)).absolute()
+            self._folder = as_home(self._home).absolute()
         return self._folder
 
     def _make_plan(self) -> AgentPlan:

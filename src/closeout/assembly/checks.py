@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from closeout.errors import UsageError
 from closeout.file_values import MAX_FILES, File
+from closeout.homes import DatabaseHome
 
 if TYPE_CHECKING:
     from closeout.journal.subscribers import Listener
@@ -124,9 +125,11 @@ def check_text(name: str, value: Any) -> str:
 
 
 def check_home(value: Any) -> Any:
-    """Return a folder. None and True mean the default one, False means none."""
-    if not isinstance(value, str | os.PathLike | bool | None):
-        raise UsageError(f"home must be a path, got {value!r:.80}. Pass a folder, or False to keep runs in memory.")
+    """Return a home. None and True mean the default one, False means none."""
+    if not isinstance(value, str | os.PathLike | DatabaseHome | bool | None):
+        raise UsageError(
+            f"home must be a path, got {value!r:.80}. Pass a folder, postgresql://…, or False to keep runs in memory."
+        )
     return value
 
 

@@ -33,6 +33,7 @@ EXTRAS = {
     "math": ("math_verify", "grading of mathematics"),
     "otel": ("opentelemetry.sdk", "OpenTelemetry export"),
     "langgraph": ("langgraph", "the LangGraph node"),
+    "postgres": ("psycopg", "runs in PostgreSQL, shared by several machines"),
 }
 MARKS = {"ok": "✓", "note": "·", "problem": "✗"}
 ASCII_MARKS = {"ok": "ok  ", "note": "note", "problem": "BAD "}  # if the output cannot encode the others

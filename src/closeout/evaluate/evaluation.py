@@ -22,6 +22,7 @@ from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.sweep import Sweep, SweepSettings, may_run_again, score_attempt
 from closeout.evaluate.tasks import EvalTask, Fields, TaskSource, load_tasks
 from closeout.evaluate.trials import TrialStore, evaluation_file
+from closeout.homes import Home, as_home
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import open_store
 from closeout.redaction import redact
@@ -104,7 +105,7 @@ async def evaluate(
     read = load_tasks(tasks, fields=fields, ids=ids, shuffle=shuffle, limit=limit)
     example = _example(agent, read[0], on_ray=bool(ray))
     shared = bool(ray) or isinstance(agent, Agent)
-    home = store_of(example).path.parent
+    home = store_of(example).home
     scorers = make_scorers(scorer, home)
     settings = SweepSettings(
         concurrency=concurrency,
@@ -136,10 +137,10 @@ async def evaluate(
 
                 make: Any = agent
                 again = await may_run_again(example)
-                sweep = RaySweep(store, make, _as_list(scorer), settings, may_rerun=again, address=ray)
+                sweep = RaySweep(store, make, _as_list(scorer), settings, home=home, may_rerun=again, address=ray)
             else:
                 sweep = Sweep(store, _agent_for(agent), scorers, settings)
-            return await _work(store, sweep, scorers, on_start)
+            return await _work(store, sweep, scorers, on_start, home)
         finally:
             store.close()
 
@@ -171,18 +172,18 @@ async def retry(
     """
     agent_for = _agent_for(agent)
     settings = settings or SweepSettings()
-    folder = store_of(agent).path.parent if isinstance(agent, Agent) else home_folder()
+    folder = store_of(agent).home if isinstance(agent, Agent) else home_folder()
     store = TrialStore(evaluation_file(folder, name))
     try:
         example = _example(agent, store.tasks()[0], on_ray=False)
-        if (home := store_of(example).path.parent) != folder:
+        if (home := store_of(example).home) != folder:
             raise UsageError(f"Evaluation {name} is kept in {folder}, but the agent keeps its runs in {home}.")
         async with example:
             spec = _description(example, shared=isinstance(agent, Agent))
             scorers = make_scorers(scorer or store.spec["scorers"], home)
             _check_same(store, {**spec, "scorers": []}, force=settings.despite_changes)
             store.wait_again(statuses, suffix=f".{new_suffix()}" if fresh else "")
-            return await _work(store, Sweep(store, agent_for, scorers, settings), scorers, on_start)
+            return await _work(store, Sweep(store, agent_for, scorers, settings), scorers, on_start, home)
     finally:
         store.close()
 
@@ -224,24 +225,24 @@ def _as_list(scorer: ScorerSource | Sequence[ScorerSource]) -> list[ScorerSource
     return [scorer] if isinstance(scorer, str) or not isinstance(scorer, Sequence) else list(scorer)
 
 
-def make_scorers(scorer: ScorerSource | Sequence[ScorerSource], home: Path) -> list[Scorer]:
+def make_scorers(scorer: ScorerSource | Sequence[ScorerSource], home: Home) -> list[Scorer]:
     """Return the scorers for the `scorer` argument of `evaluate`."""
     return [make_scorer(each, home=home) for each in _as_list(scorer)]
 
 
 async def _work(
-    store: TrialStore, sweep: Sweep | RaySweep, scorers: Sequence[Scorer], on_start: OnStart | None
+    store: TrialStore, sweep: Sweep | RaySweep, scorers: Sequence[Scorer], on_start: OnStart | None, home: Home
 ) -> Report:
     if store.control().state == "stopped":
         store.set_control(state="running")
     if on_start is not None:
         on_start(sweep, store)
     await sweep.run()
-    await _score_missing(store, scorers)
+    await _score_missing(store, scorers, home)
     return read_report(store, scorers[0].name, sweep.stopped)
 
 
-async def rescore(name: str, scorer: ScorerSource, *, home: Path | str | None = None) -> Report:
+async def rescore(name: str, scorer: ScorerSource, *, home: Home | str | None = None) -> Report:
     """Score the finished trials of an evaluation with another scorer, or again with one. No trial runs again.
 
     Args:
@@ -252,27 +253,27 @@ async def rescore(name: str, scorer: ScorerSource, *, home: Path | str | None = 
     Raises:
         UsageError: The evaluation or the scorer does not exist.
     """
-    folder = home_folder() if home is None else Path(home)
+    folder = home_folder() if home is None else as_home(home)
     made = make_scorer(scorer, home=folder)
     store = TrialStore(evaluation_file(folder, name))
     try:
-        await _score(store, made, [number for number, _ in store.finished()])
+        await _score(store, made, [number for number, _ in store.finished()], folder)
         return read_report(store, made.name)
     finally:
         store.close()
 
 
-async def _score_missing(store: TrialStore, scorers: Sequence[Scorer]) -> None:
+async def _score_missing(store: TrialStore, scorers: Sequence[Scorer], home: Home) -> None:
     """Score the finished trials that a scorer has not scored: those of an earlier call with other scorers."""
     for scorer in scorers:
         missing = store.unscored(scorer.name)
         if missing:
-            await _score(store, scorer, missing)
+            await _score(store, scorer, missing, home)
 
 
-async def _score(store: TrialStore, scorer: Scorer, numbers: Sequence[int]) -> None:
+async def _score(store: TrialStore, scorer: Scorer, numbers: Sequence[int], home: Home) -> None:
     wanted = set(numbers)
-    runs = open_store(store.path.parent.parent)
+    runs = open_store(home)
     limit = asyncio.Semaphore(SCORING_AT_ONCE)
     scores: dict[int, dict[str, Score]] = {}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from closeout.errors import UsageError
 from closeout.evaluate.report import Report, read_report
 from closeout.evaluate.trials import TrialStore, evaluation_file
+from closeout.homes import DatabaseHome, Home
 from closeout.journal.copying import copy_runs
 from closeout.journal.store import open_store
 from closeout.run.plan import differences
@@ -16,14 +17,14 @@ from closeout.run.plan import differences
 __all__ = ["merge", "shard_home", "shard_homes"]
 
 
-def shard_home(home: Path, name: str, shard: int, shards: int) -> Path:
+def shard_home(home: Home, name: str, shard: int, shards: int) -> Path:
     """Return the home of a shard: a folder in the home that all shards share."""
     evaluation_file(home, name)  # the name can be part of a path
     width = len(str(shards))
     return home / "shards" / name / f"{shard:0{width}}-of-{shards}"
 
 
-def shard_homes(home: Path, name: str) -> list[Path]:
+def shard_homes(home: Home, name: str) -> list[Path]:
     """Return the homes of the shards of an evaluation.
 
     Raises:
@@ -35,7 +36,7 @@ def shard_homes(home: Path, name: str) -> list[Path]:
     return found
 
 
-def merge(name: str, sources: Sequence[Path], home: Path, *, runs: bool = True) -> Report:
+def merge(name: str, sources: Sequence[Path], home: Home, *, runs: bool = True) -> Report:
     """Copy the trials of an evaluation and their runs from other homes. It may be repeated: nothing is copied twice.
 
     Args:
@@ -57,7 +58,7 @@ def merge(name: str, sources: Sequence[Path], home: Path, *, runs: bool = True) 
         whole = TrialStore(evaluation_file(home, name), spec)
         try:
             for source, part in zip(sources, parts, strict=True):
-                if os.path.realpath(source) != os.path.realpath(home):
+                if isinstance(home, DatabaseHome) or os.path.realpath(source) != os.path.realpath(home):
                     if runs:
                         copy_runs(source, open_store(home))
                     whole.add_part(part.path)

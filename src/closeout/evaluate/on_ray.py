@@ -28,6 +28,7 @@ from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
 from closeout.evaluate.scores import Score
 from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, lost, score_attempt
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
+from closeout.homes import Home
 from closeout.journal.copying import copy_runs
 from closeout.journal.database import FILE_NAME
 from closeout.journal.events import ModelFailed, ModelReplied
@@ -106,7 +107,7 @@ def run_batch(batch: Batch) -> BatchResult:
         store = store_of(agent)
         outcomes, scores = zip(*asyncio.run(_run_trials(batch, agent, store)), strict=True)
         with tempfile.TemporaryDirectory(dir=folder) as pack:
-            copy_runs(store.path.parent, open_store(Path(pack)), {claim.run_id for claim in batch.claims})
+            copy_runs(store.home, open_store(Path(pack)), {claim.run_id for claim in batch.claims})
             close_stores()
             return BatchResult(outcomes, scores, zlib.compress((Path(pack) / FILE_NAME).read_bytes()))
     finally:
@@ -120,7 +121,7 @@ def run_batch(batch: Batch) -> BatchResult:
 async def _run_trials(batch: Batch, agent: Agent[Any], store: Store) -> list[tuple[RunOutcome, Mapping[str, Score]]]:
     from closeout.run.subagents import clients_of
 
-    scorers = [make_scorer(scorer, home=store.path.parent) for scorer in batch.scorers]
+    scorers = [make_scorer(scorer, home=store.home) for scorer in batch.scorers]
     try:
         async with agent:
             return await asyncio.gather(*(_run_trial(batch, claim, agent, store, scorers) for claim in batch.claims))
@@ -190,6 +191,7 @@ class RaySweep:
         make_agent: Makes the agent, on a node. It must be picklable, or importable there.
         scorers: Names of scorers, or functions.
         settings: How it works; `concurrency` does not apply.
+        home: Where the runs are kept.
         may_rerun: No tool of the agent has effects: a trial whose node is gone is run again.
         address: The cluster, "auto" for the one of this machine. Ignored if Ray is connected already.
 
@@ -204,6 +206,7 @@ class RaySweep:
         scorers: Sequence[ScorerSource],
         settings: SweepSettings,
         *,
+        home: Home,
         may_rerun: bool,
         address: str = "auto",
     ) -> None:
@@ -213,7 +216,7 @@ class RaySweep:
         self._settings = settings
         self._may_rerun = may_rerun
         self._ray = _connected(address)
-        self._home = store.path.parent.parent
+        self._home = home
         self._kept: dict[str, bool] = {}  # node → its folder has what the tasks of earlier drivers recorded
         self._sent: set[int] = set()  # the numbers of the trials that this driver sent
         self._batches: dict[Any, Batch] = {}  # batches in flight, by the reference of their result

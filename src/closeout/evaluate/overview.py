@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from closeout.errors import JournalError, UsageError
 from closeout.evaluate.report import read_report
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
 from closeout.evaluate.wording import finite
+from closeout.homes import Home
 
 __all__ = ["delete_evaluation", "list_evaluations", "runs_of", "show_evaluation"]
 
 
-def list_evaluations(home: Path) -> list[dict[str, Any]]:
+def list_evaluations(home: Home) -> list[dict[str, Any]]:
     """Return the evaluations of a home, the latest first, each with its progress. Waits for the disk.
 
     Files that cannot be read are left out.
@@ -48,7 +48,7 @@ def list_evaluations(home: Path) -> list[dict[str, Any]]:
     return found
 
 
-def show_evaluation(home: Path, name: str, *, scorer: str = "", first: int = 0, tasks: int = 500) -> dict[str, Any]:
+def show_evaluation(home: Home, name: str, *, scorer: str = "", first: int = 0, tasks: int = 500) -> dict[str, Any]:
     """Return an evaluation: its report, and for some of its tasks the trials, epoch by epoch. Waits for the disk.
 
     Args:
@@ -98,7 +98,7 @@ def show_evaluation(home: Path, name: str, *, scorer: str = "", first: int = 0, 
     }
 
 
-def runs_of(home: Path, name: str) -> list[str]:
+def runs_of(home: Home, name: str) -> list[str]:
     """Return the ids of the runs of an evaluation's trials.
 
     Raises:
@@ -111,7 +111,7 @@ def runs_of(home: Path, name: str) -> list[str]:
         store.close()
 
 
-def delete_evaluation(home: Path, name: str) -> None:
+def delete_evaluation(home: Home, name: str) -> None:
     """Delete the trials and scores of an evaluation. The runs of its trials stay.
 
     Raises:

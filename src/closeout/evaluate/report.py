@@ -25,6 +25,7 @@ from closeout.evaluate.estimates import (
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import Trial, TrialStore, evaluation_file
 from closeout.evaluate.wording import SLICE_COLUMNS, amount, finite, markdown_table, percent, span
+from closeout.homes import as_home
 
 __all__ = ["Report", "Slice", "Totals", "load_report", "read_report"]
 
@@ -483,7 +484,7 @@ def load_report(name: str, *, home: Path | str | None = None, scorer: str = "") 
     """
     from closeout.config import home_folder
 
-    store = TrialStore(evaluation_file(home_folder() if home is None else Path(home), name))
+    store = TrialStore(evaluation_file(home_folder() if home is None else as_home(home), name))
     try:
         return read_report(store, scorer)
     finally:

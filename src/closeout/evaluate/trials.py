@@ -25,6 +25,7 @@ from closeout.evaluate.estimates import Estimate, mean_of_sums
 from closeout.evaluate.outcome import RunOutcome
 from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.tasks import EvalTask
+from closeout.homes import Home
 from closeout.journal.database import LOCK_SECONDS, explained, make_folder, transaction
 from closeout.journal.locks import RunLocks
 
@@ -185,7 +186,7 @@ class SweepProgress:
     workers: int
 
 
-def evaluation_file(home: Path, name: str) -> Path:
+def evaluation_file(home: Home, name: str) -> Path:
     """Return the file of an evaluation.
 
     Raises:
@@ -196,7 +197,7 @@ def evaluation_file(home: Path, name: str) -> Path:
     return home / FOLDER / f"{name}.sqlite3"
 
 
-def evaluations_in(home: Path) -> list[str]:
+def evaluations_in(home: Home) -> list[str]:
     """Return the names of the evaluations that are kept in a home, the latest first."""
     files = list((home / FOLDER).glob("*.sqlite3"))
     return [file.name.removesuffix(".sqlite3") for file in sorted(files, key=lambda f: f.stat().st_mtime, reverse=True)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from closeout.errors import JournalError
+from closeout.homes import Home
 from closeout.journal.events import RunStarted, ToolFinished
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import Row, Store
@@ -34,13 +33,13 @@ class HomeReport:
     run_problems: tuple[tuple[str, tuple[str, ...]], ...]
 
 
-def check_home(folder: Path) -> HomeReport:
-    """Read every row of the journal in a folder and report what is damaged. Nothing is changed.
+def check_home(home: Home) -> HomeReport:
+    """Read every row of the journal of a home and report what is damaged. Nothing is changed.
 
     Raises:
         JournalError: the journal cannot be opened.
     """
-    with open_to_read(folder) as store:
+    with open_to_read(home) as store:
         damaged: list[tuple[str, tuple[str, ...]]] = []
         events = 0
         records = store.runs(_EVERY_RUN)
@@ -51,7 +50,7 @@ def check_home(folder: Path) -> HomeReport:
             if problems:
                 damaged.append((record.run_id, problems))
         return HomeReport(
-            runs=len(records), events=events, file_problems=_integrity(store), run_problems=tuple(damaged)
+            runs=len(records), events=events, file_problems=store.database.examine(), run_problems=tuple(damaged)
         )
 
 
@@ -66,14 +65,3 @@ def _lost_contents(store: Store, rows: Iterable[Row]) -> Iterator[str]:
                     store.content(str(file["sha256"]))
             except (JournalError, ValueError):
                 yield f"the content of the file {str(file.get('name'))!r:.80} is missing or damaged"
-
-
-def _integrity(store: Store) -> tuple[str, ...]:
-    """The result of SQLite's check of the file's pages and indexes."""
-    if not store.path.exists():
-        return ()
-    try:
-        found = [str(line) for (line,) in store.query("PRAGMA integrity_check(20)")]
-    except sqlite3.DatabaseError as error:
-        found = [str(error)]
-    return () if found == ["ok"] else tuple(found)

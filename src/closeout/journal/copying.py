@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection
-from contextlib import closing, suppress
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from closeout.errors import JournalError, RunNotFound
-from closeout.journal.database import FILE_NAME, LOCK_SECONDS, VERSION, explained, transaction, version_of
-from closeout.journal.store import SEQ_BITS, SYNCED_NAME, RunCounts, Store, references
+from closeout.errors import JournalError
+from closeout.homes import DatabaseHome, Home
+from closeout.journal.database import FILE_NAME, LOCK_SECONDS, VERSION, explained, version_of
+from closeout.journal.journal_database import SEQ_BITS, EventRow, SqlConnection
+from closeout.journal.on_sqlite import references
+from closeout.journal.readonly import open_to_read
+from closeout.journal.store import Store
 
 __all__ = ["copy_runs"]
 
 RUNS_AT_ONCE = 100  # runs in one commit, so that other writers do not wait for long
+ROWS_AT_ONCE = 1000
 _KEPT = ("answered", "unanswered", "running")  # the status of runs that a copy does not replace
+_OVER = ("answered", "unanswered")
+_COLUMNS = "run_id, started, ended, status, task, model, answer, stop_reason"
+_SELECT_RUNS = f"SELECT id, {_COLUMNS} FROM runs ORDER BY id"  # noqa: S608 - constant
+_INSERT_RUN = f"INSERT INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?)"  # noqa: S608 - constant
+_SELECT_OWN = "SELECT id, status FROM runs WHERE run_id=?"
+_SELECT_ROWS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place LIMIT ?"
 
 
-def copy_runs(source: Path, store: Store, run_ids: Collection[str] | None = None) -> int:
+class _RunSource(Protocol):
+    """A journal that is only read."""
+
+    def query(self, statement: str, values: tuple[Any, ...] = (), /) -> list[Any]: ...
+
+
+def copy_runs(source: Home, store: Store, run_ids: Collection[str] | None = None) -> int:
     """Copy runs of another journal into a store.
 
     A run that the store has already is replaced if it did not end with or without an answer, and only by one that did.
@@ -35,64 +52,85 @@ def copy_runs(source: Path, store: Store, run_ids: Collection[str] | None = None
     Raises:
         JournalError: A journal cannot be read or written, or the source is of another format.
     """
-    file = source if source.is_file() else source / FILE_NAME
-    if not file.exists():
-        raise JournalError(f"There is no journal in {source}.")
     store.flush()
     copied = 0
-    with explained(store.path), closing(_connected(store.path, file)) as db:
-        wanted = [row for row in _runs(db) if run_ids is None or row[1] in run_ids]
-        marks = RunCounts(store.path.parent / SYNCED_NAME)
-        try:
-            for first in range(0, len(wanted), RUNS_AT_ONCE):
-                with transaction(db):
-                    copied += sum(_copy(db, store, marks, row) for row in wanted[first : first + RUNS_AT_ONCE])
-        finally:
-            marks.close()
+    with _opened(source) as theirs:
+        wanted = [row for row in theirs.query(_SELECT_RUNS) if run_ids is None or row[1] in run_ids]
+        for first in range(0, len(wanted), RUNS_AT_ONCE):
+            with store.database.transaction() as db:
+                copied += sum(_copy(theirs, db, store, row) for row in wanted[first : first + RUNS_AT_ONCE])
     return copied
 
 
-def _connected(target: Path, source: Path) -> sqlite3.Connection:
-    """Return a connection to the target, with the source as `theirs`."""
-    db = sqlite3.connect(target, timeout=LOCK_SECONDS, isolation_level=None, uri=True)
-    try:
-        with explained(source):
-            db.execute("ATTACH ? AS theirs", (f"{source.absolute().as_uri()}?mode=ro",))
-            with closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as alone:
-                version = version_of(alone, source)
+@contextmanager
+def _opened(source: Home) -> Iterator[_RunSource]:
+    if isinstance(source, DatabaseHome):
+        with open_to_read(source) as store:
+            yield store
+        return
+    file = source if source.is_file() else source / FILE_NAME
+    if not file.exists():
+        raise JournalError(f"There is no journal in {source}.")
+    with explained(file), closing(_JournalFile(file)) as opened:
+        yield opened
+
+
+class _JournalFile:
+    """A journal's file, also one that has another name."""
+
+    def __init__(self, file: Path) -> None:
+        uri = f"{file.absolute().as_uri()}?mode=ro"
+        self._db = sqlite3.connect(uri, timeout=LOCK_SECONDS, isolation_level=None, uri=True)
+        try:
+            version = version_of(self._db, file)
+        except BaseException:
+            self.close()
+            raise
         if version != VERSION:
+            self.close()
             raise JournalError(
-                f"{source} was written by an older version of Closeout. Run `closeout runs` there once to update it."
+                f"{file} was written by an older version of Closeout. Run `closeout runs` there once to update it."
             )
-    except BaseException:
-        db.close()
-        raise
-    return db
+
+    def query(self, statement: str, values: tuple[Any, ...] = (), /) -> list[Any]:
+        """Read from the file."""
+        return self._db.execute(statement, values).fetchall()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
 
 
-def _runs(db: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    columns = "id, run_id, started, ended, status, task, model, answer, stop_reason"
-    return db.execute(f"SELECT {columns} FROM theirs.runs ORDER BY id").fetchall()  # noqa: S608 - constant
-
-
-def _copy(db: sqlite3.Connection, store: Store, marks: RunCounts, row: tuple[Any, ...]) -> bool:
+def _copy(theirs: _RunSource, db: SqlConnection, store: Store, row: tuple[Any, ...]) -> bool:
     """Copy a run, and return whether it was copied."""
-    theirs, run_id, _, _, status, *_ = row
-    with suppress(RunNotFound):
-        if store.run(run_id).status in _KEPT or status not in ("answered", "unanswered"):
+    number, run_id, _, _, status, *_ = row
+    for own, own_status in db.execute(_SELECT_OWN, (run_id,)).fetchall():
+        is_interrupted = own_status == "running" and not store.database.locks.held_anywhere(own)
+        if (own_status in _KEPT and not is_interrupted) or status not in _OVER:
             return False
-        ((own,),) = db.execute("SELECT id FROM main.runs WHERE run_id=?", (run_id,)).fetchall()
-        db.execute("DELETE FROM main.events WHERE place>=? AND place<?", (own << SEQ_BITS, own + 1 << SEQ_BITS))
-        db.execute("DELETE FROM main.runs WHERE id=?", (own,))
-    number = int(db.execute("INSERT INTO main.runs VALUES (NULL,?,?,?,?,?,?,?,?)", row[1:]).lastrowid or 0)
-    marks.clear(number)
-    start, end = theirs << SEQ_BITS, theirs + 1 << SEQ_BITS
-    # The checksum of an event covers its place in the run, not the run's number: it stays valid.
-    db.execute(
-        "INSERT INTO main.events SELECT place+?, body, crc FROM theirs.events WHERE place>=? AND place<?",
-        ((number << SEQ_BITS) - start, start, end),
-    )
-    bodies = db.execute("SELECT body FROM theirs.events WHERE place>=? AND place<?", (start, end))
-    for digest in {digest for (body,) in bodies for digest in references(body)}:
-        db.execute("INSERT OR IGNORE INTO main.bodies SELECT hash, body FROM theirs.bodies WHERE hash=?", (digest,))
+        db.execute("DELETE FROM events WHERE place>=? AND place<?", (own << SEQ_BITS, own + 1 << SEQ_BITS))
+        db.execute("DELETE FROM runs WHERE id=?", (own,))
+    db.execute(_INSERT_RUN, row[1:])
+    own = int(db.execute(_SELECT_OWN, (run_id,)).fetchone()[0])
+    store.database.synced.clear(own)
+    for place, body, crc in _rows(theirs, number):
+        # The checksum of an event covers its place in the run, not the run's number: it stays valid.
+        data = body.encode() if isinstance(body, str) else body
+        moved: EventRow = (place + (own - number << SEQ_BITS), data, crc)
+        store.database.insert(db, moved, _bodies(theirs, data))
     return True
+
+
+def _rows(theirs: _RunSource, number: int) -> Iterator[tuple[int, Any, Any]]:
+    first, end = number << SEQ_BITS, number + 1 << SEQ_BITS
+    while found := theirs.query(_SELECT_ROWS, (first, end, ROWS_AT_ONCE)):
+        yield from found
+        first = found[-1][0] + 1
+
+
+def _bodies(theirs: _RunSource, row: bytes) -> dict[bytes, list[bytes]]:
+    found: dict[bytes, list[bytes]] = {}
+    for digest in references(row):
+        for (body,) in theirs.query("SELECT body FROM bodies WHERE hash=?", (digest,)):
+            found[digest] = [body]
+    return found

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from closeout.budget_limits import NANO, BudgetLimit, Unit, period_start
+from closeout.errors import UsageError
+from closeout.homes import DatabaseHome, Home
 from closeout.journal.database import LOCK_SECONDS, empty_log, explained, make_folder, open_file, set_modes, transaction
 from closeout.journal.locks import RunLocks
 
@@ -228,9 +230,11 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
         db.execute(f"PRAGMA user_version={VERSION}")
 
 
-def spent_by_day(folder: Path) -> list[Spent]:
+def spent_by_day(home: Home) -> list[Spent]:
     """Return what the keys of a home have spent, by day, and what is reserved. A home without budgets has nothing."""
-    path = folder / LEDGER_NAME
+    if isinstance(home, DatabaseHome):
+        return []
+    path = home / LEDGER_NAME
     if not path.exists():
         return []
     found: dict[tuple[float, str], list[Amount]] = {}
@@ -250,13 +254,15 @@ def spent_by_day(folder: Path) -> list[Spent]:
     return [Spent(key, day, *pair) for (day, key), pair in sorted(found.items())]
 
 
-def forget_key(folder: Path, key: str) -> None:
+def forget_key(home: Home, key: str) -> None:
     """Delete what a key has spent, overwriting its bytes. What is reserved by requests under way is forgotten, too.
 
     Raises:
         JournalError: The ledger cannot be written.
     """
-    path = folder / LEDGER_NAME
+    if isinstance(home, DatabaseHome):
+        return
+    path = home / LEDGER_NAME
     with explained(path), closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as db:
         db.execute("PRAGMA secure_delete=ON")
         db.execute("DELETE FROM counters WHERE key=?", (key,))
@@ -268,12 +274,18 @@ _ledgers: dict[tuple[int, str], Ledger] = {}
 _ledgers_lock = threading.Lock()
 
 
-def open_ledger(folder: Path) -> Ledger:
-    """Return the process's ledger of a home. A child process after a fork gets its own."""
-    key = (os.getpid(), os.path.realpath(folder))
+def open_ledger(home: Home) -> Ledger:
+    """Return the process's ledger of a home. A child process after a fork gets its own.
+
+    Raises:
+        UsageError: The home is a database.
+    """
+    if isinstance(home, DatabaseHome):
+        raise UsageError("Budgets are kept in a home that is a folder, not yet in a database. Use max_cost per run.")
+    key = (os.getpid(), os.path.realpath(home))
     with _ledgers_lock:
         if key not in _ledgers:
-            _ledgers[key] = Ledger(folder)
+            _ledgers[key] = Ledger(home)
         return _ledgers[key]
 
 

@@ -15,6 +15,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from closeout.errors import JournalError, JournalLocked
@@ -99,6 +100,10 @@ class RunLocks:
                 return True
             _unlock(self._file, number)
             return False
+
+    def held_of(self, numbers: Sequence[int]) -> set[int]:
+        """Return those of some runs that any process executes."""
+        return {number for number in numbers if self.held_anywhere(number)}
 
     def close(self) -> None:
         """Release every lock."""

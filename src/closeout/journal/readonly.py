@@ -12,51 +12,65 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from closeout.errors import JournalError
+from closeout.homes import DatabaseHome, Home
 from closeout.journal.database import FILE_NAME, JOURNAL_FILES, LOCK_SECONDS, VERSION, explained, prepare, version_of
 from closeout.journal.locks import LOCKS_NAME, RunLocks
-from closeout.journal.store import MESSAGES_NAME, SYNCED_NAME, RunCounts, Store, open_store
+from closeout.journal.on_sqlite import SqliteJournal
+from closeout.journal.run_counts import MESSAGES_NAME, SYNCED_NAME, RunCounts
+from closeout.journal.store import Store, open_store
 
-__all__ = ["open_to_read"]
+__all__ = ["has_journal", "open_to_read"]
 
 _EFFECTIVE = os.access in os.supports_effective_ids
 
 
 @contextmanager
-def open_to_read(folder: Path) -> Iterator[Store]:
-    """Open the runs kept in a folder to look at them; a folder without a journal has no runs. Raises JournalError."""
+def open_to_read(home: Home) -> Iterator[Store]:
+    """Open the runs kept in a home to look at them; a folder without a journal has no runs. Raises JournalError."""
     try:
-        store = open_store(folder, _writable_store)
-    except _OnlyToRead:
-        with closing(_ReadOnlyStore(folder)) as sealed:
+        store = open_store(home, _writable_store)
+    except _OnlyToRead as found:
+        with closing(Store(found.folder, _ReadOnlyJournal(found.folder))) as sealed:
             yield sealed
     else:
         yield store
 
 
+def has_journal(home: Home) -> bool:
+    """Return whether a home has a journal, or is a database. Raises JournalError."""
+    return isinstance(home, DatabaseHome) or _exists(home / FILE_NAME)
+
+
 class _OnlyToRead(Exception):
     """The folder cannot be written, or it has no journal."""
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.folder = folder
 
-def _writable_store(folder: Path) -> Store:
-    journal = folder / FILE_NAME
+
+def _writable_store(home: Home) -> Store:
+    if isinstance(home, DatabaseHome):
+        return Store(home)
+    journal = home / FILE_NAME
     if not _exists(journal):
-        raise _OnlyToRead
-    files = [folder, journal, *(path for name in JOURNAL_FILES[1:] if (path := folder / name).exists())]
+        raise _OnlyToRead(home)
+    files = [home, journal, *(path for name in JOURNAL_FILES[1:] if (path := home / name).exists())]
     if not all(os.access(path, os.W_OK, effective_ids=_EFFECTIVE) for path in files):
-        raise _OnlyToRead
-    return Store(folder)
+        raise _OnlyToRead(home)
+    return Store(home)
 
 
-class _ReadOnlyStore(Store):
-    """A store that changes nothing in its folder. What would write raises JournalError."""
+class _ReadOnlyJournal(SqliteJournal):
+    """A journal that changes nothing in its folder. What would write raises JournalError."""
 
     def _open(self, folder: Path) -> None:
         with explained(self.path):
-            self._db = self._connect()
-        self._reader = self._db
-        self._locks = RunLocks(folder / LOCKS_NAME, read_only=True)
-        self._synced = RunCounts(folder / SYNCED_NAME, read_only=True)
-        self._messages = RunCounts(folder / MESSAGES_NAME, read_only=True)
+            self.db = self._connect()
+        self._reader = self.db
+        self.locks = RunLocks(folder / LOCKS_NAME, read_only=True)
+        self.synced = RunCounts(folder / SYNCED_NAME, read_only=True)
+        self.messages = RunCounts(folder / MESSAGES_NAME, read_only=True)
 
     def _connect(self) -> sqlite3.Connection:
         if _exists(self.path):
@@ -65,7 +79,8 @@ class _ReadOnlyStore(Store):
             if version == VERSION:
                 return db
             if version:
-                self._has_checksums = False  # the previous format had no checksums, and it may not be migrated here
+                # The previous format had no checksums, and it may not be migrated here.
+                self.select_events = "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"
                 return db
             db.close()  # nothing was written yet
         db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)

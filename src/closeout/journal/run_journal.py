@@ -329,7 +329,11 @@ class Journal:
         if self._contents and isinstance(event, ToolFinished):
             digests = {str(each["sha256"]) for each in event.files if "sha256" in each}
             contents = {digest: self._contents.pop(digest) for digest in digests & self._contents.keys()}
-        self._store.put(self._number, self._next, self._now(), event, durable=durable, contents=contents)
+        try:
+            self._store.put(self._number, self._next, self._now(), event, durable=durable, contents=contents)
+        except JournalError as error:
+            self._failure = error
+            raise
         self._next += 1
         if self._timer is None:
             self._plan_commit()
@@ -370,6 +374,7 @@ class Journal:
             return
         try:
             await asyncio.shield(asyncio.wrap_future(self._store.commit()))
+            self._store.check_held(self._number)
         except JournalError as error:
             self._failure = error  # every later write raises it too: no tool and no sub-agent can swallow it
             raise

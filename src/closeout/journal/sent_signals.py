@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import secrets
-import sqlite3
 import time
 from collections.abc import Iterable
 from typing import Any
 
 from closeout.errors import SignalRefused
+from closeout.journal.journal_database import SqlConnection
 from closeout.journal.store import Store
 from closeout.records import record
 
@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS signals (
   payload TEXT NOT NULL, sent REAL NOT NULL, received INTEGER NOT NULL DEFAULT 0, UNIQUE (run_id, id))
 """
 _INDEX = "CREATE INDEX IF NOT EXISTS signals_open ON signals (run_id) WHERE received=0"
-_INSERT = "INSERT OR IGNORE INTO signals (run_id, id, name, payload, sent) VALUES (?,?,?,?,?)"
+_INSERT = "INSERT INTO signals (run_id, id, name, payload, sent) VALUES (?,?,?,?,?) ON CONFLICT DO NOTHING"
 _SELECT_OPEN = "SELECT id, payload, sent FROM signals WHERE run_id=? AND name=? AND received=0 ORDER BY seq"
 _SELECT_NAMES = "SELECT DISTINCT run_id, name FROM signals WHERE received=0"
 _MARK = "UPDATE signals SET received=1, payload='' WHERE run_id=? AND id=? AND received=0"
@@ -86,9 +86,10 @@ def send_signal(store: Store, run_id: str, name: str, payload: Any = None, *, id
     if status in _OVER:
         raise SignalRefused(f"Run {run_id} is over ({status}), so it receives no signals.")
 
-    def insert(db: sqlite3.Connection) -> bool:
-        db.execute(_SCHEMA)
-        db.execute(_INDEX)
+    def insert(db: SqlConnection) -> bool:
+        if not _exists(store):
+            db.execute(_SCHEMA)
+            db.execute(_INDEX)
         row = (run_id, id or secrets.token_hex(10), name, text, time.time())
         return db.execute(_INSERT, row).rowcount == 1
 
@@ -131,4 +132,4 @@ def mark_received(store: Store, run_id: str, ids: Iterable[str]) -> None:
 
 def _exists(store: Store) -> bool:
     """Return whether any signal was ever sent to a run of this store."""
-    return bool(store.query("SELECT 1 FROM sqlite_master WHERE name='signals'"))
+    return store.database.has_table("signals")

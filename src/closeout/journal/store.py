@@ -1,9 +1,8 @@
-"""The store: the runs kept in one folder, written by one thread and read beside it.
+"""The store: the runs kept in one home, written by one thread and read beside it.
 
-One connection per process and folder writes, in WAL mode and in a thread of its own, so that neither a slow disk nor
-another process's write lock stops the event loop. Everything that has been put goes into one commit, in order. An
-ordinary commit is a write without fsync: it survives the death of the process at any instant. A durable commit is
-synced and survives a power cut, together with everything before it.
+One connection per process and home writes, in a thread of its own, so that neither a slow disk nor another process's
+lock stops the event loop. Everything that has been put goes into one commit, in order. The statements are the same for
+SQLite and PostgreSQL; a `JournalDatabase` executes them.
 """
 
 from __future__ import annotations
@@ -11,45 +10,41 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import re
-import sqlite3
-import struct
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from closeout.errors import JournalError, JournalLocked, RunExists, RunNotFound
+from closeout.errors import JournalError, JournalLocked, LeaseLost, RunExists, RunNotFound
 from closeout.file_values import File
-from closeout.journal.database import (
-    FILE_NAME,
-    LOCK_SECONDS,
-    connect,
-    explained,
-    journal_error,
-    make_folder,
-    transaction,
-)
+from closeout.homes import DatabaseHome, Home
 from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted, is_unreadable, read_event, unreadable
-from closeout.journal.locks import LOCKS_NAME, RunLocks, locked
+from closeout.journal.journal_database import (
+    MESSAGE_LOCK,
+    SEQ_BITS,
+    EventRow,
+    JournalDatabase,
+    RunUpdate,
+    SqlConnection,
+)
+from closeout.journal.locks import locked
+from closeout.journal.on_sqlite import SqliteJournal
 
 __all__ = [
     "Row",
-    "RunCounts",
     "RunRecord",
     "RunRows",
     "Store",
     "close_store",
     "close_stores",
     "open_store",
-    "references",
 ]
 
 P = ParamSpec("P")
@@ -57,42 +52,30 @@ T = TypeVar("T")
 
 BODY_LIMIT = 1024  # characters: a longer field is stored once, by hash
 BODY_PART = 1 << 20  # characters of a body that are handled in one call, which holds the interpreter's lock
-SYNCED_NAME = "journal.synced"
-MESSAGES_NAME = "journal.messages"
-SWEEPS = 5  # tries to delete unused texts while other processes write; later deletions try again
 RETRY_SECONDS = 0.05  # seconds until a failed commit is repeated
-# A row holds what one run put into one commit: a JSON list of [time, type, fields], with the hashes of fields that are
-# stored apart. Its place is run * 2**32 + seq of the first event. One row costs half as much as five, and with one
-# integer as its key the table grows at its end: a commit writes two pages instead of five.
-SEQ_BITS = 32
-
-_INSERT_RUN = "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?)"
-_INSERT_EVENTS = "INSERT INTO events VALUES (?,?,?)"
-_REPLACE_EVENTS = "INSERT OR REPLACE INTO events VALUES (?,?,?)"
+_INSERT_RUN = (
+    "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?) ON CONFLICT (run_id) DO NOTHING"
+)
+_REOPEN_RUN = "UPDATE runs SET status='running', ended=NULL WHERE id=?"
 _UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE id=?"
 _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
-_UNDER_NONE = "NOT EXISTS (SELECT 1 FROM json_each(?) WHERE run_id>value||'.' AND run_id<value||'/')"
-_SELECT_EVENTS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
-_SELECT_EVENTS_2 = "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"  # reads format 2
+_UNDER = "SELECT 1 FROM {values} WHERE run_id>value||'.' AND run_id<value||'/'"
 _SELECT_PLACES = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place LIMIT ?"
 _SELECT_BEGINNING = (
-    "SELECT run_id FROM runs r JOIN events e ON e.place=r.id<<32 "
-    "WHERE instr(CAST(e.body AS BLOB), ?) OR instr(CAST(e.body AS BLOB), ?) ORDER BY r.id"
+    "SELECT run_id FROM runs r JOIN events e ON e.place=r.id<<32 WHERE {contains} OR {contains} ORDER BY r.id"
 )
 _SELECT_WAITING = (
     "SELECT run_id, (SELECT max(place) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32) "
     "FROM runs r WHERE status='waiting' ORDER BY id"
 )
+_NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO UPDATE SET value=excluded.value"
 _SELECT_LAST = "SELECT body FROM events WHERE place>=? AND place<? ORDER BY place DESC LIMIT 1"
 # Messages to runs, as JSON. Their places are made as those of events. The first message makes the table.
 _CREATE_MESSAGES = "CREATE TABLE IF NOT EXISTS messages (place INTEGER PRIMARY KEY, body BLOB NOT NULL)"
 _COUNT_MESSAGES = "SELECT max(place) - ? + 1 FROM messages WHERE place>=? AND place<?"
 _INSERT_MESSAGE = "INSERT INTO messages VALUES (?,?)"
 _SELECT_MESSAGES = "SELECT body FROM messages WHERE place>=? AND place<? ORDER BY place"
-_DELETE_MESSAGES = "DELETE FROM messages WHERE place>=? AND place<?"
-_MESSAGE_LOCK = 1 << 30  # added to a run's number: the lock of its messages
-_DELETIONS = "journal.deletions"  # a note that changes when runs are deleted
-_REFERENCE = re.compile(rb'"([0-9a-f]{64})"')  # refers to a body by its hash
+
 _ALL = 2**63 - 1  # SQLite's largest number
 _LATEST = 2.0**37  # seconds: the year 6325. A later time was not written by this module, and no calendar shows it
 _NO_REFS: Mapping[str, str] = {}
@@ -149,40 +132,26 @@ class _EventBatch:
 
 
 class Store:
-    """The runs kept in one folder. Get one from `open_store`: all runs of the process share it.
+    """The runs kept in one home. Get one from `open_store`: all runs of the process share it.
 
     Methods may be called from any thread. Those that write wait for the disk, except `put`, `commit`, `end_run` and
     `note`.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE_NAME
+    def __init__(self, home: Home, database: JournalDatabase | None = None) -> None:
+        self.home = home
+        self.database = database or _database_of(home)
+        self.name = self.database.name  # the database as people read it
         self._state = threading.Lock()  # guards the batch and the job; never held while the disk is used
-        self._writing = threading.RLock()  # held while the writing connection is used
-        self._reading = threading.RLock()  # held while the reading connection is used
+        self._writing = self.database.writing  # held while the writing connection is used
         self._batch = _EventBatch()
         self._in_commit: _EventBatch | None = None
         self._job: Future[None] | None = None  # the next commit, until it begins
         self._notes: dict[str, str] = {}
-        self._insert = _INSERT_EVENTS
-        self._known: set[bytes] = set()  # hashes of bodies that this process has written
-        self._deletions: tuple[Any, ...] | None = None  # the note of the last deletion when `_known` was right
-        self._reader: sqlite3.Connection | None = None
-        self._has_checksums = True
+        self._tries_again = False  # an earlier commit may have written some of the batch
+        self._lost: set[int] = set()  # runs that another process has taken over from this one
         self._writer = ThreadPoolExecutor(1, "closeout-journal", self._begin_writing)
         self._writer_thread = 0
-        self._open(folder)
-
-    def _open(self, folder: Path) -> None:
-        make_folder(folder, FILE_NAME)
-        self._db = connect(self.path)
-        try:
-            self._locks = RunLocks(folder / LOCKS_NAME)
-            self._synced = RunCounts(folder / SYNCED_NAME)
-            self._messages = RunCounts(folder / MESSAGES_NAME)
-        except BaseException:
-            self._db.close()
-            raise
 
     # -------------------------------------------------------------------------------------------- writing
 
@@ -225,16 +194,14 @@ class Store:
         at = time.time()
         row = (_storable(run_id), at, "running", _storable(started.task[:200]), model)
         number = 0
+        database = self.database
         try:
-            with self._transaction() as db:
-                try:
-                    cursor = db.execute(_INSERT_RUN, row)
-                except sqlite3.IntegrityError:
-                    text = f"A run {run_id} exists already. `closeout resume {run_id}` continues it."
-                    raise RunExists(text) from None
-                number = int(cursor.lastrowid or 0)
-                self._synced.clear(number)
-                self._messages.clear(number)
+            with database.transaction() as db:
+                if db.execute(_INSERT_RUN, row).rowcount == 0:
+                    raise RunExists(f"A run {run_id} exists already. `closeout resume {run_id}` continues it.")
+                number = int(db.execute("SELECT id FROM runs WHERE run_id=?", row[:1]).fetchone()[0])
+                database.synced.clear(number)
+                database.messages.clear(number)
                 bodies = _Bodies()
                 for file in files:
                     digest = bytes.fromhex(file.sha256)
@@ -242,33 +209,22 @@ class Store:
                         bodies[digest] = [file.data]
                 begun = at - later[-1][0] if later else at
                 entries = [(0, begun, started), *((n, begun + t, event) for n, (t, event) in enumerate(later, 1))]
-                db.execute(_INSERT_EVENTS, _row(number, entries, bodies))
-                _insert_bodies(db, bodies.items())
-                self._locks.take(run_id, number)  # now, before others see the run and think that its process died
+                database.insert(db, _row(number, entries, bodies), bodies)
+                database.locks.take(run_id, number)  # before others see the run and think that its process died
         except BaseException:
             self.release(number)
             raise
         return number
 
-    def transact(self, act: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what a function does to the journal's file within one synced transaction. Raises JournalError."""
-        with self._writing:
-            self._db.execute("PRAGMA synchronous=FULL")
-            try:
-                with self._transaction() as db:
-                    return act(db)
-            finally:
-                self._db.execute("PRAGMA synchronous=NORMAL")
+    def transact(self, act: Callable[[SqlConnection], T], *, holding: Sequence[int] = ()) -> T:
+        """Return what a function does to the journal within one synced transaction. Raises JournalError.
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All that is done within, or nothing."""
-        with self._writing:
-            try:
-                with transaction(self._db) as db:
-                    yield db
-            except sqlite3.Error as error:
-                raise journal_error(error, self.path) from error
+        Args:
+            act: The function.
+            holding: The numbers of the locks that this process must still have at the end.
+        """
+        with self.database.transaction(durable=True, holding=holding) as db:
+            return act(db)
 
     def reopen_run(self, run_id: str) -> int:
         """Lock a run to continue it, and return its number.
@@ -278,12 +234,13 @@ class Store:
             JournalLocked: the run is being executed.
         """
         number = self._number(run_id)
-        with self._writing, explained(self.path):
-            self._locks.take(run_id, number)
+        with self._writing:
+            self.database.locks.take(run_id, number)
             try:
-                self._db.execute("UPDATE runs SET status='running', ended=NULL WHERE id=?", (number,))
+                with self.database.transaction(holding=(number,)) as db:
+                    db.execute(_REOPEN_RUN, (number,))
             except BaseException:
-                self._locks.drop(number)
+                self.database.locks.drop(number)
                 raise
             return number
 
@@ -303,18 +260,19 @@ class Store:
             JournalError: the events cannot be written.
         """
         number = self._number(run_id)
-        with self._writing, explained(self.path):
-            self._locks.take(run_id, number)
+        with self._writing:
+            self.database.locks.take(run_id, number)
             try:
                 record = self._read(number)
                 at = time.time()
                 seq = record.rows[-1].seq + 1 if record.rows else 0
                 entries = [(seq + n, at, event) for n, event in enumerate(make(record.rows, at))]
                 if entries:
-                    self._write(_EventBatch({number: entries}, durable=True), ())
-                    self._synced.mark({number: entries[-1][0] + 1})
+                    if self._write(_EventBatch({number: entries}, durable=True)):
+                        raise locked(run_id)
+                    self.database.synced.mark({number: entries[-1][0] + 1})
             finally:
-                self._locks.drop(number)
+                self.database.locks.drop(number)
         return RunRows((*record.rows, *(Row(*entry) for entry in entries)), record.problems)
 
     def delete_runs(self, run_ids: Iterable[str], *, sweep: bool = True) -> int:
@@ -330,31 +288,17 @@ class Store:
         """
         self.flush()
         numbers = {run_id: self._number(run_id) for run_id in run_ids}
-        locked: list[int] = []
+        taken: list[int] = []
         try:
-            for run_id, number in numbers.items():
-                self._locks.take(run_id, number)
-                locked.append(number)
-            with self._writing, explained(self.path):
-                self._db.execute("PRAGMA secure_delete=ON")  # what is deleted must not stay in free pages
-            with self._transaction() as db:
-                tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-                for number in numbers.values():
-                    places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
-                    db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
-                    db.execute("DELETE FROM runs WHERE id=?", (number,))
-                    if "messages" in tables:  # to the runs
-                        db.execute(_DELETE_MESSAGES, places)
-                if "signals" in tables:
-                    db.executemany("DELETE FROM signals WHERE run_id=?", [(run_id,) for run_id in numbers])
-                # A note on a run ends with its name.
-                notes = [(-len(run_id) - 1, f" {run_id}") for run_id in numbers]
-                db.executemany("DELETE FROM notes WHERE substr(name, ?)=?", notes)
+            for run_id, number in sorted(numbers.items(), key=lambda item: item[1]):
+                self.database.locks.take(run_id, number)
+                taken.append(number)
+            self.database.delete(numbers)
         finally:
-            for number in locked:
-                self._locks.drop(number)
+            for number in taken:
+                self.database.locks.drop(number)
         if sweep:
-            self._sweep_bodies()
+            self.database.delete_unused_bodies()
         return len(numbers)
 
     # -------------------------------------------------------------------------------------------- messages to runs
@@ -365,11 +309,11 @@ class Store:
 
     def lock_messages(self, number: int) -> bool:
         """Lock the messages of a run, and return whether they were free: nobody else can add one."""
-        return self._locks.try_take(number + _MESSAGE_LOCK)
+        return self.database.locks.try_take(number + MESSAGE_LOCK)
 
     def unlock_messages(self, number: int) -> None:
         """Release the messages of a run, which this store has locked."""
-        self._locks.drop(number + _MESSAGE_LOCK)
+        self.database.locks.drop(number + MESSAGE_LOCK)
 
     def add_message(self, number: int, body: bytes) -> None:
         """Add a message to those of a run, synced. The caller has locked them.
@@ -379,54 +323,26 @@ class Store:
         """
         start, end = number << SEQ_BITS, number + 1 << SEQ_BITS
 
-        def add(db: sqlite3.Connection) -> None:
-            db.execute(_CREATE_MESSAGES)
+        def add(db: SqlConnection) -> None:
+            if not self.database.has_table("messages"):
+                db.execute(_CREATE_MESSAGES)
             count = db.execute(_COUNT_MESSAGES, (start, start, end)).fetchone()[0] or 0
             db.execute(_INSERT_MESSAGE, (start + count, body))
             # It precedes the commit, so that the executing process looks once too often rather than once too rarely.
-            self._messages.set(number, count + 1)
+            self.database.messages.set(number, count + 1)
 
-        self.transact(add)
+        self.transact(add, holding=(number + MESSAGE_LOCK,))
 
     def count_messages(self, number: int) -> int:
-        """Return how many messages were sent to a run. It may be one too many; it costs a read of eight bytes."""
-        return self._messages.of(number)
+        """Return how many messages were sent to a run. It may be one too many; it costs next to nothing."""
+        return self.database.messages.of(number)
 
     def messages(self, number: int, first: int = 0) -> list[bytes]:
         """Return the messages that were sent to a run, from one on, in order."""
         start, end = number << SEQ_BITS, number + 1 << SEQ_BITS
-        if not self.query("SELECT 1 FROM sqlite_master WHERE name='messages'"):
+        if not self.database.has_table("messages"):
             return []
         return [body for (body,) in self.query(_SELECT_MESSAGES, (start + first, end))]
-
-    def _sweep_bodies(self) -> None:
-        """Delete the bodies that no event refers to. Whatever looks like a reference counts as one."""
-        with self._writing, explained(self.path):
-            db = self._db
-            for _ in range(SWEEPS):
-                # Read without a lock, because other processes wait only for some seconds to write.
-                version = db.execute("PRAGMA data_version").fetchone()
-                used: set[bytes] = set()
-                for (body,) in db.execute("SELECT body FROM events"):
-                    used |= references(body)
-                stored = db.execute("SELECT hash FROM bodies")
-                unused = [key for key in stored if isinstance(key[0], bytes) and key[0] not in used]
-                if not unused:
-                    return
-                with self._transaction():
-                    if db.execute("PRAGMA data_version").fetchone() != version:
-                        continue  # another process wrote meanwhile, perhaps a reference
-                    db.executemany("DELETE FROM bodies WHERE hash=?", unused)
-                    # Other processes remember which bodies are stored. This makes them look again.
-                    db.execute("INSERT OR REPLACE INTO notes VALUES (?,?)", (_DELETIONS, str(time.time_ns())))
-                return
-
-    def _notice_deletions(self, db: sqlite3.Connection) -> None:
-        """Forget which bodies are stored if runs were deleted since. Within a transaction."""
-        found = db.execute("SELECT value FROM notes WHERE name=?", (_DELETIONS,)).fetchone()
-        if found != self._deletions:
-            self._deletions = found
-            self._known.clear()
 
     def put(
         self,
@@ -447,7 +363,12 @@ class Store:
             event: what happened.
             durable: sync that commit.
             contents: the contents of the files that the event names, by their SHA-256.
+
+        Raises:
+            LeaseLost: another process has taken the run over.
         """
+        if self._lost:
+            self.check_held(run)
         with self._state:
             self._batch.events.setdefault(run, []).append((seq, at, event))
             self._batch.durable |= durable
@@ -487,7 +408,8 @@ class Store:
 
         def end() -> None:
             try:
-                self._commit((_UPDATE_RUN, (status, at, _storable(answer), stop_reason, number)))
+                self._commit((number, _UPDATE_RUN, (status, at, _storable(answer), stop_reason, number)))
+                self.check_held(number)
             finally:
                 self.forget(number)
                 self.release(number)
@@ -496,86 +418,79 @@ class Store:
 
     def check_unlocked(self, run_id: str) -> None:
         """Raise JournalLocked while a process executes the run: its record may be incomplete only for that reason."""
-        if self._locks.held_anywhere(self._number(run_id)):
+        if self.database.locks.held_anywhere(self._number(run_id)):
             raise locked(run_id)
+
+    def check_held(self, number: int) -> None:
+        """Raise LeaseLost if another process has taken over a run that this one executes. Then nothing is written."""
+        if number in self._lost:
+            raise LeaseLost(
+                "Another process has taken this run over, because this one was silent for longer than its lease. "
+                "Nothing more is recorded here. `closeout runs` shows what became of the run."
+            )
 
     def release(self, number: int) -> None:
         """Unlock a run: another process may continue it."""
         with self._writing:
-            self._locks.drop(number)
+            self.database.locks.drop(number)
+            self._lost.discard(number)
 
     def forget(self, run: int) -> None:
         """Drop events that could not be written of a run that is over, so that they do not hold up other runs."""
         with self._state:
             self._batch.events.pop(run, None)
 
-    def _commit(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
-        """Write everything that has been put, and then the statements: all of it or nothing. In the writing thread.
+    def _commit(self, *updates: RunUpdate) -> None:
+        """Write everything that has been put, and then the updates: all of it or nothing. In the writing thread.
 
         A write that fails is repeated once, since a disk that was full for a moment must not end a run.
         """
         try:
-            self._commit_once(*statements)
+            self._commit_once(*updates)
         except JournalLocked:
-            raise  # SQLite has waited already
+            raise  # the database has waited already
         except JournalError:
             time.sleep(RETRY_SECONDS)
-            self._commit_once(*statements)
+            self._commit_once(*updates)
 
-    def _commit_once(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+    def _commit_once(self, *updates: RunUpdate) -> None:
         with self._writing:
             with self._state:
                 self._job = None
                 batch = self._in_commit = self._batch
                 self._batch = _EventBatch()
             try:
-                if batch.events or statements:
-                    self._write(batch, statements)
-            except BaseException as error:
+                if batch.events or updates:
+                    self._write(batch, updates)
+            except BaseException:
                 # Nothing is lost: the next commit tries again. A write that Ctrl-C interrupted may have succeeded.
-                self._insert = _REPLACE_EVENTS
+                self._tries_again = True
                 with self._state:
                     self._batch = batch.before(self._batch)
-                if isinstance(error, sqlite3.Error):
-                    raise journal_error(error, self.path) from error
                 raise
             finally:
                 self._in_commit = None
-            self._insert = _INSERT_EVENTS
+            self._tries_again = False
             if batch.durable:
-                self._synced.mark({run: entries[-1][0] + 1 for run, entries in batch.events.items()})
+                self.database.synced.mark({run: entries[-1][0] + 1 for run, entries in batch.events.items()})
 
-    def _write(self, batch: _EventBatch, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
-        db = self._db
+    def _write(self, batch: _EventBatch, updates: Sequence[RunUpdate] = ()) -> bool:
+        """Write a batch and updates. Return whether a run was lost to another process, of which nothing is written."""
         bodies = _Bodies()
         bodies.update((digest, [data]) for digest, data in batch.contents.items())
         rows = [_row(run, entries, bodies) for run, entries in batch.events.items()]
-        if batch.durable or statements:
-            db.execute("PRAGMA synchronous=FULL")
-        try:
-            if len(rows) == 1 and not (bodies or statements):
-                # One statement is all or nothing by itself: a transaction around it would double its cost.
-                db.execute(self._insert, rows[0])
-            else:
-                with self._transaction():
-                    if bodies:
-                        self._notice_deletions(db)
-                        _insert_bodies(db, [item for item in bodies.items() if item[0] not in self._known])
-                    db.executemany(self._insert, rows)
-                    for statement, values in statements:
-                        db.execute(statement, values)
-        finally:
-            if batch.durable or statements:
-                db.execute("PRAGMA synchronous=NORMAL")
-        if bodies:
-            self._known.update(bodies)
+        lost = self.database.append(
+            rows, bodies=bodies, updates=updates, durable=batch.durable, again=self._tries_again
+        )
+        self._lost.update(lost)
+        return bool(lost)
 
     def note(self, name: str, value: str) -> None:
         """Remember something small beyond runs, such as the dialect that an endpoint speaks. Failures are ignored."""
 
         def write() -> None:
-            with self._writing, suppress(sqlite3.Error):
-                self._db.execute("INSERT OR REPLACE INTO notes VALUES (?,?)", (name, value))
+            with suppress(JournalError), self.database.transaction() as db:
+                db.execute(_NOTE, (name, value))
 
         self._notes[name] = value
         self.submit(write)
@@ -591,29 +506,21 @@ class Store:
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Read through a connection of its own, which no writer holds up."""
-        with self._reading, explained(self.path):
-            if self._reader is None:
-                self._reader = self._connect_reader()
-            return self._reader.execute(statement, values).fetchall()
-
-    def _connect_reader(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
-        db.execute("PRAGMA query_only=1")
-        return db
+        return self.database.query(statement, values)
 
     def _number(self, run_id: str) -> int:
         found = self.query("SELECT id FROM runs WHERE run_id=?", (_storable(run_id),))
         if not found:
-            raise RunNotFound(f"No run {run_id} in {self.path}. `closeout runs` lists them.")
+            raise RunNotFound(f"No run {run_id} in {self.name}. `closeout runs` lists them.")
         return int(found[0][0])
 
     def runs(self, limit: int = 100) -> list[RunRecord]:
         """Return the latest runs, newest first. A run that a dead process left "running" is "interrupted"."""
-        return [self._record(row) for row in self.query(f"{_SELECT_RUN} ORDER BY id DESC LIMIT ?", (min(limit, _ALL),))]
+        return self._records(self.query(f"{_SELECT_RUN} ORDER BY id DESC LIMIT ?", (min(limit, _ALL),)))
 
     def version(self) -> int:
         """Return a number that changes when anything in the journal does, in whatever process."""
-        return int(self.query("PRAGMA data_version")[0][0])
+        return self.database.version()
 
     def runs_that_begin_with(self, text: str) -> list[str]:
         """Return the ids of the runs in whose first commit a text value or key ends with this text, the oldest first.
@@ -622,8 +529,9 @@ class Store:
         """
         import json
 
+        statement = _SELECT_BEGINNING.format(contains=self.database.contains)
         needles = (to_json(_storable(text))[1:], json.dumps(text)[1:].encode())
-        return [str(run_id) for (run_id,) in self.query(_SELECT_BEGINNING, needles)]
+        return [str(run_id) for (run_id,) in self.query(statement, needles)]
 
     def waiting_runs(self) -> list[tuple[str, int]]:
         """Return the ids of suspended runs, the oldest first, each with a number that changes with its record."""
@@ -643,10 +551,11 @@ class Store:
             not_under: Leave out the runs named `NAME.…` for each of these names.
         """
         last, names = self._number(before) if before else _ALL, to_json(list(not_under)).decode()
+        under = _UNDER.format(values=self.database.values_of)
         while found := self.query(
-            f"{_SELECT_RUN} WHERE id<? AND {_UNDER_NONE} ORDER BY id DESC LIMIT 500", (last, names)
+            f"{_SELECT_RUN} WHERE id<? AND NOT EXISTS ({under}) ORDER BY id DESC LIMIT 500", (last, names)
         ):
-            yield from map(self._record, found)
+            yield from self._records(found)
             last = found[-1][0]
 
     def runs_under(self, name: str) -> list[RunRecord]:
@@ -654,17 +563,24 @@ class Store:
         start = _storable(name)
         names = (start, f"{start}.", f"{start}/")
         rows = self.query(f"{_SELECT_RUN} WHERE run_id=? OR (run_id>? AND run_id<?) ORDER BY id", names)
-        return [self._record(row) for row in rows]
+        return self._records(rows)
 
     def run(self, run_id: str) -> RunRecord:
         """Return a run by its name. Raises RunNotFound."""
-        return self._record(self.query(f"{_SELECT_RUN} WHERE id=?", (self._number(run_id),))[0])
+        found = self._records(self.query(f"{_SELECT_RUN} WHERE id=?", (self._number(run_id),)))
+        if not found:
+            raise RunNotFound(f"Run {run_id} was deleted just now.")
+        return found[0]
 
-    def _record(self, row: tuple[Any, ...]) -> RunRecord:
-        number, run_id, started, ended, *texts = row
+    def _records(self, rows: Sequence[tuple[Any, ...]]) -> list[RunRecord]:
+        held = self.database.locks.held_of([row[0] for row in rows if row[4] == "running"])
+        return [self._record(row, is_held=row[0] in held) for row in rows]
+
+    def _record(self, row: tuple[Any, ...], *, is_held: bool) -> RunRecord:
+        _, run_id, started, ended, *texts = row
         status, task, model = (str(text) for text in texts[:3])
         answer, stop_reason = (text if text is None else str(text) for text in texts[3:])
-        if status == "running" and not self._locks.held_anywhere(number):
+        if status == "running" and not is_held:
             status = "interrupted"
         return RunRecord(
             run_id=run_id,
@@ -743,11 +659,8 @@ class Store:
     def _read(self, number: int) -> RunRows:
         start = number << SEQ_BITS
         # Read before the events: another process may write some, and the end of the run, at any moment.
-        synced, status = self._synced.of(number), self._status(number)
-        stored = self.query(
-            _SELECT_EVENTS if self._has_checksums else _SELECT_EVENTS_2,
-            (start, number + 1 << SEQ_BITS),
-        )
+        synced, status = self.database.synced.of(number), self._status(number)
+        stored = self.query(self.database.select_events, (start, number + 1 << SEQ_BITS))
         rows: list[Row] = []
         problems: list[str] = []
         expected, latest = 0, 0.0
@@ -819,105 +732,37 @@ class Store:
         try:
             return self._stored(digest)
         except ValueError:
-            text = f"The content of a file ({sha256[:12]}…) is missing in {self.path}, or damaged. Was its run deleted?"
+            text = f"The content of a file ({sha256[:12]}…) is missing in {self.name}, or damaged. Was its run deleted?"
             raise JournalError(text) from None
 
     # -------------------------------------------------------------------------------------------- lifetime
 
     def pause(self) -> None:
-        """Wait for the writer and close the connections, until `proceed`: no connection may be open during a fork."""
-        self._writing.acquire()
-        self._reading.acquire()
+        """Wait for the writer, and let nobody use the database until `proceed`: before a fork."""
+        self.database.pause()
         self._state.acquire()
-        self._db.close()
-        self._close_reader()
 
     def proceed(self, *, in_parent: bool) -> None:
-        """Open the connections again. In a child process the store is the parent's, and only lets go of its locks."""
+        """Go on after a fork. In a child process the store is the parent's."""
         try:
-            if in_parent:
-                with suppress(JournalError):  # the next write raises it
-                    self._db = connect(self.path)
-            else:
-                self._locks.close()
-                self._synced.close()
-                self._messages.close()
+            self.database.proceed(in_parent=in_parent)
         finally:
             self._state.release()
-            self._reading.release()
-            self._writing.release()
-
-    def _close_reader(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
 
     def close(self) -> None:
-        """Commit what has been put, and close the files."""
+        """Commit what has been put, and close the database."""
         with suppress(JournalError):
             self.flush()
         self._writer.shutdown()
-        with self._writing, self._reading:
-            self._db.close()
-            self._close_reader()
-            self._locks.close()
-            self._synced.close()
-            self._messages.close()
+        self.database.close()
 
 
-class RunCounts:
-    """A number for each run: eight bytes in a file beside the journal, which every process can read at next to no cost.
+def _database_of(home: Home) -> JournalDatabase:
+    if isinstance(home, DatabaseHome):
+        from closeout.journal.on_postgres import PostgresJournal
 
-    One file counts the events of a run that a durable commit has synced. If the journal holds fewer, it has lost events
-    that were safely on disk, for example because its log was deleted. Another counts the messages that were sent to a
-    run. The files are not synced themselves: a number that a power cut loses hides such a loss, or is counted again.
-    """
-
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        self._lock = threading.Lock()  # the file has one position
-        self._path = path
-        self._file = -1
-        try:
-            self._file = os.open(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            if not read_only:
-                raise JournalError(
-                    f"Cannot write {path} ({error.strerror}). Set CLOSEOUT_HOME to a folder you own."
-                ) from None
-
-    def of(self, run: int) -> int:
-        """Return the number of a run; 0 if the run is unknown."""
-        if self._file < 0:
-            return 0
-        with self._lock:
-            os.lseek(self._file, run * 8, os.SEEK_SET)
-            found = os.read(self._file, 8)
-        return int(struct.unpack("<Q", found)[0]) if len(found) == 8 else 0
-
-    def mark(self, counts: Mapping[int, int]) -> None:
-        """Remember the numbers of runs, if that is possible."""
-        for run, count in counts.items():
-            with suppress(JournalError):
-                self.set(run, count)
-
-    def set(self, run: int, count: int) -> None:
-        """Remember the number of a run. Raises JournalError."""
-        try:
-            with self._lock:
-                os.lseek(self._file, run * 8, os.SEEK_SET)
-                os.write(self._file, struct.pack("<Q", count))
-        except OSError as error:
-            raise JournalError(f"{self._path} cannot be written ({error.strerror}).") from None
-
-    def clear(self, run: int) -> None:
-        """Forget the number of a lost run whose place a new run gets."""
-        if self.of(run):
-            self.mark({run: 0})
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        return PostgresJournal(home)
+    return SqliteJournal(home)
 
 
 def _called_here(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -930,7 +775,7 @@ def _called_here(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Futu
     return done
 
 
-def _row(run: int, entries: Sequence[_Entry], bodies: _Bodies) -> tuple[int, bytes, int]:
+def _row(run: int, entries: Sequence[_Entry], bodies: _Bodies) -> EventRow:
     items = [(at, type(event).__name__, *_apart(event, bodies)) for _, at, event in entries]
     place = (run << SEQ_BITS) + entries[0][0]
     try:
@@ -941,12 +786,6 @@ def _row(run: int, entries: Sequence[_Entry], bodies: _Bodies) -> tuple[int, byt
 
         body = json.dumps(items, default=str).encode()
     return place, body, _checksum(place, body)
-
-
-def references(row: bytes | str) -> set[bytes]:
-    """Return the hashes of the large texts and files that a stored row refers to, and whatever looks like one."""
-    found = _REFERENCE.findall(row if isinstance(row, bytes) else str(row).encode())
-    return {bytes.fromhex(digest.decode()) for digest in found}
 
 
 def _checksum(place: int, body: bytes | str) -> int:
@@ -988,17 +827,6 @@ class _Bodies(dict[bytes, list[bytes]]):
         return self._added[text]
 
 
-def _insert_bodies(db: sqlite3.Connection, bodies: Iterable[tuple[bytes, list[bytes]]]) -> None:
-    """Store bodies. SQLite joins the parts of a large one, which does not hold the interpreter's lock."""
-    for digest, parts in bodies:
-        if len(parts) == 1:
-            db.execute("INSERT OR IGNORE INTO bodies VALUES (?,?)", (digest, *parts))
-            continue
-        rows = ",".join(["(?)"] * len(parts))
-        joined = f"SELECT ?,CAST(group_concat(column1,'') AS BLOB) FROM (VALUES {rows})"  # noqa: S608 - only marks
-        db.execute(f"INSERT OR IGNORE INTO bodies {joined}", (digest, *parts))
-
-
 def _message_apart(message: Mapping[str, Any], number: int, bodies: _Bodies, refs: dict[str, str]) -> Mapping[str, Any]:
     """A message, or one without its large text, whose hash is then among `refs` as "added/NUMBER/KEY"."""
     for key in ("content", "prompt"):
@@ -1034,32 +862,32 @@ def _storable(text: str | None) -> str | None:
     return text and text.encode("utf-8", "replace").decode("utf-8")
 
 
-# ------------------------------------------------------------------------------------------------ one store per folder
+# ------------------------------------------------------------------------------------------------ one store per home
 
-_stores: dict[tuple[int, Path], Store] = {}
+_stores: dict[tuple[int, Home], Store] = {}
 _stores_lock = threading.Lock()
 
 
-def open_store(folder: Path, make: Callable[[Path], Store] = Store) -> Store:
-    """Return the process's store for a folder. A child process after a fork gets its own.
+def open_store(home: Home, make: Callable[[Home], Store] = Store) -> Store:
+    """Return the process's store for a home. A child process after a fork gets its own.
 
     Raises:
-        JournalError: the folder cannot be written, or the journal in it cannot be read.
+        JournalError: the folder cannot be written, the database cannot be reached, or the journal cannot be read.
     """
-    key = (os.getpid(), folder.absolute())
+    key = (os.getpid(), home.absolute())
     with _stores_lock:
         found = _stores.get(key)
         if found is None:
             # The real path counts: two stores of one folder would not see each other's run locks on every system.
-            real = (key[0], Path(os.path.realpath(folder)))
-            found = _stores[key] = _stores[real] = _stores.get(real) or make(folder)
+            real = key if isinstance(home, DatabaseHome) else (key[0], Path(os.path.realpath(home)))
+            found = _stores[key] = _stores[real] = _stores.get(real) or make(home)
         return found
 
 
-def close_store(folder: Path) -> None:
-    """Close this process's store of a folder, if it is open."""
+def close_store(home: Home) -> None:
+    """Close this process's store of a home, if it is open."""
     with _stores_lock:
-        found = _stores.get((os.getpid(), folder.absolute()))
+        found = _stores.get((os.getpid(), home.absolute()))
         for key in [key for key, store in _stores.items() if store is found]:
             del _stores[key]
     if found is not None:

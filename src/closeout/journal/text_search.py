@@ -23,6 +23,8 @@ from typing import Any, Self
 import platformdirs
 
 from closeout.errors import JournalError, RunNotFound
+from closeout.homes import DatabaseHome, Home
+from closeout.journal.database import FILE_NAME as JOURNAL_NAME
 from closeout.journal.database import open_file, set_modes, transaction
 from closeout.journal.events import (
     AgentEnded,
@@ -40,7 +42,8 @@ from closeout.journal.events import (
     ToolStarted,
     TurnRolledBack,
 )
-from closeout.journal.store import SEQ_BITS, RunRecord, Store
+from closeout.journal.journal_database import SEQ_BITS
+from closeout.journal.store import RunRecord, Store
 from closeout.journal.totals import RunTotals
 from closeout.language.text_index import TextIndex, lacks_fts5
 
@@ -116,7 +119,7 @@ class SearchIndex:
         self._writing = threading.Lock()
         self._reading = threading.Lock()
         self._seen = (-1, IndexState(0, 0))  # the journal's version at the last complete update
-        self._path = _place(store.path)
+        self._path = _place(store.home)
         try:
             self._open()
         except sqlite3.DatabaseError as error:
@@ -177,7 +180,7 @@ class SearchIndex:
             JournalError: The journal cannot be read.
         """
         with self._writing:
-            version = self._store.query("PRAGMA data_version")[0][0]
+            version = self._store.version()
             if version == self._seen[0]:
                 return self._seen[1]
             try:
@@ -415,17 +418,19 @@ def forget_deleted(store: Store) -> None:
     Raises:
         JournalError: The index cannot be written.
     """
-    if _place(store.path).exists():
+    if _place(store.home).exists():
         with SearchIndex(store) as index:
             index.update(0)
 
 
-def _place(journal: Path) -> Path:
+def _place(home: Home) -> Path:
     """Return where the index of a journal is kept: beside it if the folder can be written."""
-    beside = journal.parent / FILE_NAME
-    if os.access(journal.parent, os.W_OK) and (not beside.exists() or os.access(beside, os.W_OK)):
+    if isinstance(home, DatabaseHome):
+        return home / FILE_NAME
+    beside = home / FILE_NAME
+    if os.access(home, os.W_OK) and (not beside.exists() or os.access(beside, os.W_OK)):
         return beside
-    name = hashlib.sha256(os.fsencode(os.path.realpath(journal))).hexdigest()[:32]
+    name = hashlib.sha256(os.fsencode(os.path.realpath(home / JOURNAL_NAME))).hexdigest()[:32]
     return Path(platformdirs.user_cache_dir("closeout", appauthor=False)) / "search" / f"{name}.sqlite3"
 
 

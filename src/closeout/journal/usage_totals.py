@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from closeout.config import home_folder
 from closeout.errors import UsageError
+from closeout.homes import Home, as_home
 from closeout.journal.events import AgentStarted, ModelFailed, ModelReplied, RunStarted
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import RunRecord, Store
@@ -50,7 +50,7 @@ class UsageTotal:
 
 
 def usage_totals(
-    home: str | Path | None = None,
+    home: str | Home | None = None,
     *,
     by: Sequence[str] = ("day", "model"),
     since: str = "",
@@ -73,7 +73,7 @@ def usage_totals(
         raise UsageError(f"Usage has no group {unknown[0]!r}. Choose from {', '.join(GROUPS)}.")
     first, last = _day("since", since), _day("until", until)
     sums: dict[tuple[str, ...], tuple[UsageSum, list[int]]] = {}
-    with open_to_read(home_folder() if home is None else Path(home)) as store:
+    with open_to_read(home_folder() if home is None else as_home(home)) as store:
         for run in store.each_run():
             if first and run.ended is not None and _date(run.ended) < first:
                 continue

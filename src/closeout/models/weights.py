@@ -25,6 +25,7 @@ from urllib.error import HTTPError
 
 from closeout.config import home_folder
 from closeout.errors import ConfigError, ModelUnavailable
+from closeout.homes import DatabaseHome, data_folder
 from closeout.version import VERSION
 
 __all__ = [
@@ -135,7 +136,10 @@ def models_folder(environment: Mapping[str, str] | None = None) -> Path:
     """Return the folder of model files: `CLOSEOUT_MODELS`, otherwise `models` in the home folder."""
     env = os.environ if environment is None else environment
     named = env.get("CLOSEOUT_MODELS")
-    return Path(named).expanduser() if named else home_folder(env) / "models"
+    if named:
+        return Path(named).expanduser()
+    home = home_folder(env)
+    return (data_folder() if isinstance(home, DatabaseHome) else home) / "models"
 
 
 def weights_named(model: str) -> Weights | None:

@@ -13,10 +13,10 @@ from typing import Any
 
 from closeout.config import home_folder
 from closeout.errors import JournalLocked, RunNotFound, UsageError
-from closeout.journal.database import FILE_NAME, wipe
+from closeout.homes import Home, as_home
 from closeout.journal.events import RunEnded, RunStarted, ToolFinished
 from closeout.journal.ledger import forget_key, spent_by_day
-from closeout.journal.readonly import open_to_read
+from closeout.journal.readonly import has_journal, open_to_read
 from closeout.journal.store import Row, RunRecord, Store, open_store
 from closeout.journal.text_search import forget_deleted
 from closeout.records import record
@@ -169,7 +169,7 @@ def delete_data(
             raise JournalLocked(f"{text} Wait for its end, or stop it first.")
         raise UsageError(f"{text} Pass waiting=True (--waiting) to delete such runs too.")
     folder = _folder(home)
-    if not (folder / FILE_NAME).exists():
+    if not has_journal(folder):
         return data
     store = open_store(folder)
     if data.runs:
@@ -177,15 +177,15 @@ def delete_data(
         forget_deleted(store)
     for key in data.budget_keys:
         forget_key(folder, key)
-    wipe(store.path)  # also if nothing was found: an earlier deletion may have been disturbed
+    store.database.wipe()  # also if nothing was found: an earlier deletion may have been disturbed
     return data
 
 
 # ------------------------------------------------------------------------------------------------ finding
 
 
-def _folder(home: str | Path | None) -> Path:
-    return home_folder() if home is None else Path(home)
+def _folder(home: str | Path | None) -> Home:
+    return home_folder() if home is None else as_home(home)
 
 
 def _runs_of_person(store: Store, user: str) -> Iterator[RunRecord]:

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, isawaitable, signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from closeout.answers.contracts import AnswerContract
@@ -24,6 +23,7 @@ from closeout.dialects.cot import MakeParser
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.dialects.protocol import Dialect, get_dialect
 from closeout.errors import McpServerUnavailable, UsageError
+from closeout.homes import Home
 from closeout.journal.events import HANDOFF, DecisionRequested, InstructionsWritten, Noted
 from closeout.journal.run_journal import Journal
 from closeout.journal.stream_handler import StreamHandler
@@ -153,7 +153,7 @@ class AgentPlan:
     search_budget: int | None = None  # tokens of tool definitions above which the model searches for tools
     overrides: Mapping[str, Any] = field(default_factory=dict)  # settings of this run only
     gate: RequestGate | None = None  # admits the requests to models
-    home: Callable[[], Path | None] = lambda: None  # the folder of the runs, whose ledger keeps the budgets
+    home: Callable[[], Home | None] = lambda: None  # the folder of the runs, whose ledger keeps the budgets
     deps_type: Any = None
     deps: Any = None  # what the tools get as RunContext.deps; never recorded
     secrets: Secrets = NO_SECRETS
@@ -477,7 +477,7 @@ class Scope:
     state: dict[str, Any] = field(default_factory=dict)
     handed: list[str] = field(default_factory=list)
     gate: RequestGate | None = None
-    home: Callable[[], Path | None] = lambda: None
+    home: Callable[[], Home | None] = lambda: None
     reserves: Reserves | None = None
     deps: Any = None
     stream_handler: StreamHandler = field(default_factory=StreamHandler)

@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from closeout.budget_limits import NANO, BudgetLimit, read_limits
 from closeout.codec import encode_json
 from closeout.errors import BudgetReached, LimitReached, ModelUnreachable, UsageError
+from closeout.homes import Home
 from closeout.journal.events import ModelFailed, ModelReplied
 from closeout.journal.ledger import Amount, Ledger, Refusal, open_ledger
 from closeout.messages import Message, ModelRequest, Usage
@@ -31,7 +31,7 @@ LONGEST_SLEEP = 30.0  # a wait for the next period looks at the clock, which may
 
 
 def open_reserves(
-    budget: Mapping[str, str | list[str]], home: Path | None, prices: Mapping[str, Sequence[float]]
+    budget: Mapping[str, str | list[str]], home: Home | None, prices: Mapping[str, Sequence[float]]
 ) -> Reserves:
     """Return the budgets of a run.
 

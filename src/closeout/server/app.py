@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from closeout.errors import CloseoutError, JournalError, RunNotFound, UsageError
+from closeout.homes import Home
 
 __all__ = ["HEADERS", "HOME", "LOOPBACK_HOSTS", "Handler", "create_app", "error_response"]
 
-HOME: Final = web.AppKey("home", Path)
+HOME: Final = web.AppKey[Home]("home")
 """The folder that stores the runs."""
 
 MAX_BODY = 16 * 2**20  # bytes
@@ -31,7 +31,7 @@ HEADERS: Final[Mapping[str, str]] = {
 
 
 def create_app(
-    home: Path, *, hosts: Collection[str] | None = LOOPBACK_HOSTS, max_body: int = MAX_BODY
+    home: Home, *, hosts: Collection[str] | None = LOOPBACK_HOSTS, max_body: int = MAX_BODY
 ) -> web.Application:
     """Create the application without any routes. Features add theirs: `add_viewer(app)`.
 

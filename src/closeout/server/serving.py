@@ -7,12 +7,12 @@ import errno
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from aiohttp import web
 
 from closeout.errors import ConfigError
+from closeout.homes import Home
 from closeout.server.anthropic_chat import add_messages
 from closeout.server.api_errors import api_errors, log
 from closeout.server.app import LOOPBACK_HOSTS, create_app
@@ -44,7 +44,7 @@ def agent_app(host: AgentHost, *, address: str = "127.0.0.1", keys: Sequence[str
         ConfigError: Other computers could use the agent without a key.
     """
     check_address(address, keys)
-    app = create_app(host.store.path.parent, hosts=LOOPBACK_HOSTS if is_loopback(address) else None)
+    app = create_app(host.store.home, hosts=LOOPBACK_HOSTS if is_loopback(address) else None)
     app.middlewares.extend([key_check(keys), origin_check, api_errors])
     add_responses(app, host)
     add_chat(app, host)
@@ -82,7 +82,7 @@ def proxy_app(
     """
     check_address(address, keys)
     hosts = LOOPBACK_HOSTS if is_loopback(address) else None
-    app = create_app(proxy.store.path.parent, hosts=hosts, max_body=max_body)
+    app = create_app(proxy.store.home, hosts=hosts, max_body=max_body)
     app.middlewares.extend([key_check(keys), origin_check, api_errors])
     proxy.add_routes(app)
 
@@ -97,7 +97,7 @@ def proxy_app(
     return app
 
 
-def viewer_app(home: Path) -> web.Application:
+def viewer_app(home: Home) -> web.Application:
     """Create the application of the viewer, for this computer only.
 
     It needs a port of its own: the pages approve calls, so they share no origin with the bytes of a model server.

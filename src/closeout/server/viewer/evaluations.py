@@ -9,6 +9,7 @@ from typing import Any
 from closeout.codec import encode_json
 from closeout.evaluate.overview import list_evaluations, show_evaluation
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
+from closeout.homes import Home
 from closeout.journal.events import RunStarted
 from closeout.journal.store import Store
 
@@ -18,7 +19,7 @@ MOST_TASKS = 20_000  # rows of the matrix
 LONGEST_TEXT = 300  # characters of an answer or a reason in the matrix
 
 
-def evaluations_shape(home: Path) -> list[dict[str, Any]]:
+def evaluations_shape(home: Home) -> list[dict[str, Any]]:
     """Return the evaluations of a home, the latest first. Waits for the disk."""
     return [
         {
@@ -29,7 +30,7 @@ def evaluations_shape(home: Path) -> list[dict[str, Any]]:
     ]
 
 
-def evaluation_shape(home: Path, name: str, *, scorer: str = "", version: str = "") -> dict[str, Any]:
+def evaluation_shape(home: Home, name: str, *, scorer: str = "", version: str = "") -> dict[str, Any]:
     """Return an evaluation with its trials; only its state if the page has this version of it. Waits for the disk.
 
     Raises:
@@ -65,7 +66,7 @@ def trial_shape(store: Store, run_id: str) -> dict[str, Any] | None:
     Raises:
         RunNotFound: No run has this name.
     """
-    started, home = store.rows_from(run_id, 0, 1)[0].event, store.path.parent
+    started, home = store.rows_from(run_id, 0, 1)[0].event, store.home
     name = started.origin.get("evaluation") if isinstance(started, RunStarted) else None
     if name not in evaluations_in(home):
         return None

@@ -11,13 +11,13 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from importlib.resources import files
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from aiohttp import web
 
 from closeout.codec import encode_json
 from closeout.errors import DecisionRefused, JournalError, JournalLocked, MessageRefused, RunNotFound, UsageError
+from closeout.homes import Home
 from closeout.journal.events import ModelRequested, RunEnded
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import RunRecord, Store, open_store
@@ -469,7 +469,7 @@ async def _with_pauses(rows: AsyncIterator[T]) -> AsyncIterator[T | None]:
                 await following
 
 
-def _evaluations_in(home: Path) -> list[str]:
+def _evaluations_in(home: Home) -> list[str]:
     from closeout.evaluate.trials import evaluations_in
 
     return evaluations_in(home)

@@ -1,0 +1,187 @@
+"""The interface between the store and the database that keeps a journal: SQLite in a folder, or PostgreSQL.
+
+The statements are the store's, and the same for both databases, with `?` for a value. Here is what differs: appending,
+which a lock or a lease must allow, deleting for good, and what SQLite keeps in files of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias
+
+__all__ = [
+    "MESSAGE_LOCK",
+    "SEQ_BITS",
+    "EventRow",
+    "JournalDatabase",
+    "NumberOfEach",
+    "RunUpdate",
+    "SqlConnection",
+    "SqlCursor",
+    "TakesRuns",
+]
+
+# A row holds what one run put into one commit: a JSON list of [time, type, fields], with the hashes of fields that are
+# stored apart. Its place is run * 2**32 + seq of the first event. One row costs half as much as five, and with one
+# integer as its key the table grows at its end: a commit writes two pages instead of five.
+SEQ_BITS = 32
+MESSAGE_LOCK = 1 << 30  # added to a run's number: the lock of its messages
+
+EventRow: TypeAlias = tuple[int, bytes, int]  # place, body, checksum
+RunUpdate: TypeAlias = tuple[int, str, tuple[Any, ...]]  # the number of a run, a statement that changes it, its values
+
+
+class SqlCursor(Protocol):
+    """The result of a statement."""
+
+    @property
+    def rowcount(self) -> int:
+        """The number of rows that were changed."""
+
+    def fetchone(self) -> Any:
+        """Return the next row, or None."""
+
+    def fetchall(self) -> list[Any]:
+        """Return the remaining rows."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class SqlConnection(Protocol):
+    """A connection within a transaction."""
+
+    def execute(self, statement: str, values: Sequence[Any] = (), /) -> SqlCursor:
+        """Execute a statement."""
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> SqlCursor:
+        """Execute a statement for each row of values."""
+
+
+class TakesRuns(Protocol):
+    """The right to execute runs, by their numbers: only one process has that of a run at a time."""
+
+    def take(self, run_id: str, number: int) -> None:
+        """Take a run. Raises JournalLocked while another one, or this process, has it."""
+
+    def try_take(self, number: int) -> bool:
+        """Take a run if it is free, and return whether it was."""
+
+    def drop(self, number: int) -> None:
+        """Let go of a run, if this object has it."""
+
+    def held_anywhere(self, number: int) -> bool:
+        """Return whether any process has the run."""
+
+    def held_of(self, numbers: Sequence[int]) -> Collection[int]:
+        """Return those of some runs that any process has."""
+
+
+class NumberOfEach(Protocol):
+    """A number for each run, which costs next to nothing to read."""
+
+    def of(self, run: int) -> int:
+        """Return the number of a run; 0 if the run is unknown."""
+
+    def set(self, run: int, count: int) -> None:
+        """Remember the number of a run. Raises JournalError."""
+
+    def mark(self, counts: Mapping[int, int]) -> None:
+        """Remember the numbers of runs, if that is possible."""
+
+    def clear(self, run: int) -> None:
+        """Forget the number of a lost run whose number a new one gets."""
+
+
+class JournalDatabase(Protocol):
+    """A database that keeps a journal. Its methods may be called from any thread and raise JournalErrors.
+
+    Attributes:
+        name: The database as people read it, without secrets.
+        writing: Held while something is written.
+        locks: Who executes which run.
+        synced: The number of events of each run that are known to be safe.
+        messages: The number of messages that were sent to each run. It may be one too many.
+        values_of: SQL for the table of the values in a JSON list.
+        contains: SQL that is true if the body `e.body` has the text of a parameter in it.
+        select_events: Selects place, body and checksum of the events between two places.
+    """
+
+    name: str
+    writing: threading.RLock
+    contains: str
+    values_of: str
+    select_events: str
+
+    @property
+    def locks(self) -> TakesRuns: ...
+    @property
+    def synced(self) -> NumberOfEach: ...
+    @property
+    def messages(self) -> NumberOfEach: ...
+
+    def append(
+        self,
+        rows: Sequence[EventRow],
+        *,
+        bodies: Mapping[bytes, list[bytes]],
+        updates: Sequence[RunUpdate] = (),
+        durable: bool = False,
+        again: bool = False,
+    ) -> Collection[int]:
+        """Write rows of events with their bodies, and then the updates: all of it or nothing.
+
+        Args:
+            rows: The rows.
+            bodies: The texts and files that they refer to, each in parts, by hash.
+            updates: Changes of runs.
+            durable: Survive a power cut.
+            again: An earlier try may have written some of the rows.
+
+        Returns:
+            The runs that another process has taken over. Of these, nothing is written.
+        """
+
+    def insert(self, db: SqlConnection, row: EventRow, bodies: Mapping[bytes, list[bytes]]) -> None:
+        """Write a row of a new run with its bodies, within a transaction."""
+
+    def transaction(
+        self, *, durable: bool = False, holding: Collection[int] = ()
+    ) -> AbstractContextManager[SqlConnection]:
+        """All that is done within is written, or nothing.
+
+        Args:
+            durable: Survive a power cut.
+            holding: Numbers of runs that this process must have taken, and still have at the end.
+        """
+
+    def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Read through a connection of its own, which no writer holds up."""
+
+    def has_table(self, name: str) -> bool:
+        """Return whether a table exists that is made when it is needed first."""
+
+    def version(self) -> int:
+        """Return a number that changes when anything in the journal does, in whatever process."""
+
+    def delete(self, numbers: Mapping[str, int]) -> None:
+        """Delete runs, which this process has taken, and what is noted of them. Their bodies stay."""
+
+    def delete_unused_bodies(self) -> None:
+        """Delete the bodies that no event refers to. Whatever looks like a reference counts as one."""
+
+    def wipe(self) -> None:
+        """Overwrite the bytes of what was deleted. Takes as long as a copy."""
+
+    def examine(self) -> tuple[str, ...]:
+        """Return what is wrong with the database itself."""
+
+    def pause(self) -> None:
+        """Wait for the writer and let nobody use the connections until `proceed`: before a fork."""
+
+    def proceed(self, *, in_parent: bool) -> None:
+        """Go on after a fork. In a child process this object is the parent's, and only lets go of what is shared."""
+
+    def close(self) -> None:
+        """Close the connections and files."""

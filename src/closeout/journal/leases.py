@@ -1,0 +1,209 @@
+"""Leases: who executes which run, in a database that several machines share.
+
+A lease is a row with a token that grows each time it is taken. A process renews its leases while it lives; when it has
+been silent for longer than a lease, others may take its runs. What it writes then is refused, because every append
+compares the token within its transaction, however long the process was stopped in between. Only the clock of the
+database decides.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+
+from closeout.errors import JournalError, JournalLocked
+from closeout.homes import DatabaseHome
+from closeout.journal.journal_database import SEQ_BITS
+from closeout.journal.postgres_link import PostgresLink
+
+__all__ = ["RunLeases", "SentCounts"]
+
+LOOK_SECONDS = 1.0  # how often the number of messages to the runs of this process is read
+RENEWALS = 6  # per lease
+
+_TAKE = """
+INSERT INTO leases AS known VALUES (?, 1, ?, clock_timestamp() + ? * interval '1 second')
+ON CONFLICT (run) DO UPDATE SET
+  token = known.token + 1, owner = excluded.owner, until = clock_timestamp() + ? * interval '1 second'
+WHERE known.until < clock_timestamp() OR known.owner = excluded.owner RETURNING token
+"""
+_DROP = "UPDATE leases SET until = 'epoch' WHERE run = ? AND token = ? AND owner = ?"
+_HELD = "SELECT run FROM leases WHERE run = ANY(?::bigint[]) AND until > clock_timestamp()"
+# The rows are locked in the order in which an append locks them, so that the two never wait for each other.
+_RENEW = """
+WITH mine AS MATERIALIZED (
+  SELECT run FROM leases WHERE run = ANY(?::bigint[]) AND owner = ? ORDER BY run FOR NO KEY UPDATE)
+UPDATE leases SET until = clock_timestamp() + ? * interval '1 second' FROM mine WHERE leases.run = mine.run
+RETURNING leases.run
+"""
+_CHECK = "SELECT run, token FROM leases WHERE run = ANY(?::bigint[]) ORDER BY run FOR SHARE"
+_COUNT = f"""
+SELECT asked.run, (SELECT max(place) - (asked.run << {SEQ_BITS}) + 1 FROM messages
+  WHERE place >= asked.run << {SEQ_BITS} AND place < (asked.run + 1) << {SEQ_BITS})
+FROM unnest(?::bigint[]) AS asked(run)
+"""  # noqa: S608 - constants
+
+
+class RunLeases:
+    """The leases of a process, by run number. They are renewed in a thread of their own.
+
+    Args:
+        home: The database.
+    """
+
+    def __init__(self, home: DatabaseHome) -> None:
+        self._home = home
+        # A lease that a crash of the server takes back takes back with it all that was written under it.
+        self._link = PostgresLink(home, synced=False)
+        self._owner = f"{platform.node()}:{os.getpid()}:{secrets.token_hex(8)}"
+        self._guard = threading.Lock()  # guards the next two
+        self._tokens: dict[int, int] = {}  # of the leases that this process has
+        self._sent: dict[int, int] = {}  # how many messages were sent to some of these runs
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    def take(self, run_id: str, number: int) -> None:
+        """Take a run. Raises JournalLocked while any process has its lease."""
+        if not self.try_take(number):
+            raise JournalLocked(
+                f"Run {run_id} is being executed right now, or its process died less than {self._home.lease:g} seconds "
+                "ago. Wait for it to end, or stop it first."
+            )
+
+    def try_take(self, number: int) -> bool:
+        """Take a lease if nobody has it, and return whether it was free."""
+        seconds = self._home.lease
+        with self._link.lock:
+            if number in self._tokens:
+                return False
+            # Repeated if the connection is cut. It may have been taken then: the row has this owner.
+            found = self._link.repeated(_TAKE, (number, self._owner, seconds, seconds))
+            if not found:
+                return False
+            with self._guard:
+                self._tokens[number] = found[0][0]
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep, name="closeout-leases", daemon=True)
+            self._thread.start()
+        return True
+
+    def drop(self, number: int) -> None:
+        """Give a lease back, if this process has it. If the database cannot be reached, it ends by itself."""
+        with self._guard:
+            token = self._tokens.pop(number, None)
+            self._sent.pop(number, None)
+        if token is not None:
+            with suppress(JournalError):
+                self._link.repeated(f"{_DROP} RETURNING run", (number, token, self._owner))
+
+    def held_anywhere(self, number: int) -> bool:
+        """Return whether any process has the lease of a run."""
+        return number in self.held_of([number])
+
+    def held_of(self, numbers: Sequence[int]) -> set[int]:
+        """Return those of some runs whose lease any process has."""
+        others = [number for number in numbers if number not in self._tokens]
+        found = {run for (run,) in self._link.repeated(_HELD, (others,))} if others else set()
+        return found | set(numbers) - set(others)
+
+    def lost_of(self, link: PostgresLink, numbers: Collection[int]) -> set[int]:
+        """Return those of some runs whose lease this process does not have any more.
+
+        Within a transaction, to whose end nobody can take the others.
+        """
+        found = dict(link.execute(_CHECK, (sorted(numbers),)).fetchall())
+        return {number for number in numbers if found.get(number, 0) != self._tokens.get(number, -1)}
+
+    def sent_to(self, number: int) -> int:
+        """Return how many messages were sent to a run. For runs of this process it is read once in a second."""
+        found = self._sent.get(number)
+        if found is None:
+            found = self._link.repeated(_COUNT, ([number],))[0][1] or 0
+            with self._guard:
+                if number in self._tokens:
+                    self._sent.setdefault(number, found)
+        return found
+
+    def note_sent(self, number: int, count: int) -> None:
+        """Note how many messages were sent to a run, which this process knows because it sent the last one."""
+        with self._guard:
+            if number in self._tokens:
+                self._sent[number] = max(count, self._sent.get(number, 0))
+
+    # -------------------------------------------------------------------------------------------- in the thread
+
+    def _keep(self) -> None:
+        between = self._home.lease / RENEWALS
+        due = time.monotonic() + between
+        while not self._closing.wait(min(LOOK_SECONDS, between)):
+            with suppress(JournalError):  # the database restarts: the next round tries again
+                if time.monotonic() >= due:
+                    self._renew()
+                    due = time.monotonic() + between
+                self._count()
+
+    def _renew(self) -> None:
+        with self._guard:
+            numbers = sorted(self._tokens)
+        if numbers:
+            self._link.repeated(_RENEW, (numbers, self._owner, self._home.lease))
+
+    def _count(self) -> None:
+        with self._guard:
+            numbers = sorted(self._sent)
+        if not numbers:
+            return
+        for number, count in self._link.repeated(_COUNT, (numbers,)):
+            self.note_sent(number, count or 0)
+
+    # -------------------------------------------------------------------------------------------- lifetime
+
+    def pause(self) -> None:
+        """Let nobody use the connection until `proceed`."""
+        self._link.lock.acquire()
+        self._guard.acquire()
+
+    def proceed(self, *, in_parent: bool) -> None:
+        """Go on after a fork. The leases are the parent's."""
+        if not in_parent:
+            self._link.forget()
+            self._tokens.clear()
+        self._guard.release()
+        self._link.lock.release()
+
+    def close(self) -> None:
+        """Give all leases back."""
+        self._closing.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        for number in list(self._tokens):
+            self.drop(number)
+        self._link.close()
+
+
+class SentCounts:
+    """The number of messages that were sent to each run: a `NumberOfEach`, counted in the database."""
+
+    def __init__(self, leases: RunLeases) -> None:
+        self._leases = leases
+
+    def of(self, run: int) -> int:
+        """Return the number of a run."""
+        return self._leases.sent_to(run)
+
+    def set(self, run: int, count: int) -> None:
+        """Remember the number of a run."""
+        self._leases.note_sent(run, count)
+
+    def mark(self, counts: Mapping[int, int]) -> None:
+        """Remember the numbers of runs."""
+        for run, count in counts.items():
+            self.set(run, count)
+
+    def clear(self, run: int) -> None:
+        """Nothing: the number of a run is never given again."""

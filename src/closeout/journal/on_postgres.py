@@ -1,0 +1,251 @@
+"""A journal in PostgreSQL: a schema that many processes of several machines write, each run under a lease.
+
+A process has three connections: one writes, in the store's thread, one reads, one keeps the leases. Every commit waits
+for the disk of the server: a commit that a crash of the server took back would leave a gap in a run that goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from closeout.errors import JournalError, JournalLocked, LeaseLost
+from closeout.homes import DatabaseHome
+from closeout.journal.journal_database import MESSAGE_LOCK, SEQ_BITS, EventRow, RunUpdate, SqlConnection
+from closeout.journal.leases import RunLeases, SentCounts
+from closeout.journal.on_sqlite import references
+from closeout.journal.postgres_link import PATIENCE, PostgresLink, explained_postgres, is_cut
+from closeout.journal.postgres_schema import prepare_schema
+
+if TYPE_CHECKING:
+    from closeout.journal.postgres_link import Raw
+
+__all__ = ["PostgresJournal"]
+
+T = TypeVar("T")
+
+_TABLES = ("events", "bodies", "body_uses", "runs", "messages", "signals", "notes", "leases")
+_TRIES = 5  # to write or delete bodies that others use at the same moment
+_BETWEEN = 0.1  # seconds
+_INSERT_EVENTS = "INSERT INTO events SELECT * FROM unnest(%s::bigint[], %s::bytea[], %s::bigint[])"
+_REPLACE = " ON CONFLICT (place) DO UPDATE SET body = excluded.body, crc = excluded.crc"
+_INSERT_BODIES = (
+    "INSERT INTO bodies SELECT * FROM unnest(%s::bytea[], %s::bytea[]) AS given(hash, body) ORDER BY hash "
+    "ON CONFLICT DO NOTHING"
+)
+_INSERT_USES = (
+    "INSERT INTO body_uses SELECT * FROM unnest(%s::bigint[], %s::bytea[]) AS given(run, hash) ORDER BY hash, run "
+    "ON CONFLICT DO NOTHING"
+)
+_INSERT_OTHER_USES = (
+    "INSERT INTO body_uses SELECT * FROM unnest(%s::bigint[], %s::bytea[]) AS given(run, hash) "
+    "WHERE EXISTS (SELECT 1 FROM bodies WHERE bodies.hash = given.hash) ORDER BY hash, run ON CONFLICT DO NOTHING"
+)
+_DELETE_BODIES = "DELETE FROM bodies WHERE NOT EXISTS (SELECT 1 FROM body_uses WHERE body_uses.hash = bodies.hash)"
+
+
+class _NoCounts:
+    """The number of events that are safe: here it is all of them, so there is nothing to note."""
+
+    def of(self, run: int) -> int:
+        """Return 0: nothing is known to be missing."""
+        return 0
+
+    def set(self, run: int, count: int) -> None:
+        """Nothing."""
+
+    def mark(self, counts: Mapping[int, int]) -> None:
+        """Nothing."""
+
+    def clear(self, run: int) -> None:
+        """Nothing."""
+
+
+class PostgresJournal:
+    """A journal in a schema of a database: a `JournalDatabase`.
+
+    Args:
+        home: The database. Its tables are created, or brought up to date.
+    """
+
+    contains = "position(?::bytea IN e.body) > 0"
+    values_of = "json_array_elements_text(?::json) AS given(value)"
+    select_events = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
+
+    def __init__(self, home: DatabaseHome) -> None:
+        self.home = home
+        self.name = str(home)
+        self._link = PostgresLink(home)
+        self._reader = PostgresLink(home)
+        self.writing: threading.RLock = self._link.lock
+        with explained_postgres(home):
+            self._link.connect()
+            try:
+                prepare_schema(self._link)
+            except BaseException:
+                self._link.close()
+                raise
+        self.locks = RunLeases(home)
+        self.synced = _NoCounts()
+        self.messages = SentCounts(self.locks)
+        self._known: set[bytes] = set()  # hashes of bodies that this process has written
+
+    # -------------------------------------------------------------------------------------------- writing
+
+    def append(
+        self,
+        rows: Sequence[EventRow],
+        *,
+        bodies: Mapping[bytes, list[bytes]],
+        updates: Sequence[RunUpdate] = (),
+        durable: bool = False,
+        again: bool = False,
+    ) -> Collection[int]:
+        """Write rows of events with their bodies, and then the updates, of the runs whose lease this process has.
+
+        While the database restarts, it is tried again for some seconds.
+        """
+        numbers = {row[0] >> SEQ_BITS for row in rows} | {number for number, *_ in updates}
+        tries = iter([again])
+
+        def write() -> set[int]:
+            with self._link.transaction() as raw:
+                lost = self.locks.lost_of(self._link, numbers)
+                left = [row for row in rows if row[0] >> SEQ_BITS not in lost]
+                with raw.pipeline():
+                    # An earlier try that was cut off may have written them.
+                    self._put(raw, left, bodies, replace=next(tries, True))
+                    for number, statement, values in updates:
+                        if number not in lost:
+                            self._link.execute(statement, values)
+            return lost
+
+        with self.writing, explained_postgres(self.home):
+            lost = self._patiently(write)
+            self._known.update(bodies)
+            return lost
+
+    def _patiently(self, act: Callable[[], T]) -> T:
+        """Repeat what failed because the connection was cut, or because others deleted bodies meanwhile."""
+        import psycopg
+
+        give_up = time.monotonic() + PATIENCE
+        left = _TRIES
+        while True:
+            try:
+                return act()
+            except psycopg.errors.ForeignKeyViolation:
+                self._known.clear()
+                left -= 1
+                if not left:
+                    raise
+            except psycopg.OperationalError as error:
+                if not is_cut(error) or time.monotonic() > give_up:
+                    raise
+                time.sleep(_BETWEEN)
+
+    def _put(self, raw: Raw, rows: Sequence[EventRow], bodies: Mapping[bytes, list[bytes]], *, replace: bool) -> None:
+        """Write rows with their bodies, and which run uses which body. Within a transaction."""
+        if not rows:
+            return
+        uses = {(place >> SEQ_BITS, digest) for place, body, _ in rows for digest in references(body)}
+        own = [use for use in uses if use[1] in bodies]
+        new = [digest for digest in {digest for _, digest in own} if digest not in self._known]
+        if new:
+            raw.execute(_INSERT_BODIES, (new, [b"".join(bodies[digest]) for digest in new]))
+        for statement, pairs in ((_INSERT_USES, own), (_INSERT_OTHER_USES, list(uses - set(own)))):
+            if pairs:
+                raw.execute(statement, ([run for run, _ in pairs], [digest for _, digest in pairs]))
+        columns = ([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+        raw.execute(_INSERT_EVENTS + _REPLACE if replace else _INSERT_EVENTS, columns)
+
+    def insert(self, db: SqlConnection, row: EventRow, bodies: Mapping[bytes, list[bytes]]) -> None:
+        """Write a row of a new run with its bodies, within a transaction."""
+        self._known.difference_update(bodies)  # a transaction is not repeated if others have deleted one
+        self._put(self._link.raw, [row], bodies, replace=False)
+
+    @contextmanager
+    def transaction(self, *, durable: bool = False, holding: Collection[int] = ()) -> Iterator[SqlConnection]:
+        """All that is done within, or nothing, and only under the leases that are named. Every commit is durable."""
+        with self.writing, explained_postgres(self.home), self._link.transaction():
+            if holding and self.locks.lost_of(self._link, holding):
+                raise LeaseLost("Another process has taken the run over. Nothing was changed.")
+            yield self._link
+
+    # -------------------------------------------------------------------------------------------- reading
+
+    def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Read through a connection of its own."""
+        return self._reader.repeated(statement, values)
+
+    def has_table(self, name: str) -> bool:
+        """Return True: every table is made at the beginning."""
+        return True
+
+    def version(self) -> int:
+        """Return a number that changes when anything is committed in the database."""
+        ((snapshot,),) = self.query("SELECT pg_current_snapshot()::text")
+        return int.from_bytes(hashlib.sha256(snapshot.encode()).digest()[:6])
+
+    def examine(self) -> tuple[str, ...]:
+        """Return nothing: the server looks after its files."""
+        return ()
+
+    # -------------------------------------------------------------------------------------------- deleting
+
+    def delete(self, numbers: Mapping[str, int]) -> None:
+        """Delete runs, which this process has taken, and what is noted of them. Their bodies stay."""
+        with self.transaction(holding=numbers.values()) as db:
+            for run_id, number in numbers.items():
+                places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
+                db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
+                db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
+                db.execute("DELETE FROM runs WHERE id=?", (number,))
+                db.execute("DELETE FROM body_uses WHERE run=?", (number,))
+                db.execute("DELETE FROM leases WHERE run IN (?, ?)", (number, number + MESSAGE_LOCK))
+                db.execute("DELETE FROM signals WHERE run_id=?", (run_id,))
+                # A note on a run ends with its name.
+                db.execute("DELETE FROM notes WHERE right(name, ?)=?", (len(run_id) + 1, f" {run_id}"))
+
+    def delete_unused_bodies(self) -> None:
+        """Delete the bodies that no run uses. If another process begins to use one of them, it is tried again."""
+        with self.writing, explained_postgres(self.home):
+            self._patiently(lambda: self._link.execute(_DELETE_BODIES))
+
+    def wipe(self) -> None:
+        """Write the tables anew, without what was deleted. Others wait meanwhile."""
+        try:
+            with self.writing, explained_postgres(self.home):
+                for table in _TABLES:
+                    self._link.execute(f"VACUUM FULL {table}")
+        except JournalLocked as error:
+            raise JournalLocked(f"Everything was deleted, but the tables were not written anew. {error}") from error
+
+    # -------------------------------------------------------------------------------------------- lifetime
+
+    def pause(self) -> None:
+        """Wait for the writer and let nobody use the connections until `proceed`."""
+        self.writing.acquire()
+        self._reader.lock.acquire()
+        self.locks.pause()
+
+    def proceed(self, *, in_parent: bool) -> None:
+        """Go on after a fork. In a child process the connections and leases are the parent's."""
+        if not in_parent:
+            self._link.forget()
+            self._reader.forget()
+        self.locks.proceed(in_parent=in_parent)
+        self._reader.lock.release()
+        self.writing.release()
+
+    def close(self) -> None:
+        """Give the leases back and close the connections."""
+        with suppress(JournalError):
+            self.locks.close()
+        with self.writing, self._reader.lock:
+            self._link.close()
+            self._reader.close()

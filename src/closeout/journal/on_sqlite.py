@@ -1,0 +1,271 @@
+"""A journal in an SQLite file: one connection of a process writes, in WAL mode, and another one reads beside it.
+
+An ordinary commit is a write without fsync: it survives the death of the process at any instant. A durable commit is
+synced and survives a power cut, together with everything before it.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from closeout.errors import JournalError
+from closeout.journal.database import (
+    FILE_NAME,
+    LOCK_SECONDS,
+    connect,
+    explained,
+    journal_error,
+    make_folder,
+    transaction,
+    wipe,
+)
+from closeout.journal.journal_database import SEQ_BITS, EventRow, RunUpdate, SqlConnection
+from closeout.journal.locks import LOCKS_NAME, RunLocks
+from closeout.journal.run_counts import MESSAGES_NAME, SYNCED_NAME, RunCounts
+
+__all__ = ["SqliteJournal", "references"]
+
+SWEEPS = 5  # tries to delete unused texts while other processes write; later deletions try again
+_INSERT_EVENTS = "INSERT INTO events VALUES (?,?,?)"
+_REPLACE_EVENTS = "INSERT OR REPLACE INTO events VALUES (?,?,?)"
+_DELETIONS = "journal.deletions"  # a note that changes when runs are deleted
+_REFERENCE = re.compile(rb'"([0-9a-f]{64})"')  # refers to a body by its hash
+_NO_RUNS: frozenset[int] = frozenset()
+
+
+class SqliteJournal:
+    """A journal in a folder: a `JournalDatabase`.
+
+    Args:
+        folder: The folder. It is created.
+    """
+
+    contains = "instr(CAST(e.body AS BLOB), ?)"
+    values_of = "json_each(?)"
+    select_events = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE_NAME
+        self.name = str(self.path)
+        self.writing = threading.RLock()
+        self._reading = threading.RLock()  # held while the reading connection is used
+        self._known: set[bytes] = set()  # hashes of bodies that this process has written
+        self._deletions: tuple[Any, ...] | None = None  # the note of the last deletion when `_known` was right
+        self._reader: sqlite3.Connection | None = None
+        self._open(folder)
+
+    def _open(self, folder: Path) -> None:
+        make_folder(folder, FILE_NAME)
+        self.db = connect(self.path)
+        try:
+            self.locks = RunLocks(folder / LOCKS_NAME)
+            self.synced = RunCounts(folder / SYNCED_NAME)
+            self.messages = RunCounts(folder / MESSAGES_NAME)
+        except BaseException:
+            self.db.close()
+            raise
+
+    # -------------------------------------------------------------------------------------------- writing
+
+    def append(
+        self,
+        rows: Sequence[EventRow],
+        *,
+        bodies: Mapping[bytes, list[bytes]],
+        updates: Sequence[RunUpdate] = (),
+        durable: bool = False,
+        again: bool = False,
+    ) -> Collection[int]:
+        """Write rows of events with their bodies, and then the updates. The locks keep others from these runs."""
+        db = self.db
+        insert = _REPLACE_EVENTS if again else _INSERT_EVENTS
+        try:
+            if durable or updates:
+                db.execute("PRAGMA synchronous=FULL")
+            try:
+                if len(rows) == 1 and not (bodies or updates):
+                    # One statement is all or nothing by itself: a transaction around it would double its cost.
+                    db.execute(insert, rows[0])
+                else:
+                    with transaction(db):
+                        if bodies:
+                            self._notice_deletions(db)
+                            _insert_bodies(db, [item for item in bodies.items() if item[0] not in self._known])
+                        db.executemany(insert, rows)
+                        for _, statement, values in updates:
+                            db.execute(statement, values)
+            finally:
+                if durable or updates:
+                    db.execute("PRAGMA synchronous=NORMAL")
+        except sqlite3.Error as error:
+            raise journal_error(error, self.path) from error
+        if bodies:
+            self._known.update(bodies)
+        return _NO_RUNS
+
+    def insert(self, db: SqlConnection, row: EventRow, bodies: Mapping[bytes, list[bytes]]) -> None:
+        """Write a row of a new run with its bodies, within a transaction."""
+        db.execute(_INSERT_EVENTS, row)
+        _insert_bodies(db, bodies.items())
+
+    @contextmanager
+    def transaction(self, *, durable: bool = False, holding: Collection[int] = ()) -> Iterator[sqlite3.Connection]:
+        """All that is done within, or nothing. What this process holds, nobody can take from it."""
+        with self.writing, explained(self.path):
+            if not durable:
+                with transaction(self.db) as db:
+                    yield db
+                return
+            self.db.execute("PRAGMA synchronous=FULL")
+            try:
+                with transaction(self.db) as db:
+                    yield db
+            finally:
+                self.db.execute("PRAGMA synchronous=NORMAL")
+
+    def _notice_deletions(self, db: sqlite3.Connection) -> None:
+        """Forget which bodies are stored if runs were deleted since. Within a transaction."""
+        found = db.execute("SELECT value FROM notes WHERE name=?", (_DELETIONS,)).fetchone()
+        if found != self._deletions:
+            self._deletions = found
+            self._known.clear()
+
+    # -------------------------------------------------------------------------------------------- reading
+
+    def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Read through a connection of its own, which no writer holds up."""
+        with self._reading, explained(self.path):
+            if self._reader is None:
+                self._reader = self._connect_reader()
+            return self._reader.execute(statement, values).fetchall()
+
+    def _connect_reader(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA query_only=1")
+        return db
+
+    def has_table(self, name: str) -> bool:
+        """Return whether a table exists that is made when it is needed first."""
+        return bool(self.query("SELECT 1 FROM sqlite_master WHERE name=?", (name,)))
+
+    def version(self) -> int:
+        """Return a number that changes when anything in the journal does, in whatever process."""
+        return int(self.query("PRAGMA data_version")[0][0])
+
+    def examine(self) -> tuple[str, ...]:
+        """Return the result of SQLite's check of the file's pages and indexes."""
+        if not self.path.exists():
+            return ()
+        try:
+            found = [str(line) for (line,) in self.query("PRAGMA integrity_check(20)")]
+        except JournalError as error:
+            found = [str(error)]
+        return () if found == ["ok"] else tuple(found)
+
+    # -------------------------------------------------------------------------------------------- deleting
+
+    def delete(self, numbers: Mapping[str, int]) -> None:
+        """Delete runs, which this process has taken, and what is noted of them. Their bodies stay."""
+        with self.writing, explained(self.path):
+            self.db.execute("PRAGMA secure_delete=ON")  # what is deleted must not stay in free pages
+        with self.transaction() as db:
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            for number in numbers.values():
+                places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
+                db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
+                db.execute("DELETE FROM runs WHERE id=?", (number,))
+                if "messages" in tables:  # to the runs
+                    db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
+            if "signals" in tables:
+                db.executemany("DELETE FROM signals WHERE run_id=?", [(run_id,) for run_id in numbers])
+            # A note on a run ends with its name.
+            notes = [(-len(run_id) - 1, f" {run_id}") for run_id in numbers]
+            db.executemany("DELETE FROM notes WHERE substr(name, ?)=?", notes)
+
+    def delete_unused_bodies(self) -> None:
+        """Delete the bodies that no event refers to. Reads the whole journal."""
+        with self.writing, explained(self.path):
+            db = self.db
+            for _ in range(SWEEPS):
+                # Read without a lock, because other processes wait only for some seconds to write.
+                version = db.execute("PRAGMA data_version").fetchone()
+                used: set[bytes] = set()
+                for (body,) in db.execute("SELECT body FROM events"):
+                    used |= references(body)
+                stored = db.execute("SELECT hash FROM bodies")
+                unused = [key for key in stored if isinstance(key[0], bytes) and key[0] not in used]
+                if not unused:
+                    return
+                with self.transaction():
+                    if db.execute("PRAGMA data_version").fetchone() != version:
+                        continue  # another process wrote meanwhile, perhaps a reference
+                    db.executemany("DELETE FROM bodies WHERE hash=?", unused)
+                    # Other processes remember which bodies are stored. This makes them look again.
+                    db.execute("INSERT OR REPLACE INTO notes VALUES (?,?)", (_DELETIONS, str(time.time_ns())))
+                return
+
+    def wipe(self) -> None:
+        """Write the file anew, without the bytes of what was deleted."""
+        wipe(self.path)
+
+    # -------------------------------------------------------------------------------------------- lifetime
+
+    def pause(self) -> None:
+        """Wait for the writer and close the connections: SQLite's must not be open during a fork."""
+        self.writing.acquire()
+        self._reading.acquire()
+        self.db.close()
+        self._close_reader()
+
+    def proceed(self, *, in_parent: bool) -> None:
+        """Open the connections again. In a child process only let go of the parent's locks."""
+        try:
+            if in_parent:
+                with suppress(JournalError):  # the next write raises it
+                    self.db = connect(self.path)
+            else:
+                self._close_files()
+        finally:
+            self._reading.release()
+            self.writing.release()
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _close_files(self) -> None:
+        self.locks.close()
+        self.synced.close()
+        self.messages.close()
+
+    def close(self) -> None:
+        """Close the connections and files."""
+        with self.writing, self._reading:
+            self.db.close()
+            self._close_reader()
+            self._close_files()
+
+
+def references(row: bytes | str) -> set[bytes]:
+    """Return the hashes of the large texts and files that a stored row refers to, and whatever looks like one."""
+    found = _REFERENCE.findall(row if isinstance(row, bytes) else str(row).encode())
+    return {bytes.fromhex(digest.decode()) for digest in found}
+
+
+def _insert_bodies(db: SqlConnection, bodies: Iterable[tuple[bytes, list[bytes]]]) -> None:
+    """Store bodies. SQLite joins the parts of a large one, which does not hold the interpreter's lock."""
+    for digest, parts in bodies:
+        if len(parts) == 1:
+            db.execute("INSERT OR IGNORE INTO bodies VALUES (?,?)", (digest, *parts))
+            continue
+        rows = ",".join(["(?)"] * len(parts))
+        joined = f"SELECT ?,CAST(group_concat(column1,'') AS BLOB) FROM (VALUES {rows})"  # noqa: S608 - only marks
+        db.execute(f"INSERT OR IGNORE INTO bodies {joined}", (digest, *parts))

@@ -1,0 +1,200 @@
+"""A connection to PostgreSQL that is opened again when it was cut, its statements with `?`, and errors as sentences."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked, UsageError
+from closeout.homes import DatabaseHome
+
+if TYPE_CHECKING:
+    import psycopg
+
+__all__ = ["PATIENCE", "PostgresLink", "explained_postgres", "is_cut"]
+
+PATIENCE = 20.0  # seconds that a statement waits for a database that restarts, and for another one's lock
+_BETWEEN = 0.1  # seconds between two tries to connect
+# A connection whose other end is gone must not stop a worker for hours.
+_NETWORK = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+
+Raw: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+
+
+class PostgresLink:
+    """One connection, for one thread at a time. It is opened when it is first used: a `SqlConnection`.
+
+    Args:
+        home: The database.
+        synced: Wait until a commit is on disk. Without it, a crash of the server may take back the last commits.
+    """
+
+    def __init__(self, home: DatabaseHome, *, synced: bool = True) -> None:
+        self.home = home
+        self.lock = threading.RLock()
+        self._synced = synced
+        self._raw: Raw | None = None
+
+    def connect(self) -> Raw:
+        """Open the connection now. Raises JournalError at once if the database cannot be reached."""
+        import psycopg
+
+        with explained_postgres(self.home):
+            options: dict[str, Any] = {**_missing_in(self.home.url), **dict(self.home.secrets)}
+            raw: Raw = psycopg.connect(self.home.url, autocommit=True, **options)
+            try:
+                self._prepare(raw)
+            except BaseException:
+                raw.close()
+                raise
+            self._raw = raw
+            return raw
+
+    def _prepare(self, raw: Raw) -> None:
+        settings = {
+            "search_path": self.home.schema,
+            "lock_timeout": f"{PATIENCE:.0f}s",
+            # A process that is stopped within a transaction must not keep its locks for longer than its leases.
+            "idle_in_transaction_session_timeout": f"{self.home.lease:.0f}s",
+        }
+        if not self._synced:
+            settings["synchronous_commit"] = "off"
+        choice = ", ".join("set_config(%s, %s, false)" for _ in settings)
+        raw.execute(f"SELECT {choice}", [part for pair in settings.items() for part in pair])
+
+    @property
+    def raw(self) -> Raw:
+        """The connection. If it was cut, waits up to twenty seconds for the database. Raises JournalError."""
+        if self._raw is not None and not self._raw.closed:
+            return self._raw
+        if self._raw is None:
+            return self.connect()
+        give_up = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self.connect()
+            except JournalError:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(_BETWEEN)
+
+    def execute(self, statement: str, values: Sequence[Any] = (), /) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Execute a statement of the store, whose values are marked by `?`."""
+        return self.raw.execute(_translated(statement), _storable(values), binary=True)
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Execute a statement for each row of values."""
+        cursor = self.raw.cursor()
+        cursor.executemany(_translated(statement), [_storable(row) for row in rows])
+        return cursor
+
+    def repeated(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Execute a statement that may be executed twice, again if the connection was cut. Returns its rows."""
+        with self.lock, explained_postgres(self.home):
+            try:
+                return self.execute(statement, values).fetchall()
+            except BaseException as error:
+                if not is_cut(error):
+                    raise
+                return self.execute(statement, values).fetchall()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Raw]:
+        """All that is done within, or nothing. A connection that was cut before is noticed at its beginning."""
+        try:
+            self.raw.execute("BEGIN")
+        except BaseException as error:
+            if not is_cut(error):
+                raise
+            self.raw.execute("BEGIN")
+        raw = self.raw
+        try:
+            yield raw
+            raw.execute("COMMIT")
+        except BaseException:
+            with suppress(Exception):
+                raw.execute("ROLLBACK")
+            raise
+
+    def forget(self) -> None:
+        """Let go of the connection without closing it: in a child process it is the parent's."""
+        self._raw = None
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._raw is not None:
+            self._raw.close()
+
+
+def _missing_in(url: str) -> dict[str, Any]:
+    from psycopg.conninfo import conninfo_to_dict
+
+    given = conninfo_to_dict(url)
+    return {name: value for name, value in {**_NETWORK, "application_name": "closeout"}.items() if name not in given}
+
+
+@cache
+def _translated(statement: str) -> Any:
+    return statement.replace("%", "%%").replace("?", "%s").encode()
+
+
+def _storable(values: Sequence[Any]) -> Sequence[Any]:
+    """Replace what a text of PostgreSQL cannot hold: the character NUL, and half of a surrogate pair."""
+    if not any(isinstance(value, str) for value in values):
+        return values
+    return [
+        value.replace("\0", "\ufffd").encode("utf-8", "replace").decode() if isinstance(value, str) else value
+        for value in values
+    ]
+
+
+def is_cut(error: BaseException) -> bool:
+    """Return whether an error says that the connection is gone."""
+    import psycopg
+
+    if not isinstance(error, psycopg.OperationalError):
+        return False
+    # Without a code it is libpq's. 08: connection; 57P: the server ends it; 25P03: idle for too long.
+    code = error.sqlstate or "08"
+    return code[:2] == "08" or code[:3] == "57P" or code == "25P03"
+
+
+@contextmanager
+def explained_postgres(home: DatabaseHome) -> Iterator[None]:
+    """Turn errors of PostgreSQL into JournalErrors that say what to do."""
+    try:
+        import psycopg
+    except ImportError:
+        raise UsageError("A home in PostgreSQL needs psycopg: pip install 'closeout[postgres]'.") from None
+    try:
+        yield
+    except psycopg.Error as error:
+        raise _journal_error(error, home) from error
+
+
+def _journal_error(error: psycopg.Error, home: DatabaseHome) -> JournalError:
+    text = " ".join(str(error).split()).rstrip(".")
+    for _, secret in home.secrets:
+        text = text.replace(secret, "***") if secret else text
+    code = error.sqlstate or ""
+    if code.startswith("53"):  # insufficient resources
+        if code == "53100":
+            return JournalFull(f"The disk of the database {home} is full. Free some space first.")
+        return JournalError(f"The database {home} is at its limits ({text}). Raise them, or use fewer processes.")
+    if code in ("55P03", "57014"):
+        return JournalLocked(
+            f"Something in the database {home} has been locked for {PATIENCE:.0f} seconds ({text}). Try again later."
+        )
+    if code == "42501":
+        return JournalError(f"The role of {home} may not do that ({text}). Grant it the schema {home.schema}.")
+    if code.startswith("XX"):
+        return JournalDamaged(f"The database {home} is damaged ({text}). Restore a backup.")
+    if is_cut(error):
+        return JournalError(
+            f"Cannot reach the database {home} ({text}). Check the address, and that PostgreSQL is running there."
+        )
+    return JournalError(f"The journal in {home} failed: {text}.")

@@ -1,0 +1,101 @@
+"""A PostgreSQL server of its own for tests: in a private folder, on a socket in it, removed at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SECONDS = 30.0  # until the server must answer
+
+
+def program(name: str) -> str:
+    """Return the path of a program of PostgreSQL; empty if it is not installed. Debian's are not on the PATH."""
+    found = shutil.which(name)
+    places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    return found or (str(places[-1]) if places else "")
+
+
+class PostgresServer:
+    """A server. As root it runs as another user, because PostgreSQL refuses to be root."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="closeout-pg-"))
+        self._as: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            import pwd
+
+            user = pwd.getpwnam("nobody")
+            self._as = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+            os.chown(self.folder, user.pw_uid, user.pw_gid)
+        self._data = self.folder / "data"
+        self._process: subprocess.Popen[bytes] | None = None
+        made = [program("initdb"), "-D", self._data, "-U", "closeout", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]
+        subprocess.run(made, check=True, stdout=subprocess.DEVNULL, cwd=self.folder, **self._as)
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        import psycopg
+
+        settings = {"listen_addresses": "", "unix_socket_directories": self.folder, "fsync": "off"}
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        log = (self.folder / "log").open("ab")
+        with log:
+            self._process = subprocess.Popen(
+                [program("postgres"), "-D", self._data, *options], stdout=log, stderr=log, cwd=self.folder, **self._as
+            )
+        give_up = time.monotonic() + SECONDS
+        while True:
+            try:
+                psycopg.connect(self.url()).close()
+                return
+            except psycopg.OperationalError:
+                if time.monotonic() > give_up or self._process.poll() is not None:
+                    raise AssertionError((self.folder / "log").read_text()) from None
+                time.sleep(0.02)
+
+    def url(self, **parameters: Any) -> str:
+        """Return its address."""
+        given = "".join(f"&{name}={value}" for name, value in parameters.items())
+        return f"postgresql://closeout@/postgres?host={self.folder}{given}"
+
+    def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Execute a statement of the test."""
+        import psycopg
+
+        with psycopg.connect(self.url(), autocommit=True) as db:
+            cursor = db.execute(statement.encode(), values)
+            return cursor.fetchall() if cursor.description else []
+
+    def stop(self) -> None:
+        """Stop it at once, as a crash does."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(SECONDS)
+            self._process = None
+
+    def remove(self) -> None:
+        """Stop it and remove its files."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def started_server() -> PostgresServer:
+    """Return a server, or skip the test if there is none."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'closeout[postgres]'")
+    if not program("initdb"):
+        pytest.skip("PostgreSQL is not installed: no initdb")
+    server = PostgresServer()
+    try:
+        server.start()
+    except BaseException:
+        server.remove()
+        raise
+    return server
