@@ -25,6 +25,7 @@ REPAIRABLE = ("malformed", "wrong_types", "wrong_dialect")
 SHARE = 0.3  # of the replies that go wrong in the mixed plan
 ANSWER = "4711"
 WAITS = RetryPolicy(first_wait=0.002, longest_wait=0.01, total=60)
+TIMEOUT = 5.0  # seconds that a reply may take: also on a busy machine
 AT_ONCE = 40
 
 
@@ -76,8 +77,8 @@ async def one(tally: Tally, dialect: str, calls: int, plan: Sequence[Misbehaviou
             tally.wrong[f"({event.reason})"] += 0
 
     async with serve_script(script(calls), misbehave=plan, record=False) as server:
-        client = OpenAIClient("scripted", server.base_url, "k", retry=WAITS, timeout=0.5)
-        settings = {"agent": {"max_rollbacks": 60}, "llm": {"timeout": 0.5}}
+        client = OpenAIClient("scripted", server.base_url, "k", retry=WAITS, timeout=TIMEOUT)
+        settings = {"agent": {"max_rollbacks": 60}, "llm": {"timeout": TIMEOUT}}
         agent = Agent(
             client, [lookup], dialect=dialect, max_turns=calls + 5, answer=Boxed(), config=settings, home=False
         )

@@ -35,7 +35,9 @@ FREE = {"malformed", "wrong_types", "wrong_dialect", "wrong_parameter", "slow", 
 FREE.update(name for name, each in REJECTIONS.items() if each.holds_call)
 ON_TEXT = {name for name, form in ODD_FORMS.items() if form.on == "text"}
 # The server is in trouble, whatever it is asked: the same request is right as soon as it answers.
-OUTAGES = {"rate_limited", "overloaded", "html_error"}
+OUTAGES = {
+    "rate_limited", "overloaded", "html_error", "garbage_body", "empty_body", "dropped", "aborted", "failed_midway",
+}  # fmt: skip
 
 
 @tool(read_only=True)

@@ -70,9 +70,7 @@ async def test_what_may_pass_is_asked_again(status: int):
     async with raw_server(http("busy", status=status, content_type="text/plain"), http(chat())) as seen:
         reply = await OpenAIClient("m", seen.url, retry=QUICK).complete(REQUEST, on_retry=notes.append)
     assert (reply.text, len(seen.bodies)) == ("hi", 2)
-    assert [(note.attempt, note.attempts, note.error.status) for note in notes] == [
-        (1, 3 if status == 500 else 6, status)
-    ]
+    assert [(note.attempt, note.attempts, note.error.status) for note in notes] == [(1, 6, status)]
 
 
 async def test_every_attempt_counts_in_the_usage_of_the_reply_and_of_the_client():
@@ -110,11 +108,52 @@ def test_the_wait_doubles_up_to_its_bound_and_jitter_is_full():
     assert policy.wait(3, busy, 0.0) == 0.0
 
 
-def test_a_server_that_fails_at_one_request_gets_it_three_times():
-    policy = RetryPolicy(first_wait=1.0)
-    for error in (ServerFailed("x", status=500), ServerFailed("not a reply"), StreamDropped("x")):
-        assert [policy.wait(attempt, error, 1.0) for attempt in (1, 2, 3)] == [1, 2, None]
+DIED = {"error": {"message": "The engine died.", "code": 500}}
+OVERLOADED = {"error": {"message": "No slot is free.", "code": 503}}
+
+
+@pytest.mark.parametrize(
+    ("response", "attempts"),
+    [
+        (http(DIED, status=500), 3),
+        (http({"detail": "Internal error"}, status=500), 3),
+        (http(DIED), 3),
+        (http(OVERLOADED), 6),
+        (http({"models": []}), 3),
+        (http("Internal Server Error", status=500, content_type="text/plain"), 6),
+        (http("", status=500), 6),
+        (http({}, status=500), 6),
+        (http('{"error": {"message": "The eng', status=500), 6),
+        (http(DIED, status=503), 6),
+        (http("", content_type="text/plain"), 6),
+        (http("\x00 no JSON {"), 6),
+        ([b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n{"], 6),
+        ([b""], 6),
+    ],
+    ids=range(14),
+)
+async def test_an_outage_is_waited_for_and_an_error_about_the_request_is_heard_three_times(
+    response: bytes | list[bytes], attempts: int
+):
+    async with raw_server(response) as seen:
+        with pytest.raises(ModelError):
+            await OpenAIClient("m", seen.url, retry=QUICK).complete(REQUEST)
+    assert len(seen.bodies) == attempts
+
+
+async def test_a_server_that_has_answered_is_waited_for_while_it_restarts():
+    notes: list[RetryNote] = []
+    async with raw_server(http(chat())) as seen:
+        client = OpenAIClient("m", seen.url, retry=QUICK)
+        await client.complete(REQUEST)
+    with pytest.raises(ModelUnreachable):
+        await client.complete(REQUEST, on_retry=notes.append)
+    assert len(notes) == QUICK.retries
+
+
+def test_without_retries_nothing_is_sent_again():
     assert RetryPolicy(retries=0).attempts(StreamDropped("x")) == 1
+    assert RetryPolicy(retries=0).attempts(ServerFailed("x", about_request=True)) == 1
 
 
 def test_the_servers_word_counts():

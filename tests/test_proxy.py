@@ -340,9 +340,12 @@ async def test_a_client_loop_through_text_ends_with_the_answer(home: Path) -> No
         assert second.choices[0].finish_reason == "stop"
 
 
-async def test_a_server_that_refuses_tools_gets_them_as_text_from_then_on(home: Path) -> None:
+async def test_a_server_that_refuses_tools_gets_them_as_text_in_the_rest_of_the_conversation(home: Path) -> None:
+    offered: list[bool] = []
+
     async def model(request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        offered.append("tools" in body)
         if "tools" in body:
             error = {"error": {"message": "this model does not support tools"}}
             return web.json_response(error, status=400)
@@ -358,9 +361,12 @@ async def test_a_server_that_refuses_tools_gets_them_as_text_from_then_on(home: 
     try:
         async with proxied(home, one_call) as server:
             server.proxy.upstream.base = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-            assert await calls_in(server, "chat", stream=False) == [("lookup", RIGHT)]
-            assert server.proxy.speaks_text("scripted", {"Authorization": "Bearer a key"})
-            assert not server.proxy.speaks_text("scripted", {"Authorization": "Bearer another key"})
+            messages = [{"role": "user", "content": "What is k1?"}]
+            for more in ([], [{"role": "assistant", "content": "5"}, {"role": "user", "content": "And now?"}]):
+                messages += more
+                async with server.openai() as client:
+                    assert await chat_calls(client, stream=False, messages=messages) == [("lookup", RIGHT)]
+        assert offered == [True, False, False]
     finally:
         await runner.cleanup()
 

@@ -177,7 +177,24 @@ class RateLimited(TransientModelError):
 
 
 class ServerFailed(TransientModelError):
-    """The server failed (5xx), or its response does not follow the protocol."""
+    """The server failed (5xx), or its response does not follow the protocol.
+
+    Attributes:
+        about_request: Whether the server answered this request, if only with an error that it describes. The same
+            request may fail in the same way each time; a server that says nothing is in trouble itself.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        retry_after: float | None = None,
+        usage: Usage | None = None,
+        about_request: bool = False,
+    ) -> None:
+        super().__init__(message, status=status, retry_after=retry_after, usage=usage)
+        self.about_request = about_request
 
 
 class ModelUnreachable(TransientModelError):

@@ -81,6 +81,7 @@ class AnthropicClient(HTTPClient):
     """
 
     _OPTIONAL = frozenset({"temperature", "top_p", "stop_sequences", "tool_choice", "output_config"})
+    _LEARNED = (*HTTPClient._LEARNED, "_most_tokens")
 
     def __init__(
         self,

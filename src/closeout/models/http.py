@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import re
 import time
 from abc import abstractmethod
@@ -10,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from closeout.codec import decode_json, encode_json
 from closeout.errors import ContextOverflow, ModelError, ModelTimeout, ModelUnreachable, ServerFailed, StreamDropped
@@ -49,11 +50,13 @@ class HTTPClient(BaseClient):
     """A client of one HTTP endpoint. Subclasses write request bodies and read replies and events.
 
     If a server refuses a parameter that a request can do without, the request is sent again without it, and so are
-    all later ones.
+    all later ones if that one passed: an error may repeat words of the request, which teach nothing.
     """
 
     # Parameters that a request can do without. Not `tools`: without them it would be another request.
     _OPTIONAL: ClassVar[frozenset[str]]
+    # The attributes that hold what a refusal has taught. Their values are immutable.
+    _LEARNED: ClassVar[tuple[str, ...]] = ("_dropped",)
 
     def __init__(
         self,
@@ -81,19 +84,36 @@ class HTTPClient(BaseClient):
         self._temperature, self._top_p = sampling
         self._max_tokens = self.max_reply = max_tokens
         self.price = find_price(model, prices, known=PRICES if own_host else {})
-        self._dropped: set[str] = set()  # parameters that this server has refused
+        self._has_answered = False
+        self._dropped: frozenset[str] = frozenset()  # parameters that this server has refused
+        self.has_learned = False
         self._tools: dict[int, tuple[bytes, tuple[ToolSpec, ...]]] = {}
 
     async def complete(
         self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
     ) -> ModelReply:
+        policy = self.retry
+        if self._has_answered:  # so its address is right: it restarts
+            policy = replace(policy, unreachable_retries=policy.retries)
         reply, spent = await complete_with_retries(
             partial(self._attempt_request, request, on_delta),
-            policy=self.retry,
+            policy=policy,
             timeout=self._timeout if request.timeout is None else request.timeout,
             on_retry=on_retry,
         )
         return replace(reply, usage=spent + reply.usage) if spent.requests else reply
+
+    def pupil(self) -> Self:
+        """Return a client of the same server that knows what this one has learned, and learns for itself."""
+        found = copy.copy(self)
+        found.has_learned, found._tools = False, {}
+        return found
+
+    def _take_over(self, pupil: Self) -> None:
+        """Learn what a pupil has learned."""
+        for name in self._LEARNED:
+            setattr(self, name, getattr(pupil, name))
+        self.has_learned = True
 
     # -------------------------------------------------------------------------------- what a protocol implements
 
@@ -131,7 +151,7 @@ class HTTPClient(BaseClient):
         named = param if param in candidates else next((name for name in candidates if name in words), None)
         if named is None:
             return False
-        self._dropped.add(named)
+        self._dropped |= {named}
         return True
 
     # -------------------------------------------------------------------------------- one attempt
@@ -141,21 +161,30 @@ class HTTPClient(BaseClient):
     ) -> ModelReply:
         """Send a request once, and again as long as the server's refusals teach the client something."""
         usage = ONE_REQUEST
+        client = self
         try:
             await self._learn_server(request)
             endpoint = self._endpoint(request)
+            sent: list[bytes] = []
             while True:
-                stream = on_delta is not None and self.capabilities.streaming and "stream" not in self._dropped
-                body = self._body(request, stream=stream)
+                stream = client._streams(on_delta)
+                body = client._body(request, stream=stream)
+                sent.append(body)
                 response = await transport.post(endpoint, body, timeout=timeout)
+                self._has_answered = True
                 if response.status == 200:
+                    if client is not self:
+                        self._take_over(client)
                     reply = await self._read_response(response, on_delta if stream else None, len(body))
                     break
                 said = await response.read_start()
                 if (written := rejected_text(response.status, said)) is not None:
                     reply = self._rejected(written, len(body))
                     break
-                if response.status not in {400, 422} or not self._learns(request, said):
+                client = client.pupil()
+                learns = response.status in {400, 422} and client._learns(request, said)
+                # What was refused before would be refused again.
+                if not learns or client._body(request, stream=client._streams(on_delta)) in sent:
                     if request.tools and refuses_tools(said, body):
                         self.capabilities = replace(self.capabilities, native_tools=False)
                     raise error_from_response(response.status, response.headers, said, response.origin)
@@ -177,6 +206,9 @@ class HTTPClient(BaseClient):
         finally:
             # Also when cancelled: the server has received the request.
             self.charge(usage)
+
+    def _streams(self, on_delta: OnDelta | None) -> bool:
+        return on_delta is not None and self.capabilities.streaming and "stream" not in self._dropped
 
     def _learns(self, request: ModelRequest, body: bytes) -> bool:
         code, param, reason = refusal(body)
@@ -212,7 +244,7 @@ class HTTPClient(BaseClient):
         if reply is None and isinstance(value, dict) and (written := rejected_text(500, data)) is not None:
             return self._rejected(written, sent)
         if reply is None:
-            raise error_from_body(value, origin) or _not_the_protocol(data, origin)
+            raise error_from_body(value, origin) or _not_the_protocol(data, origin, about_request=value is not None)
         return self._counted(reply, sent)
 
     async def _read_stream(self, response: transport.Response, on_delta: OnDelta, sent: int) -> ModelReply:
@@ -351,9 +383,10 @@ def _replay(reply: ModelReply, on_delta: OnDelta) -> ModelReply:
     return reply
 
 
-def _not_the_protocol(data: bytes, origin: str) -> ModelError:
+def _not_the_protocol(data: bytes, origin: str, *, about_request: bool) -> ModelError:
     _, reason = explain(data)
     what = f"something that is not a reply: {reason}" if reason else "an empty reply"
     if is_overflow("", reason):
         return ContextOverflow(f"The prompt is longer than the model's context. {origin} sent {reason}.")
-    return ServerFailed(f"{origin} sent {what}. Check base_url, and whether a proxy answers instead of the server.")
+    told = f"{origin} sent {what}. Check base_url, and whether a proxy answers instead of the server."
+    return ServerFailed(told, about_request=about_request)

@@ -103,7 +103,19 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, or
     kind, step = _meaning(status)
     if issubclass(kind, ServerFailed | ModelTimeout) and headers.get("x-should-retry") == "false":
         kind = PermanentModelError
+    if kind is ServerFailed:
+        about_request = status == 500 and _describes(body)
+        return ServerFailed(f"{told} {step}", status=status, retry_after=wait, about_request=about_request)
     return kind(f"{told} {step}", status=status, retry_after=wait)
+
+
+def _describes(body: bytes) -> bool:
+    """Return whether a body is an error object that says what failed."""
+    try:
+        value = decode_json(body)
+    except ValueError:
+        return False
+    return isinstance(value, dict | list) and any(_from_json(value))
 
 
 def _meaning(status: int) -> tuple[type[ModelError], str]:
@@ -229,8 +241,10 @@ def error_from_body(value: Any, origin: str) -> ModelError | None:
     if status == 429:
         return RateLimited(f"{origin} sent an error instead of a reply: {reason}", status=status)
     family, step = _meaning(status)
-    return family(f"{origin} sent an error instead of a reply: {reason or code or 'no reason given'}. {step}",
-                  status=status)  # fmt: skip
+    told = f"{origin} sent an error instead of a reply: {reason or code or 'no reason given'}. {step}"
+    if family is ServerFailed:
+        return ServerFailed(told, status=status, about_request=status == 500)
+    return family(told, status=status)
 
 
 # Anthropic's error types and the statuses that they have when they come as one.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from closeout.codec import decode_json, encode_json
@@ -113,6 +113,7 @@ class OpenAIClient(HTTPClient):
         "temperature", "top_p", "stop", "stream_options", "tool_choice", "response_format", "structured_outputs",
         "grammar", "ebnf", "regex", "stream",
     })  # fmt: skip
+    _LEARNED = (*HTTPClient._LEARNED, "_limit_name", "_encode", "_protocol", "_send_reasoning", "_heads")
 
     def __init__(
         self,
@@ -291,6 +292,12 @@ class OpenAIClient(HTTPClient):
         known = (None, self._encode.reasoning, *self._encode.refused)
         if self._send_reasoning and name not in known:
             self._write_with(replace(self._encode, reasoning=name))
+            self.has_learned = True
+
+    def pupil(self) -> Self:
+        found = super().pupil()
+        found._heads = {}
+        return found
 
     def _write_with(self, encoder: MessageEncoder) -> None:
         self._encode, self._protocol = encoder, encoder.protocol
@@ -315,7 +322,7 @@ class OpenAIClient(HTTPClient):
             self._limit_name = other
         adapted = before != (self._limit_name, self._encode) or super()._adapt(request, param, reason)
         if adapted:
-            self._heads.clear()
+            self._heads = {}
         return adapted
 
     def _adapt_reasoning(self, reason: str, refused: set[str]) -> None:

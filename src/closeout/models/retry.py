@@ -14,7 +14,6 @@ from closeout.errors import (
     ModelTimeout,
     ModelUnreachable,
     ServerFailed,
-    StreamDropped,
     TransientModelError,
 )
 from closeout.messages import ModelReply, Usage
@@ -22,7 +21,6 @@ from closeout.messages import ModelReply, Usage
 __all__ = ["OnRetry", "Retries", "RetryNote", "RetryPolicy", "complete_with_retries"]
 
 _NOTHING = Usage()
-_OF_THE_REQUEST = (None, 500)  # statuses of a server that fails at one request; others are those of a server in trouble
 Sleep = Callable[[float], Awaitable[object]]
 
 
@@ -48,10 +46,8 @@ class RetryPolicy:
     """
 
     retries: int = 5
-    unreachable_retries: int = 3  # if nothing listens: most often a wrong address
-    failed_retries: int = (
-        2  # if the server fails at the request or breaks off its reply: the third time it is the request
-    )
+    unreachable_retries: int = 3  # if nothing listens where nothing has answered yet: most often a wrong address
+    failed_retries: int = 2  # if the server says that it failed at the request: the third time it is the request
     first_wait: float = 1.0
     longest_wait: float = 60.0
     longest_server_wait: float = 300.0
@@ -61,7 +57,7 @@ class RetryPolicy:
         """Return the maximum number of attempts for an error of this kind."""
         if isinstance(error, ModelUnreachable):
             return 1 + min(self.retries, self.unreachable_retries)
-        if isinstance(error, StreamDropped) or (isinstance(error, ServerFailed) and error.status in _OF_THE_REQUEST):
+        if isinstance(error, ServerFailed) and error.about_request:
             return 1 + min(self.retries, self.failed_retries)
         return 1 + self.retries
 

@@ -80,7 +80,8 @@ class EventReader:
     def _grow(self, size: int) -> None:
         self._size += size
         if self._size > MAX_EVENT:
-            raise ServerFailed("The server sent an event of more than 16 MiB, which cannot be a reply.")
+            told = "The server sent an event of more than 16 MiB, which cannot be a reply."
+            raise ServerFailed(told, about_request=True)
 
 
 # ------------------------------------------------------------------------------------------------ the reply

@@ -125,7 +125,8 @@ class TokenClient(OpenAIClient):
         found = decode_json(await response.read())
         tokens = found.get("tokens") if isinstance(found, dict) else None
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-            raise ServerFailed(f"{self.base_url} did not answer /tokenize with the ids of tokens.")
+            told = f"{self.base_url} did not answer /tokenize with the ids of tokens."
+            raise ServerFailed(told, about_request=True)
         return tokens
 
     # -------------------------------------------------------------------------------- the two protocols

@@ -175,7 +175,7 @@ class Response:
             size += len(piece)
             if size > limit:
                 self.close()
-                raise ServerFailed(f"{self.origin} sent more than {limit // 2**20} MiB in one reply.")
+                raise _too_long(self.origin, limit)
         self._raw.release()
         return b"".join(pieces)
 
@@ -204,7 +204,7 @@ class Response:
                 size += len(piece)
                 if size > MAX_STREAM:
                     self.close()
-                    raise ServerFailed(f"{self.origin} sent more than {MAX_STREAM // 2**20} MiB in one reply.")
+                    raise _too_long(self.origin, MAX_STREAM)
                 yield piece
         except Exception as error:
             raise _translated(error, self.origin, reading=True) from error
@@ -263,6 +263,10 @@ async def post(endpoint: Endpoint, body: bytes | None, *, timeout: float | None,
 async def get(endpoint: Endpoint, *, timeout: float | None) -> Response:
     """Send a GET request. See `post`."""
     return await post(endpoint, None, timeout=timeout, method="GET")
+
+
+def _too_long(origin: str, limit: int) -> ServerFailed:
+    return ServerFailed(f"{origin} sent more than {limit // 2**20} MiB in one reply.", about_request=True)
 
 
 def _translated(error: Exception, origin: str, *, reading: bool) -> Exception:

@@ -6,10 +6,9 @@ import asyncio
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import Any, Literal
 
 from aiohttp import web
@@ -22,7 +21,7 @@ from closeout.errors import ModelError, ServerFailed, StreamDropped
 from closeout.journal.store import Store
 from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelRequest, Repair, Usage
 from closeout.models import transport
-from closeout.models.base import BaseClient
+from closeout.models.http import HTTPClient
 from closeout.models.http_errors import error_from_body, refusal, refuses_tools, rejected_text
 from closeout.models.long_steps import pause_after
 from closeout.models.openai_messages import added_names, refused_names, without_names
@@ -32,10 +31,11 @@ from closeout.server.admission import Admission
 from closeout.server.api_errors import ApiError, error_body, json_body
 from closeout.server.formats import FORMATS, Format, NativeFormat, RequestTools, Writer, with_hint
 from closeout.server.governing import Governor, Verdict, with_new_ids
+from closeout.server.lessons import Lessons, ProxiedConversation
 from closeout.server.proxy_record import ProxyRecord, records_written
 from closeout.server.sse import event_bytes
 from closeout.server.text_gate import TextGate
-from closeout.server.upstream import LEARNED_SECONDS, Upstream, client_key, headers_back, kept
+from closeout.server.upstream import Upstream, client_key, headers_back, kept
 
 __all__ = ["Proxy"]
 
@@ -47,7 +47,6 @@ LONGEST_MODEL = 1_000  # characters of a model's name, under which things are ke
 MAX_REQUESTS = 512  # concurrent requests
 MAX_QUEUE = 1024  # that may wait
 REJECTIONS_BEFORE_TEXT = 2  # errors in a row about calls of the model before they are asked for as text
-LEARNED_KEPT = 1024  # models and keys for which the server refuses tools, and conversations whose fields it refuses
 
 _FRAME_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
@@ -88,8 +87,9 @@ class Proxy:
         self._read_only_tools = frozenset(read_only_tools)
         self._always_text = dialect == "text"
         self.forms = check_forms(forms)
-        self._text_until: OrderedDict[tuple[str, str], float] = OrderedDict()  # keyed by model and client's key
-        self._refused: OrderedDict[tuple[str, str, str], _RefusedFields] = OrderedDict()  # and by conversation
+        self._in_text = Lessons[bool]()  # conversations whose model gets its tools as text
+        self.refused_fields = Lessons[frozenset[str]]()  # of messages
+        self.clients = Lessons[HTTPClient]()  # with what they have learned
         self._governors: OrderedDict[bytes, Governor] = OrderedDict()
 
     def add_routes(self, app: web.Application) -> None:
@@ -152,52 +152,13 @@ class Proxy:
             )
         return found if len(key) > LONGEST_KEPT else kept(self._governors, key, found, GOVERNORS_KEPT)
 
-    def speaks_text(self, model: str, headers: Mapping[str, str]) -> bool:
-        """Return whether a model gets its tools as text in requests with these headers."""
-        until = self._text_until.get((model, client_key(headers)), 0.0)
-        return self._always_text or time.monotonic() < until
+    def speaks_text(self, conversation: ProxiedConversation) -> bool:
+        """Return whether the model gets its tools as text in a conversation."""
+        return self._always_text or bool(self._in_text.find(conversation))
 
-    def speak_text(self, model: str, headers: Mapping[str, str]) -> None:
-        """Remember for a while that a model gets its tools as text in requests with these headers."""
-        kept(self._text_until, (model, client_key(headers)), time.monotonic() + LEARNED_SECONDS, LEARNED_KEPT)
-
-    def refused_fields(self, model: str, headers: Mapping[str, str], messages: Any) -> frozenset[str]:
-        """Return the fields that the server refused in this conversation's messages."""
-        if not self._refused:
-            return frozenset()
-        found = self._refused.get((model, client_key(headers), _conversation(messages)), _NONE_REFUSED)
-        return found.fields if time.monotonic() < found.until else frozenset()
-
-    def refuse_fields(self, model: str, headers: Mapping[str, str], messages: Any, fields: Collection[str]) -> None:
-        """Remember for a while the fields that the server refused in a conversation's messages.
-
-        An error may repeat a client's words, and clients without a key share the empty one. So nothing is learned for
-        other conversations.
-        """
-        known = self.refused_fields(model, headers, messages)
-        refused = _RefusedFields(time.monotonic() + LEARNED_SECONDS, known.union(fields))
-        kept(self._refused, (model, client_key(headers), _conversation(messages)), refused, LEARNED_KEPT)
-
-
-@dataclass(frozen=True, slots=True)
-class _RefusedFields:
-    """The fields that the server refuses in a conversation, and until when that counts."""
-
-    until: float = 0.0
-    fields: frozenset[str] = frozenset()
-
-
-_NONE_REFUSED = _RefusedFields()
-
-
-def _conversation(messages: Any) -> str:
-    """Return what identifies a conversation: a digest of its messages up to the first of the assistant."""
-    beginning = []
-    for message in messages if isinstance(messages, list) else ():
-        beginning.append(message)
-        if isinstance(message, dict) and message.get("role") == "assistant":
-            break
-    return sha256(encode_json(beginning)).hexdigest()
+    def speak_text(self, conversation: ProxiedConversation) -> None:
+        """Remember for a while that the model gets its tools as text in a conversation."""
+        self._in_text.keep(conversation, True)
 
 
 def _api_error(error: ModelError) -> ApiError:
@@ -253,7 +214,6 @@ class _ProxiedExchange:
         # In record-only mode the client's own words are sent.
         self._body, repairs = (body, []) if proxy.record_only else form.mended(body)
         self._is_mended = False  # the client's own bytes are not sent
-        self._own_messages = body.get("messages")  # as the client wrote them
         self._model = str(body.get("model") or "")
         if len(self._model) > LONGEST_MODEL:
             raise ApiError(400, f"The name of the model is longer than {LONGEST_MODEL:,} characters.", param="model")
@@ -261,7 +221,8 @@ class _ProxiedExchange:
         self._has_choices = body.get("n") not in (None, 1)  # they pass unchanged: some may be valid, others not
         self._offered = form.tools(body)
         self._governor = proxy.governor(self._offered, parallel=form.parallel(body))
-        self._writes_text = bool(self._offered.functions) and proxy.speaks_text(self._model, request.headers)
+        self._conversation = ProxiedConversation(self._model, client_key(request.headers), lambda: form.messages(body))
+        self._writes_text = bool(self._offered.functions) and proxy.speaks_text(self._conversation)
         self._messages = form.messages(self._body)
         self._writer: Writer = form.writer(body)
         self._out: web.StreamResponse | None = None  # once the response has begun
@@ -317,7 +278,7 @@ class _ProxiedExchange:
     async def _pass_through(self, form: NativeFormat) -> web.StreamResponse | None:
         """Pass the request on as it is. Returns None if the model must get its tools as text."""
         endpoint = self._proxy.upstream.endpoint(self._form.path, self._request.headers)
-        self._leave_out(self._proxy.refused_fields(self._model, self._request.headers, self._own_messages))
+        self._leave_out(self._proxy.refused_fields.find(self._conversation) or ())
         data = encode_json(self._body) if self._is_mended else await self._request.read()
         # Of the replies that are of no use, clients recognise one that was cut off: they get it rather than the last.
         cut: tuple[_Received, Verdict] | None = None
@@ -372,7 +333,7 @@ class _ProxiedExchange:
         return True
 
     def _write_as_text(self) -> None:
-        self._proxy.speak_text(self._model, self._request.headers)
+        self._proxy.speak_text(self._conversation)
         self._writes_text = True
 
     def _learns_fields(self, response: transport.Response, raw: bytes) -> bool:
@@ -388,7 +349,8 @@ class _ProxiedExchange:
         if not refused:
             return False
         self._record.failed(ModelError(f"The server refuses {', '.join(sorted(refused))}.", status=response.status))
-        self._proxy.refuse_fields(self._model, self._request.headers, self._own_messages, refused)
+        known = self._proxy.refused_fields.find(self._conversation) or frozenset()
+        self._proxy.refused_fields.keep(self._conversation, known | refused)
         self._leave_out(refused)
         return True
 
@@ -567,7 +529,8 @@ class _ProxiedExchange:
         """Rewrite the request for the upstream server, and the reply for the client."""
         self._has_choices = False  # the client gets one, written again
         request = self._form.request(self._body, self._offered)
-        client = self._proxy.upstream.client(self._model, self._request.headers)
+        taught = self._proxy.clients.find(self._conversation)
+        client = taught.pupil() if taught else self._proxy.upstream.client(self._model, self._request.headers)
         dialect = CotChat() if self._writes_text else None
         if dialect is not None:
             request = _as_text(request, dialect)
@@ -580,6 +543,9 @@ class _ProxiedExchange:
             except ModelError as error:
                 self._record.failed(error)
                 raise
+            finally:
+                if client.has_learned:
+                    self._proxy.clients.keep(self._conversation, client.pupil())
             began = time.thread_time()
             self._record.replied(reply)
             verdict = self._judge(reply, dialect)
@@ -609,7 +575,7 @@ class _ProxiedExchange:
         await self._write(shown)
         return await self._close()
 
-    async def _complete(self, client: BaseClient, request: ModelRequest, *, live: bool) -> ModelReply:
+    async def _complete(self, client: HTTPClient, request: ModelRequest, *, live: bool) -> ModelReply:
         """Ask the upstream server. A streamed reply's text is passed on as it comes."""
         if not (self._streams and live and self._again == 0):
             return await client.complete(request)

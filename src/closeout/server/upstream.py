@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 from closeout.models import transport
 from closeout.models.anthropic import VERSION, AnthropicClient
-from closeout.models.base import BaseClient
+from closeout.models.http import HTTPClient
 from closeout.models.openai import OpenAIClient
 from closeout.server.app import HEADERS
 
-__all__ = ["LEARNED_SECONDS", "Upstream", "UpstreamKind", "client_key", "headers_back", "kept"]
+__all__ = ["Upstream", "UpstreamKind", "client_key", "headers_back", "kept"]
 
 UpstreamKind = Literal["openai", "anthropic"]
 K = TypeVar("K")
 V = TypeVar("V")
 
 ENDPOINTS_KEPT = 256
-# Seconds until what is learned of the server is tried again: it may have been restarted with other options.
-LEARNED_SECONDS = 600.0
 
 # Headers that concern one connection, or that are written again.
 _NOT_FORWARDED = frozenset({
@@ -61,7 +57,7 @@ class Upstream:
         self._key = key
         self._keeps_keys = keeps_keys
         self._endpoints: OrderedDict[tuple[Any, ...], transport.Endpoint] = OrderedDict()
-        self._clients: OrderedDict[tuple[str, str], tuple[float, BaseClient]] = OrderedDict()
+        self._clients: OrderedDict[tuple[str, str], HTTPClient] = OrderedDict()
         transport.Endpoint(self.base)  # raises for an address that cannot be used
 
     def endpoint(self, path: str, headers: Mapping[str, str]) -> transport.Endpoint:
@@ -79,22 +75,18 @@ class Upstream:
         found = self._endpoints.get(place) or transport.Endpoint(f"{self.base}/{path}", sent)
         return kept(self._endpoints, place, found, ENDPOINTS_KEPT)
 
-    def client(self, model: str, headers: Mapping[str, str]) -> BaseClient:
-        """Return the client for requests that are translated for the server.
-
-        A client learns from the server's refusals, so it serves one key, and only for a while.
-        """
-        place = (model, client_key(headers))
-        since, found = self._clients.get(place, (-math.inf, None))
-        if found is None or time.monotonic() - since > LEARNED_SECONDS:
+    def client(self, model: str, headers: Mapping[str, str]) -> HTTPClient:
+        """Return a client for requests that are translated for the server. It has learned nothing of it yet."""
+        place = (model, self._key_for(headers))
+        found = self._clients.get(place)
+        if found is None:
             client = AnthropicClient if self.kind == "anthropic" else OpenAIClient
-            since, found = time.monotonic(), client(model, self.base, self._key_for(headers) or None)
-        kept(self._clients, place, (since, found), ENDPOINTS_KEPT)
-        return found
+            found = client(model, self.base, place[1] or None)
+        return kept(self._clients, place, found, ENDPOINTS_KEPT).pupil()
 
     async def aclose(self) -> None:
         """Close the clients."""
-        for _, client in self._clients.values():
+        for client in self._clients.values():
             await client.aclose()
 
     def _key_for(self, headers: Mapping[str, str]) -> str:
