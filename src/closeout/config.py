@@ -379,6 +379,9 @@ class ToolSettings(_Section):
     mcp_servers: _Servers = Field(
         [], description="commands, URLs or mappings with env or headers; or a mapping from names to these"
     )
+    mcp_lock: str | None = Field(
+        None, description="the lock file of `closeout mcp pin`: servers whose tools have changed since are not used"
+    )
     blacklist: list[str] = Field([], description='tools to leave out: "name" or "server/name"')
     approval: _Approval | dict[str, _Approval] = Field(
         "destructive",
@@ -534,6 +537,7 @@ def anchor_paths(tree: dict[str, Any], folder: Path) -> None:
     tools, llm = tree.get("tools"), tree.get("llm")
     if isinstance(tools, dict):
         _change(tools, "mcp_servers", lambda servers: _anchored_servers(servers, folder))
+        _change(tools, "mcp_lock", lambda path: _anchored(path, folder))
     if isinstance(llm, dict):
         _change(llm, "model_name", lambda name: _anchored_weights(name, folder))
 

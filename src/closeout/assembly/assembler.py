@@ -344,6 +344,7 @@ class Assembler:
             servers,
             blacklist=tuple(self.config.tools.blacklist),
             approval=self.config.tools.approval,
+            mcp_lock=self.config.tools.mcp_lock,
             shares_policies=self._shares_policies,
         )
 

@@ -1,4 +1,4 @@
-"""`closeout mcp list | tools | login | logout`: the MCP servers of the settings; without one of these, serve tools."""
+"""`closeout mcp list | tools | login | logout | pin`: the MCP servers of the settings; alone, serve tools."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from closeout.cli.exits import FAILED, OK, CommandGroup, guarded
 from closeout.cli.option_types import AgentSource, BaseUrl, Json, Mcp, Model, Profile, Settings
 
 if TYPE_CHECKING:
+    from closeout.config import Config
     from closeout.tools.mcp_config import McpServerConfig
 
 __all__ = ["mcp_app"]
@@ -180,13 +181,62 @@ def logout(
     return OK if was_there else FAILED
 
 
+@mcp_app.command("pin")
+@guarded
+def pin_tools(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]…", help="Only these servers")] = None,
+    lock: Annotated[str | None, typer.Option(help="The lock file; by default that of the settings")] = None,
+    agent: AgentSource = None,
+    mcp: Mcp = None,
+    config: Settings = None,
+    profile: Profile = None,
+    json: Json = False,
+) -> int:
+    """Accept the tools of the servers as they are now: write their definitions into the lock file.
+
+    With tools.mcp_lock in the settings, a server whose tools have changed since is not used.
+    """
+    from pathlib import Path
+
+    from closeout.cli.terminal import amount, print_json
+    from closeout.errors import UsageError
+    from closeout.tools.mcp_lock import LOCK_FILE, pin
+
+    settings, found = _settings(agent, mcp, config, profile)
+    servers = [_chosen(name, found) for name in names] if names else found
+    if not servers:
+        raise UsageError("There are no MCP servers to pin. Add them in the settings under tools.mcp_servers.")
+    file = Path(lock or settings.tools.mcp_lock or LOCK_FILE).expanduser()
+
+    async def offers() -> list[Any]:
+        return await asyncio.gather(*map(_offer_of, servers))
+
+    listed = {server.name: offer.tools for server, offer in zip(servers, asyncio.run(offers()), strict=True)}
+    changes = pin(file, listed)
+    if json:
+        print_json({"file": str(file), "changes": changes})
+        return OK
+    for change in changes:
+        print(change)
+    print(f"{amount(sum(map(len, listed.values())), 'tool')} in {file}.", file=sys.stderr)
+    if settings.tools.mcp_lock is None:
+        print(f"To use it, put into the settings: tools: {{mcp_lock: {file}}}", file=sys.stderr)
+    return OK
+
+
 # ------------------------------------------------------------------------------------------------ what they share
 
 
 def _servers(
     agent: str | None, mcp: Sequence[str] | None, config: Sequence[str] | None, profile: str | None
 ) -> tuple[McpServerConfig, ...]:
-    """The servers of the settings, of an agent's file and of `--mcp`."""
+    return _settings(agent, mcp, config, profile)[1]
+
+
+def _settings(
+    agent: str | None, mcp: Sequence[str] | None, config: Sequence[str] | None, profile: str | None
+) -> tuple[Config, tuple[McpServerConfig, ...]]:
+    """The settings, with those of an agent's file, and the servers that they, their sub-agents and `--mcp` name."""
     from closeout.cli.agents import is_settings_file
     from closeout.cli.options import read_settings
     from closeout.errors import UsageError
@@ -198,7 +248,9 @@ def _servers(
             raise UsageError(f"-a takes a settings file here, got {agent}. Its servers can be named by their URL.")
         files = (agent, *files)
     settings = read_settings(files, profile)
-    return (*read_servers(settings.tools.mcp_servers), *read_servers(list(mcp or ())))
+    below = (each for entry in settings.agent.sub_agents.values() for each in read_servers(entry.mcp_servers))
+    servers = (*read_servers(settings.tools.mcp_servers), *read_servers(list(mcp or ())), *below)
+    return settings, servers
 
 
 def _chosen(name: str, servers: Sequence[McpServerConfig]) -> McpServerConfig:

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeGuard, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -19,6 +20,7 @@ from closeout.overrides import is_overridden
 from closeout.tools.calls import Progress
 from closeout.tools.mcp_client import McpServer, McpServerFailed, ServerOffer, require_mcp
 from closeout.tools.mcp_config import McpEntry, read_servers
+from closeout.tools.mcp_lock import PinnedTools
 from closeout.tools.run_context import reporting_to
 from closeout.tools.search_tools import make_search_tools
 from closeout.tools.shipped_policies import governed
@@ -100,6 +102,7 @@ class ToolManager:
         blacklist: Tools that are not offered: "tool", "server/tool" or ("server", "tool").
         approval: Which tools of servers need the approval of a person: "destructive" ones (those that say so),
             "always" or "never"; or a mapping from "server" or "server/tool" to one of these.
+        mcp_lock: The lock file of `closeout mcp pin`. A server with a tool whose definition is not in it is not used.
         shares_policies: The names may be of other managers' tools; otherwise each must match something.
     """
 
@@ -110,6 +113,7 @@ class ToolManager:
         blacklist: Iterable[str | tuple[str, str]] = (),
         approval: str | Mapping[str, str] = "destructive",
         *,
+        mcp_lock: str | Path | None = None,
         shares_policies: bool = False,
     ) -> None:
         self._shares_policies = shares_policies
@@ -118,6 +122,7 @@ class ToolManager:
         self._servers = tuple(
             McpServer(config, partial(self._tools_changed, config.name)) for config in read_servers(mcp_servers)
         )
+        self._pinned = PinnedTools(mcp_lock) if mcp_lock and self._servers else None
         self._offers: dict[str, tuple[ToolSpec, ...]] = {}  # server name → its tools, once it was reached
         self._problems: dict[str, tuple[str, ...]] = {}  # server name → what is not offered, and why
         self._missing: set[str] = set()  # names of required servers that did not start
@@ -244,6 +249,11 @@ class ToolManager:
             if server.config.required:
                 self._missing.add(server.name)
             return None
+        changes = self._changed_since_pinned(server.name, offer)
+        if changes:
+            self._problems[server.name] = tuple(changes.values())
+            self._missing.add(server.name)  # even if it is not required: a person must look at it
+            return None
         self._missing.discard(server.name)
         self._listed_names.setdefault(server.name, {spec.name for spec in offer.tools})
         self._problems[server.name] = offer.problems
@@ -252,10 +262,18 @@ class ToolManager:
     def _allowed(self, server_name: str, offer: ServerOffer) -> tuple[ToolSpec, ...]:
         return tuple(spec for spec in offer.tools if not self._is_blacklisted(server_name, spec.name))
 
+    def _changed_since_pinned(self, server_name: str, offer: ServerOffer) -> dict[str, str]:
+        """The tools whose definitions nobody has accepted, and why."""
+        if self._pinned is None:
+            return {}
+        found = {spec.name: self._pinned.problem(server_name, spec) for spec in self._allowed(server_name, offer)}
+        return {name: problem for name, problem in found.items() if problem}
+
     def _tools_changed(self, server_name: str, offer: ServerOffer) -> None:
         """Take over a server's new list of tools: `specs` returns it then."""
-        self._problems[server_name] = offer.problems
-        allowed = self._allowed(server_name, offer)
+        changes = self._changed_since_pinned(server_name, offer)
+        self._problems[server_name] = (*offer.problems, *changes.values())
+        allowed = tuple(spec for spec in self._allowed(server_name, offer) if spec.name not in changes)
         if allowed != self._offers.get(server_name):
             self._offers = {**self._offers, server_name: allowed}
             self._name_all()
