@@ -1,20 +1,27 @@
-"""The what-if lab: are planted changes of behaviour found, does the same agent differ, and what is paid?
+"""The what-if lab: are planted changes of behaviour found, does the same agent differ, what is paid, also after kills?
 
 In half of the recorded runs, the model of the candidate does one of ten things otherwise. Its instructions differ, so
 each request is asked again. In the other half it does what was recorded: a finding there, or in the baseline, is false.
+The process that compares is killed at random requests, and the comparison continued. A second table has the share of
+a full rerun that each kind of change pays.
 
-    python bench/what_if.py [--runs 1000]
+    python bench/what_if.py [--runs 1000] [--kills 5]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
+import os
+import random
 import re
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "harness"))
 
 from shop import World
 
-from closeout import Agent
+from closeout import Agent, tool
 from closeout.evaluate import what_if
 from closeout.journal.store import close_store
 from closeout.testing import RequestView, ScriptedClient, answer, call
@@ -48,10 +55,11 @@ def planted(kind: int, view: RequestView, known: int) -> Any:
     return changes[kind]
 
 
-def candidate(world: World) -> Agent:
+def candidate(world: World, asked: Callable[[], object]) -> Agent:
     """Return the agent of the shop with other instructions, and with a change in every second run."""
 
     def script(view: RequestView) -> Any:
+        asked()
         found = re.search(r"tea (\d+)\.", view.text)
         number = int(found[1]) if found else 1
         turn = planted(number // 2 % 10, view, view.text.count("costs 5")) if number % 2 == 0 else None
@@ -62,11 +70,92 @@ def candidate(world: World) -> Agent:
     return agent
 
 
+async def compare(home: Path, runs: int, stop_at: int) -> None:
+    """Compare, and print what was found. The process dies at the request of this number, before it is answered."""
+    world, asked = World(home, items=ITEMS), 0
+    counter = os.open(home / "requests", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+
+    def note() -> None:
+        nonlocal asked
+        asked += 1
+        os.write(counter, b".")
+        if asked == stop_at:
+            os._exit(9)
+
+    report = await what_if(candidate(world, note), runs, baseline=world.agent(pays="never"), allow_read_only=True)
+    changed = {case.run_id for case in report.changed}
+    wanted = {f"r{number}" for number in range(0, runs, 2)}
+    found = {
+        "found": len(changed & wanted),
+        "false": len(changed - wanted),
+        "baseline": len(report.baseline_changed),
+        "effects": len(world.paid),
+        "left": len(report.left),
+        "paid": sum(case.now.paid for case in report.cases if case.now is not None),
+    }
+    print(json.dumps(found))
+
+
+def killed_and_continued(home: Path, runs: int, kills: int, requests: int) -> dict[str, int]:
+    """Return what a comparison finds whose process is killed at random requests."""
+    chance = random.Random(37)
+    words = [sys.executable, __file__, "--runs", str(runs), "--home", str(home), "--stop-at"]
+    for _ in range(kills):
+        subprocess.run([*words, str(chance.randint(1, max(requests // (kills + 1), 1)))], check=False)
+    done = subprocess.run([*words, "0"], check=True, stdout=subprocess.PIPE, text=True)
+    return {**json.loads(done.stdout), "sent": (home / "requests").stat().st_size}
+
+
+@tool(read_only=True)
+def stock(item: str) -> int:
+    """Return how many there are."""
+    return 3
+
+
+KINDS: dict[str, Callable[[World], Agent]] = {
+    "nothing": lambda w: w.agent(pays="never"),
+    "version": lambda w: w.agent(pays="never", version="2"),
+    "a check of the answer": lambda w: w.agent(pays="never", check=lambda answer: None),
+    "a check that refuses the answer": lambda w: w.agent(pays="never", check=lambda answer: "Add the currency."),
+    "fewer turns": lambda w: w.agent(pays="never", max_turns=2),
+    "temperature": lambda w: w.agent(pays="never", config={"llm": {"temperature": 0.1}}),
+    "instructions": lambda w: w.agent(pays="never", instructions="Be quick."),
+    "description of a tool": lambda w: w.agent(pays="never", description="Pay an amount."),
+    "tool added": lambda w: w.agent(pays="never", tools=lambda price, pay: [price, pay, stock]),
+    "model": lambda w: w.agent(pays="never", model="another"),
+    "dialect": lambda w: w.agent(pays="never", dialect="cot_chat"),
+}
+
+
+async def shares(runs: int = 20, items: int = 8) -> dict[str, float]:
+    """Return the share of the requests of a full rerun that each kind of change pays."""
+    found = {}
+    for kind, change in KINDS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            world = World(Path(folder), items=items)
+            for number in range(runs):
+                await world.agent(pays="never").run(f"Pay tea {number}.", run_id=f"r{number}")
+            rerun = sum(len(model.requests) for model in world.models)
+            report = await what_if(change(world), runs)
+            found[kind] = report.paid / rerun
+            close_store(Path(folder))
+    return found
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1000)
-    runs = parser.parse_args().runs
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--home", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--stop-at", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    runs = arguments.runs
     logging.disable(logging.WARNING)
+    if arguments.home:
+        await compare(arguments.home, runs, arguments.stop_at)
+        return
+    for kind, share in (await shares()).items():
+        print(f"{share:>6.0%}  {kind}")
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         world = World(home, items=ITEMS)
@@ -78,16 +167,15 @@ async def main() -> None:
         began = time.perf_counter()
         same = await what_if(world.agent(pays="never"), runs)
         seconds = time.perf_counter() - began
-        report = await what_if(candidate(world), runs, baseline=world.agent(pays="never"), allow_read_only=True)
+        effects = len(world.paid)
         close_store(home)
-    changed = {case.run_id for case in report.changed}
-    wanted = {f"r{number}" for number in range(0, runs, 2)}
-    paid = sum(case.now.paid for case in report.cases if case.now is not None)
+        found = await asyncio.to_thread(killed_and_continued, home, runs, arguments.kills, rerun)
     print(
-        f"what-if: {len(changed & wanted)} of {len(wanted)} planted changes found, {len(changed - wanted)} false, "
-        f"{len(report.baseline_changed)} in the baseline; {len(world.paid)} effects; the same agent: "
+        f"what-if: {found['found']} of {(runs + 1) // 2} planted changes found, {found['false']} false, "
+        f"{found['baseline']} in the baseline; {effects + found['effects']} effects; the same agent: "
         f"{len(same.changed)} changed, {same.paid} of {rerun} requests paid, {seconds / runs * 1e3:.1f} ms a run; "
-        f"other instructions: {paid} paid, {len(report.left)} runs left the record"
+        f"other instructions, killed {arguments.kills} times: {found['paid']} paid, {found['sent']} sent, "
+        f"{found['left']} runs left the record"
     )
 
 
