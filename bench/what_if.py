@@ -115,8 +115,10 @@ def stock(item: str) -> int:
 KINDS: dict[str, Callable[[World], Agent]] = {
     "nothing": lambda w: w.agent(pays="never"),
     "version": lambda w: w.agent(pays="never", version="2"),
-    "a check of the answer": lambda w: w.agent(pays="never", check=lambda answer: None),
-    "a check that refuses the answer": lambda w: w.agent(pays="never", check=lambda answer: "Add the currency."),
+    "a check of the answer": lambda w: w.agent(pays="never", check=lambda answer, context: None),
+    "a check that refuses the answer": lambda w: w.agent(
+        pays="never", check=lambda answer, context: "Add the currency."
+    ),
     "fewer turns": lambda w: w.agent(pays="never", max_turns=2),
     "temperature": lambda w: w.agent(pays="never", config={"llm": {"temperature": 0.1}}),
     "instructions": lambda w: w.agent(pays="never", instructions="Be quick."),

@@ -65,6 +65,20 @@ async def test_the_same_agent_does_the_same_and_costs_nothing(world: World) -> N
     assert [run.run_id for run in open_store(world.home).each_run()] == ["r"]
 
 
+async def test_settings_of_the_model_count_and_are_named(world: World) -> None:
+    await recorded(world, config={"llm": {"top_p": 0.9, "extra_body": {"api_key": "k", "seed": 1}}})
+    for llm, differences in (
+        ({"top_p": 0.9, "extra_body": {"api_key": "k2", "seed": 1}}, ()),
+        ({"extra_body": {"seed": 1}}, ("top_p: 0.9 then, unset now",)),
+        ({"temperature": 0, "top_p": 0.9}, ("temperature: None then, 0.0 now",)),
+    ):
+        (case,) = (await what_if(world.agent(pays="never", config={"llm": llm}), ["r"])).cases
+        assert case.differences[: len(differences)] == differences
+        assert (case.changed, case.now.paid) == (False, 4 if differences else 0)
+    (case,) = (await what_if(world.agent(pays="never", instructions="Be quick."), ["r"])).cases
+    assert case.differences[0] == "instructions differ"
+
+
 async def test_calls_in_another_order_get_their_recorded_results(world: World) -> None:
     await recorded(world)
 

@@ -167,7 +167,7 @@ def resume(
 def upgrade(
     agent: Annotated[str, typer.Argument(help="FILE.yaml or package.module:agent: the new version")],
     run_ids: Annotated[list[str] | None, typer.Argument(metavar="[RUN_ID]…", help="Only these runs")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Only check, which is the default")] = True,
+    check: Annotated[bool, typer.Option("--check", help="Says what the command does, also without it")] = True,
     on_change: OnChange = None,
     json: Json = False,
 ) -> int:

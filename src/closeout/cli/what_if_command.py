@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,9 @@ def _print_report(report: WhatIfReport) -> None:
         print(f"{len(report.baseline_changed):>6}  changed with the baseline")
     if skipped:
         print(f"{len(skipped):>6}  not run to the end")
+    named = Counter(each for case in report.cases for each in case.differences)
+    for difference, number in named.most_common(LISTED):
+        print(f"{number:>14}  {printable(one_line(difference, 120))}")
     for case in [*changed, *(each for each in skipped if not each.changed)][:LISTED]:
         print(_described(case))
     if len(changed) + len(skipped) > LISTED:

@@ -292,6 +292,7 @@ class ModelRequested(Event):
         added: the messages after those, in the OpenAI chat shape. Of a text prompt, `{"prompt": …}` with what follows
             the `shared` characters.
         tools: the tools as a JSON list, if they differ from the previous request's: name, description, parameters.
+        options: `top_p`, `max_tokens` and `extra_body`, as far as the request sets them.
     """
 
     identity = "call"
@@ -309,6 +310,7 @@ class ModelRequested(Event):
     kept: int = 0
     added: tuple[Mapping[str, Any], ...] = ()
     tools: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @record

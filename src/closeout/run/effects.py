@@ -52,7 +52,7 @@ from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, To
 from closeout.models.base import BaseClient, OnDelta
 from closeout.models.history_methods import asks_by_methods, complete_by_methods
 from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
-from closeout.redaction import mask
+from closeout.redaction import mask, redact
 from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput, ToolTelemetry
 from closeout.run.gate import RequestGate
@@ -352,7 +352,15 @@ class ModelCalls:
             kept=prompt.kept,
             added=_recorded(request, prompt) if self._record_prompts else (),
             tools=_recorded_tools(request) if self._record_prompts and not prompt.same_tools else "",
+            options=_options(request),
         )
+
+
+def _options(request: ModelRequest) -> dict[str, Any]:
+    """Return what a request sets besides its temperature."""
+    given = {"top_p": request.top_p, "max_tokens": request.max_tokens}
+    options = {name: value for name, value in given.items() if value is not None}
+    return {**options, "extra_body": redact(request.extra_body)} if request.extra_body else options
 
 
 class ReplyInterrupted(ModelError):

@@ -135,7 +135,7 @@ class _Requests:
             self._models[event.agent] = event.model
 
     def digest(self, event: ModelRequested) -> str:
-        """Return the digest of the model, the prompt, the tools, the temperature and the purpose of a request."""
+        """Return the digest of the model, the prompt, the tools, the settings and the purpose of a request."""
         agent = event.agent
         if event.tools:
             self._tools[agent] = event.tools
@@ -146,7 +146,9 @@ class _Requests:
             text = "".join(str(each.get("prompt", "")) for each in event.added)
             self._prompts[agent] = prompt = self._prompts.get(agent, "")[: event.shared] + text
         model = self._models.get(agent, self._models["main"])
-        request = _canonical([model, prompt, self._tools.get(agent, ""), event.temperature, event.purpose])
+        request = _canonical(
+            [model, prompt, self._tools.get(agent, ""), event.temperature, event.options, event.purpose]
+        )
         return hashlib.sha256(request.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -89,7 +89,7 @@ async def resume_run(
             "the same arguments continues a comparison that was stopped."
         )
     plan = as_recorded(plan, rows)
-    mode = on_change or plan.on_change
+    mode = check_on_change(on_change or plan.on_change)
     async with plan.manager:
         task = recorded_task(rows, run_id, load=store.content)
         resumed = RunResumed("main")
@@ -97,7 +97,7 @@ async def resume_run(
         if found and despite_changes:
             resumed = replace(resumed, differences=tuple(found), on_change="take")
         elif found:
-            how = await continuation(plan, rows, run_id, mode, load=store.content)
+            how = await _continued(Continuation(plan=plan, differences=tuple(found)), rows, run_id, mode, store.content)
             if how.problem:
                 raise _refused(run_id, how)
             plan = how.plan
@@ -127,14 +127,23 @@ async def continuation(
         UsageError: `on_change` is something else.
     """
     check_on_change(on_change)
-    found = tuple(_differences(plan, rows, run_id))
-    how = Continuation(plan=plan, differences=found)
-    if not found:
-        tried = await _tried(how, rows, run_id, load)
-        # Its settings or its code differ, which a fingerprint does not show. It continues from there.
-        return replace(how, differences=(f"departs at event {tried.event}: {tried.problem}",)) if tried.problem else how
+    how = Continuation(plan=plan, differences=tuple(_differences(plan, rows, run_id)))
+    if how.differences:
+        return await _continued(how, rows, run_id, on_change, load)
+    tried = await _tried(how, rows, run_id, load)
+    # Its settings or its code differ, which a fingerprint does not show. It continues from there.
+    return replace(how, differences=(f"departs at event {tried.event}: {tried.problem}",)) if tried.problem else how
+
+
+async def _continued(
+    how: Continuation, rows: Sequence[Row], run_id: str, on_change: OnChange, load: Load
+) -> Continuation:
+    """Find out how an agent that differs continues a record."""
+    plan = how.plan
     if on_change == "refuse":
-        return replace(how, problem="; ".join(found), remedy="Resume it with that agent, or with on_change='keep'.")
+        return replace(
+            how, problem="; ".join(how.differences), remedy="Resume it with that agent, or with on_change='keep'."
+        )
     if on_change == "take":
         return await _tried(how, rows, run_id, load)
     kept, misfits = _kept(plan, rows)

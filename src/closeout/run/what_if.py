@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from operator import itemgetter
+from typing import Any
 from urllib.parse import quote
 
 from closeout.errors import CloseoutError, JournalError, UsageError
@@ -27,7 +28,7 @@ from closeout.journal.run_journal import describe_damage
 from closeout.journal.store import Row, Store
 from closeout.journal.totals import RunTotals
 from closeout.records import record
-from closeout.run.compare import first_difference
+from closeout.run.compare import agent_differences, first_difference
 from closeout.run.kept_lanes import KeptComparison, KeptLane
 from closeout.run.lifecycle import as_recorded, execute_run, new_started, recorded_task
 from closeout.run.plan import AgentPlan
@@ -81,6 +82,7 @@ class WhatIfCase:
         now: With the candidate; None if the run was not run again.
         baseline: With the agent that the candidate is compared with: asked again from the request at which the
             candidate left the record, so that it shows how much the model varies by itself. None without one.
+        differences: How the candidate differs from the agent that made the recorded run, as far as records show.
         divergence: The first difference between `then` and `now`; empty if there is none.
         problem: Why the run was not run again.
     """
@@ -90,6 +92,7 @@ class WhatIfCase:
     then: Lane | None = None
     now: Lane | None = None
     baseline: Lane | None = None
+    differences: tuple[str, ...] = ()
     divergence: str = ""
     problem: str = ""
 
@@ -279,7 +282,13 @@ class _Lab:
             now = await _kept(lane, now, journal, differs=difference is not None)
         finally:
             lane.abandon()
-        case = replace(case, then=then, now=now, divergence="" if difference is None else str(difference))
+        case = replace(
+            case,
+            then=then,
+            now=now,
+            differences=_differences(rows, journal.rows()),
+            divergence="" if difference is None else str(difference),
+        )
         if baseline is None:
             return case
         lane = await self._comparison.lane(case.run_id, "baseline")
@@ -377,6 +386,22 @@ def _as_recorded(rows: Sequence[Row], calls: Iterable[tuple[str, str]]) -> Lane:
 def _by_agent(calls: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return calls agent by agent: agents that work side by side make them in any order."""
     return tuple(call for _, call in sorted(calls, key=itemgetter(0)))
+
+
+def _differences(then: Sequence[Row], now: Sequence[Row]) -> tuple[str, ...]:
+    """Return how two agents differ, and the settings of their first requests."""
+    first, second = ({} if found is None else found for found in map(_first_settings, (then, now)))
+    settings = [
+        f"{name}: {first.get(name, 'unset')} then, {second.get(name, 'unset')} now"
+        for name in dict.fromkeys((*first, *second))
+        if first.get(name) != second.get(name)
+    ]
+    return (*agent_differences(then, now), *settings)
+
+
+def _first_settings(rows: Sequence[Row]) -> dict[str, Any] | None:
+    asked = (row.event for row in rows if isinstance(row.event, ModelRequested) and row.event.agent == "main")
+    return next(({"temperature": each.temperature, **each.options} for each in asked), None)
 
 
 def _behaviour(rows: Iterable[Row]) -> list[Row]:
