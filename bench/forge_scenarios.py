@@ -3,7 +3,7 @@
 The scenarios are loaded from a checkout of https://github.com/antoinezambelli/forge (`tests/eval/scenarios`); nothing
 of them is here. It needs Python 3.12, with Forge and the extras `local` and `code` of Closeout installed.
 
-    python bench/forge_scenarios.py CHECKOUT [--base-url URL] [--first N] [--only NAME …] [--results FILE]
+    python bench/forge_scenarios.py CHECKOUT [--base-url URL] [--first N] [--only NAME …] [--results FILE] [--seconds S]
     python bench/forge_scenarios.py --table FILE
 
 "bare" is Forge's runner without its guardrails (its ablation of that name). The plain loop is the least that anyone
@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-SECONDS = 240.0  # for one scenario in one way
 MODEL = "qwen2.5-coder-1.5b-instruct-q4_k_m"  # Closeout sees by the name that the model is small
 REPLY_TOKENS = 256  # for all, because the bare model writes on until its context is full
 
@@ -219,7 +218,7 @@ def is_right(scenario: Any, world: Prepared) -> bool:
         return False
 
 
-async def measure(address: str, scenarios: list[Any], ways: list[str], results: Path) -> None:
+async def measure(address: str, scenarios: list[Any], ways: list[str], results: Path, limit: float) -> None:
     done = {(each["scenario"], each["way"]) for each in read(results)}
     for scenario in scenarios:
         for way in ways:
@@ -227,7 +226,7 @@ async def measure(address: str, scenarios: list[Any], ways: list[str], results: 
                 continue
             world, began, requests, error = prepared(scenario), time.monotonic(), 0, ""
             try:
-                async with asyncio.timeout(SECONDS):
+                async with asyncio.timeout(limit):
                     requests = await WAYS[way](address, scenario, world)
             except Exception as failed:
                 error = f"{type(failed).__name__}: {failed}"[:200]
@@ -266,6 +265,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--results", type=Path, default=Path("forge_scenarios.jsonl"))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=240.0, help="for one scenario in one way")
     parser.add_argument("--table", action="store_true", help="print the table of --results only")
     options = parser.parse_args()
     if not options.table:
@@ -277,7 +277,7 @@ def main() -> None:
         scenarios = [each for each in ALL_SCENARIOS if not each.name.startswith("compaction_chain")][: options.first]
         with contextlib.ExitStack() as stack:
             address = options.base_url or stack.enter_context(served(options.threads))
-            asyncio.run(measure(address, scenarios, options.only, options.results))
+            asyncio.run(measure(address, scenarios, options.only, options.results, options.seconds))
     print(table(options.results))
 
 

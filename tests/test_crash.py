@@ -26,7 +26,7 @@ def tried(tmp_path: Path, *options: str) -> Any:
 @needs_fork
 @pytest.mark.timeout(400)
 def test_killed_at_every_event_a_run_is_resumed_to_the_same_end(tmp_path: Path) -> None:
-    found = tried(tmp_path)
+    found = tried(tmp_path, "run", "3")  # every third event; bench/endurance.py kills at each
     assert found["ended"] == "answered: all done"
     assert len(found["paid"]) == len(set(found["paid"])) == 10
     assert found["events"] >= 100
@@ -37,7 +37,7 @@ def test_killed_at_every_event_a_run_is_resumed_to_the_same_end(tmp_path: Path) 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("scenario", "payments", "events"), [("waiting", 6, 100), ("fork", 6, 60), ("timers", 1, 70)])
 def test_suspended_runs_and_forks_survive_a_kill_too(tmp_path: Path, scenario: str, payments: int, events: int) -> None:
-    found = tried(tmp_path, scenario, "5")  # every fifth event: all of them take minutes
+    found = tried(tmp_path, scenario, "10")  # every tenth event: all of them take minutes
     signals = [
         "s1=r1.wait",
         "s2=r3.wait",

@@ -440,7 +440,7 @@ def free_port() -> int:
 
 @pytest.mark.parametrize(("transport", "path"), [("streamable-http", "/mcp"), ("sse", "/sse")])
 async def test_a_remote_server_works_alike(transport: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_client, "BROKEN_SECONDS", 60.0)
+    monkeypatch.setattr(mcp_client, "BROKEN_SECONDS", 5.0)
     port = free_port()
     with serving(transport, port):
         manager = ToolManager(mcp_servers={"everything": f"http://127.0.0.1:{port}{path}"})
