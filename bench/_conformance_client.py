@@ -79,7 +79,7 @@ async def main(url: str) -> int:
         return turn({spec.name: spec for spec in model.requests[-1].tools})
 
     model = ScriptedClient([calls, answer("Called.")])
-    server = {"name": "suite", "url": url, "auth": await login(url)}
+    server = {"name": "suite", "url": url, "auth": await login(url), "elicitation": "accept"}
     agent = Agent(model, mcp_servers=[server], home=False, config={"tools": {"approval": "never"}})
     with tempfile.TemporaryDirectory() as home:
         os.environ["CLOSEOUT_HOME"] = home  # for the login

@@ -22,6 +22,7 @@ __all__ = [
     "REFUSED_CALL",
     "AgentEnded",
     "AgentStarted",
+    "AnswerGiven",
     "AnswerSeen",
     "AttemptEnded",
     "AttemptStarted",
@@ -541,6 +542,14 @@ class DecisionMade(Event):
     by: str = ""
     idle: float = 0.0
     signal: str = ""
+
+
+@record
+class AnswerGiven(Event):
+    """Intent: an MCP server is about to get the answer to its question `request`; what its call then does counts."""
+
+    identity = "request"
+    request: str
 
 
 @record

@@ -35,6 +35,7 @@ _FIELDS: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.ToolsChanged: ("request",),
     ev.DecisionRequested: ("request", "kind", "name"),
     ev.DecisionMade: ("request", "verdict", "by"),
+    ev.AnswerGiven: ("request",),
     ev.Repaired: ("turn", "kind", "where"),
     ev.TurnAccepted: ("attempt", "turn"),
     ev.TurnRolledBack: ("attempt", "turn", "reason", "tokens"),
@@ -70,7 +71,7 @@ _CONTENT: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.Compacted: ("summary",),
     ev.MessageReceived: ("text",),
 }
-_QUIET = (ev.ModelRequested, ev.ReplyStreamed, ev.ServerAsked, ev.ToolStarted, ev.AttemptStarted)
+_QUIET = (ev.ModelRequested, ev.ReplyStreamed, ev.ServerAsked, ev.ToolStarted, ev.AttemptStarted, ev.AnswerGiven)
 _WARNINGS = (ev.ModelRetried, ev.ModelFailed, ev.TurnRolledBack)
 
 

@@ -58,6 +58,7 @@ from closeout.results.tool_output import REMOVED_FILES, ToolOutput, ToolTelemetr
 from closeout.run.gate import RequestGate
 from closeout.run.plan import Scope, enter, leave
 from closeout.run.reply_listener import ReplyListener
+from closeout.run.server_questions import CallQuestions, may_continue
 from closeout.run.timers import CallWaits, Memo
 from closeout.run.waiting import call_digest, decide, question_digest
 from closeout.tools.calls import CallOutcome
@@ -439,6 +440,7 @@ class ToolCalls:
         self._scope = scope
         self._turn = 0
         self._memo: Memo = {}
+        self._questions: dict[str, CallQuestions] = {}
         self._first = self._next = first  # numbers of the reply's first call and of the one after its last
 
     @property
@@ -478,7 +480,14 @@ class ToolCalls:
             logger=_tool_logger(scope, handle, spec.name, secrets),
             asker=partial(self._ask, handle, spec, count(), secrets),
             waits=CallWaits(scope, handle, spec, self._memo),
+            questions=partial(self._questions_of, handle, spec, secrets),
         )
+
+    def _questions_of(self, handle: str, spec: ToolSpec, secrets: Secrets) -> CallQuestions:
+        """Return the questions of a call, the same for each time that it is tried."""
+        if handle not in self._questions:
+            self._questions[handle] = CallQuestions(self._scope, handle, spec, secrets)
+        return self._questions[handle]
 
     async def _ask(
         self,
@@ -581,7 +590,7 @@ class ToolCalls:
 
         started = self._started(call, spec, handle)
         interrupted = None
-        if spec.policy.crash_rule == "report":
+        if spec.policy.crash_rule == "report" and not may_continue(scope.journal, scope.path, handle):
 
             def interrupted() -> ToolFinished:
                 live.append(_failed(spec.name, INTERRUPTED, "Interrupted"))

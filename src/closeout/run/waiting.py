@@ -18,6 +18,7 @@ from closeout.journal.store import Row, Store
 from closeout.messages import ToolSpec
 from closeout.records import record
 from closeout.run.plan import Scope
+from closeout.tools.mcp_questions import read_form
 
 __all__ = [
     "Decision",
@@ -280,6 +281,12 @@ def _read(pending: PendingDecision, value: Any) -> Decision:
         raise DecisionRefused(f"The arguments of the decision on {name} must be an object, and go with 'approve'.")
     if not all(isinstance(text, str) for text in (value.text, value.hash, value.by)):
         raise DecisionRefused(f"text, hash and by of the decision on {name} must be strings.")
+    form = pending.arguments.get("form") if value.verdict == "answer" else None
+    if isinstance(form, Mapping):
+        try:
+            read_form(form, value.text)
+        except ValueError as error:
+            raise DecisionRefused(f"{name}: {error}") from None
     if value.hash and value.hash != pending.hash:
         raise DecisionRefused(
             f"The decision on {name} was made on something else: its hash is {value.hash[:12]}…, that of the call is "

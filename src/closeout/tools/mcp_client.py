@@ -14,8 +14,9 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from weakref import WeakKeyDictionary
@@ -27,12 +28,16 @@ from closeout.messages import ToolPolicy, ToolSpec
 from closeout.redaction import redact
 from closeout.results.escape import escape_markers
 from closeout.tools.calls import MAX_EXTENSION, Progress, extensible_timeout
+from closeout.tools.mcp_answers import CallAnswers
 from closeout.tools.mcp_config import McpServerConfig
 from closeout.tools.mcp_result import McpResult
+from closeout.tools.run_context import RunContext, ServerQuestions
 from closeout.tools.schema import is_json_schema, without_titles
 
 if TYPE_CHECKING:
     from mcp import Client
+    from mcp.shared.dispatcher import ProgressFnT
+    from mcp.types import CallToolResult, ElicitResult, ErrorData, InputRequiredResult, InputResponses
     from mcp.types import Tool as McpTool
 
 __all__ = ["POLICY_KEY", "STATED_FIELDS", "McpServer", "McpServerFailed", "ServerOffer", "require_mcp"]
@@ -210,6 +215,8 @@ class _ServerSession:
         self._doubtful = False  # a call timed out: the server may hang
         self._has_overflowed = False  # it ended because of a result that the library does not read
         self._task: asyncio.Task[None] | None = None
+        self._asking = asyncio.Lock()  # held by the call that may ask
+        self._answers: CallAnswers | None = None
 
     @property
     def ended(self) -> bool:
@@ -234,12 +241,36 @@ class _ServerSession:
     async def call(
         self, name: str, arguments: Mapping[str, Any], timeout: float | None, receiver: Progress | None
     ) -> McpResult:
-        from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED
-
+        """Call a tool. What the server asks during the call is answered, if its entry allows that."""
         client = self._client
         if client is None or self.ended:
             raise _Died(self._errors.quoted())
+        if self.config.elicitation == "refuse":
+            return await self._call(client, name, arguments, timeout, receiver, None)
+        answers = CallAnswers(self.config, _questions())
+        await answers.begin()
+        # The questions of older protocols do not say which call they belong to.
+        turn: AbstractAsyncContextManager[Any] = nullcontext() if _has_rounds(client) else self._asking
+        async with turn:
+            self._answers = answers
+            try:
+                return await self._call(client, name, arguments, timeout, receiver, answers)
+            finally:
+                answers.over.set()
+                self._answers = None
+
+    async def _call(
+        self,
+        client: Client,
+        name: str,
+        arguments: Mapping[str, Any],
+        timeout: float | None,
+        receiver: Progress | None,
+        answers: CallAnswers | None,
+    ) -> McpResult:
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
         deadline, extend = extensible_timeout(timeout, receiver)
         has_progressed = False
 
@@ -251,10 +282,14 @@ class _ServerSession:
         self._errors.forgotten = False
         schema = next((tool.input_schema for tool in self.tools if tool.name == name), None)
         sent = _as_named(arguments, schema)
-        request = asyncio.ensure_future(client.call_tool(name, sent, progress_callback=report))
+        if answers is None:
+            request = asyncio.ensure_future(client.call_tool(name, sent, progress_callback=report))
+        else:
+            answers.alive = partial(extend, 0, None, "waits for an answer")
+            request = asyncio.ensure_future(self._answered(client, name, sent, report, answers))
         try:
             async with deadline:
-                result = await self._unless_ended(request)
+                result = await self._unless_ended(request, answers)
         except _Died:
             raise await self._lost(name) from None
         except MCPError as error:
@@ -280,17 +315,68 @@ class _ServerSession:
             raise ToolError(outcome.text or f"{name} failed and said nothing.")
         return outcome
 
-    async def _unless_ended(self, request: asyncio.Future[Any]) -> Any:
+    async def _answered(
+        self, client: Client, name: str, sent: dict[str, Any], report: ProgressFnT, answers: CallAnswers
+    ) -> CallToolResult:
+        """Make a call whose server may ask."""
+        from mcp import MCPError
+        from mcp.types import HEADER_MISMATCH
+
+        async def send(
+            responses: InputResponses | None = None, state: str | None = None
+        ) -> CallToolResult | InputRequiredResult:
+            return await client.session.call_tool(
+                name,
+                sent,
+                progress_callback=report,
+                input_responses=responses,
+                request_state=state,
+                allow_input_required=True,
+            )
+
+        async def send_listed(
+            responses: InputResponses | None, state: str | None
+        ) -> CallToolResult | InputRequiredResult:
+            try:
+                return await send(responses, state)
+            except MCPError as error:
+                if error.code != HEADER_MISMATCH:
+                    raise
+            await _list_tools(client)  # the protocol's remedy: the tool's schema has changed
+            return await send(responses, state)
+
+        if _has_rounds(client):
+            return await answers.in_rounds(send_listed)
+        try:
+            return await client.call_tool(name, sent, progress_callback=report)
+        except MCPError as error:
+            if not await answers.opened(error):
+                raise
+        return await client.call_tool(name, sent, progress_callback=report)
+
+    async def _elicit(self, context: Any, params: Any) -> ElicitResult | ErrorData:
+        """Answer a question that arrives as a request of its own."""
+        from mcp.types import INVALID_REQUEST, ErrorData
+
+        if self._answers is None:
+            return ErrorData(code=INVALID_REQUEST, message="No call is under way that could ask.")
+        return await self._answers.elicit(params)
+
+    async def _unless_ended(self, request: asyncio.Future[Any], answers: CallAnswers | None) -> Any:
         """The result of a request. Raises `_Died` if the session's own task ends before: a transport may just break."""
         assert self._task is not None
+        stopped = () if answers is None else (answers.stopped,)
         try:
-            await asyncio.wait((request, self._task), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((request, self._task, *stopped), return_when=asyncio.FIRST_COMPLETED)
             if request.done():
                 return request.result()
+            if answers is not None and answers.stopped.done():
+                raise answers.stopped.result()
             raise _Died
         finally:
             if not request.done():
-                self._doubtful = True  # usually a deadline has passed: probe the server before the next call
+                if answers is None or not answers.stopped.done():
+                    self._doubtful = True  # usually a deadline has passed: probe the server before the next call
                 request.cancel()
                 with suppress(Exception, asyncio.CancelledError):
                     await asyncio.wait((request,))
@@ -351,7 +437,12 @@ class _ServerSession:
                     from mcp import Client
 
                     client = await stack.enter_async_context(
-                        Client(transport, cache=None, message_handler=self._note_message)
+                        Client(
+                            transport,
+                            cache=None,
+                            message_handler=self._note_message,
+                            elicitation_callback=None if self.config.elicitation == "refuse" else self._elicit,
+                        )
                     )
                     self._errors.release()
                     self.tools, self.is_cut = await _list_tools(client)
@@ -503,6 +594,19 @@ def _reason(error: BaseException, status: int | None = None) -> str:
     if text and text[0] == "Connection closed":
         return "it ended before it was ready"
     return text[0][:300] if text else type(cause).__name__
+
+
+def _has_rounds(client: Client) -> bool:
+    """Return True if a call that needs input ends with what it needs, as since the protocol of 2026-07-28."""
+    from mcp.types.version import MODERN_PROTOCOL_VERSIONS
+
+    return client.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
+def _questions() -> ServerQuestions | None:
+    """What asks in the run, None outside of one."""
+    make = RunContext.current().questions
+    return None if make is None else make()
 
 
 def _overflowed(error: BaseException) -> bool:

@@ -18,6 +18,7 @@ from closeout.errors import ConfigError
 from closeout.parsing.json_text import repair_json
 from closeout.redaction import redact, secrets_in
 from closeout.tools.mcp_auth import McpAuth, read_auth
+from closeout.tools.mcp_questions import Elicitation, check_elicitation
 from closeout.variables import VARIABLE, expand_variables
 
 __all__ = ["McpEntry", "McpServerConfig", "read_servers", "without_keys"]
@@ -27,7 +28,7 @@ START_SECONDS = 60.0
 MOST_SECONDS = 10_000.0  # a larger timeout in another client's configuration is in milliseconds
 _KEYS = (
     "name", "command", "args", "env", "cwd", "url", "headers", "transport", "timeout", "start_timeout", "required",
-    "auth",
+    "auth", "elicitation",
 )  # fmt: skip
 _URL_KEYS = ("url", "httpUrl", "serverUrl")
 _SERVER_LISTS = ("mcpServers", "servers", "mcp_servers")
@@ -50,7 +51,7 @@ _RUNNERS = frozenset((
 class McpServerConfig:
     """One server. `timeout` is seconds for a call; None leaves it to the tool's policy.
 
-    A run does not begin without a `required` server.
+    A run does not begin without a `required` server. `elicitation` says who answers the server's questions.
     """
 
     name: str
@@ -65,6 +66,7 @@ class McpServerConfig:
     start_timeout: float = START_SECONDS
     required: bool = True
     auth: McpAuth | None = None
+    elicitation: Elicitation = "refuse"
 
     @property
     def address(self) -> str:
@@ -237,6 +239,7 @@ def _from_mapping(entry: Mapping[str, Any], name: str, shown: str, *, is_foreign
         start_timeout=_seconds(fields.get("start_timeout"), "start_timeout", shown) or START_SECONDS,
         required=_flag(fields.get("required"), "required", shown),
         auth=read_auth(fields.get("auth"), shown, is_foreign=is_foreign) if url else None,
+        elicitation=check_elicitation(fields.get("elicitation"), shown),
     )
 
 

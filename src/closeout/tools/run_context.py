@@ -33,6 +33,8 @@ __all__ = [
     "BudgetLeft",
     "Deps",
     "RunContext",
+    "ServerAnswer",
+    "ServerQuestions",
     "Waits",
     "context_factory",
     "context_parameter",
@@ -77,6 +79,37 @@ class Waits(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAnswer:
+    """The answer to a question that an MCP server asks during a call.
+
+    Attributes:
+        request: The name of the question in its agent, "r3.q1".
+        digest: The SHA-256 of the tool and the question.
+        question: The question, as `PendingDecision.arguments`.
+        accepted: False if it was declined.
+        text: The answer.
+    """
+
+    request: str
+    digest: str
+    question: Mapping[str, Any]
+    accepted: bool
+    text: str
+
+
+class ServerQuestions(Protocol):
+    """Asks what an MCP server asks during one call: see `run.server_questions.CallQuestions`."""
+
+    async def recall(self) -> list[ServerAnswer]: ...
+
+    async def ask(
+        self, question: Mapping[str, Any], answer: Callable[[], Awaitable[tuple[bool, str] | None]]
+    ) -> ServerAnswer: ...
+
+    async def give(self, answers: Sequence[ServerAnswer]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext(Generic[Deps]):
     """The run that a tool is called in. Outside of a run every field has its default.
 
@@ -107,6 +140,7 @@ class RunContext(Generic[Deps]):
     report: Progress | None = field(default=None, repr=False)
     asker: Ask | None = field(default=None, repr=False)
     waits: Waits | None = field(default=None, repr=False)
+    questions: Callable[[], ServerQuestions] | None = field(default=None, repr=False)
 
     async def ask(
         self, question: str, options: Sequence[str] = (), *, max_wait: float | None = None, default: str = ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from closeout.journal.events import (
+    AnswerGiven,
     AttemptEnded,
     AttemptStarted,
     DecisionMade,
@@ -180,8 +181,8 @@ class StoryItems:
 
 def _is_shown(event: Event) -> bool:
     match event:
-        case ServerAsked():
-            return False  # the answer follows
+        case ServerAsked() | AnswerGiven():
+            return False  # the answer is shown
         case AttemptStarted():
             return event.attempt > 0 or bool(event.experiences)
         case AttemptEnded():
