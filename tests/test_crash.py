@@ -35,6 +35,16 @@ def test_killed_at_every_event_a_run_is_resumed_to_the_same_end(tmp_path: Path) 
 
 @needs_fork
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize(("protocol", "stride"), [("old", "9"), ("new", "13")])
+def test_what_a_server_asks_survives_a_kill(tmp_path: Path, protocol: str, stride: str) -> None:
+    found = tried(tmp_path, f"asking_{protocol}", stride)
+    assert (found["ended"], found["paid"]) == ("answered: all done", ["p1", "p2"])
+    assert found["events"] >= 20
+    assert found["problems"] == []
+
+
+@needs_fork
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("scenario", "payments", "events"), [("waiting", 6, 100), ("fork", 6, 60), ("timers", 1, 70)])
 def test_suspended_runs_and_forks_survive_a_kill_too(tmp_path: Path, scenario: str, payments: int, events: int) -> None:
     found = tried(tmp_path, scenario, "10")  # every tenth event: all of them take minutes

@@ -2,7 +2,8 @@
 
 Run as a script: it forks a child for each kill point, so that the dead process is really dead. Prints one JSON object.
 The scenario is "run"; "waiting", where every payment needs an approval and there are questions; "fork", where the run
-that is killed is a fork of a finished one; "timers", where tools wait for signals and times; "program", where the model
+that is killed is a fork of a finished one; "timers", where tools wait for signals and times; "asking_old" and
+"asking_new", where an MCP server of an older or the newest protocol asks during its calls; "program", where the model
 writes programs; or "waiting_program", where the payments of a program need approvals. With a stride only every so many
 events are tried.
 
@@ -25,7 +26,7 @@ from typing import Any
 from closeout import Agent, RunContext, tool
 from closeout.errors import RunNotFound
 from closeout.journal import run_journal as journal_module
-from closeout.journal.events import DecisionMade, Event
+from closeout.journal.events import DecisionMade, DecisionRequested, Event
 from closeout.journal.sent_signals import send_signal
 from closeout.journal.store import Store, close_stores, open_store
 from closeout.run.result import RunResult
@@ -33,6 +34,7 @@ from closeout.run.waiting import pending_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from closeout.tools.builtin import ask_user
 
+ASKING = Path(__file__).parents[1] / "mcp_servers" / "asking.py"
 QUESTION = "Pay the bills, look up the keys, ask the clerk, and report."
 ANSWER = "all done"
 
@@ -76,8 +78,16 @@ TIMERS_PLAN: list[list[tuple[str, str]]] = [
     [("watch", "s4")],
     [("expect", "s5"), ("pay", "p1")],
 ]
+ASKING_PLAN = [[("order", "p1"), ("look", "a")], [("order", "p2")]]
 FORK_AT = 6  # the turn that the fork begins with
-PLANS = {"run": PLAN, "waiting": WAITING_PLAN, "fork": PLAN, "timers": TIMERS_PLAN}
+PLANS = {
+    "run": PLAN,
+    "waiting": WAITING_PLAN,
+    "fork": PLAN,
+    "timers": TIMERS_PLAN,
+    "asking_old": ASKING_PLAN,
+    "asking_new": ASKING_PLAN,
+}
 SCENARIOS = (*PLANS, "program", "waiting_program")
 
 
@@ -95,10 +105,10 @@ def act(plan: list[list[tuple[str, str]]], view: RequestView) -> Turn:
 def _next(name: str, key: str, text: str) -> Any:
     if name == "ask":
         return call("ask_user", question=key)
-    if name != "pay":
+    if name not in ("pay", "order"):
         return call(name, **({"task": f"pay {key}"} if name in ("clerk", "watch") else {"key": key}))
     unsure = text.rfind("Interrupted") > text.rfind(f"{key} is not paid")
-    return call("was_paid", key=key) if unsure else call("pay", key=key)
+    return call("was_paid", key=key) if unsure else call(name, **{"key" if name == "pay" else "item": key})
 
 
 def next_program(view: RequestView) -> str:
@@ -119,7 +129,7 @@ def agent_for(folder: Path, scenario: str = "run") -> Agent:
     @tool(read_only=True, repeatable=True)
     async def was_paid(key: str) -> str:
         """Say whether a bill is paid."""
-        done = paid.exists() and key in paid.read_text().split()
+        done = key in payments(folder)
         return f"[{key}] done" if done else f"{key} is not paid"
 
     @tool(read_only=True)
@@ -166,7 +176,11 @@ def agent_for(folder: Path, scenario: str = "run") -> Agent:
     tools = [pay, was_paid, look, clerk.as_tool("clerk", "Pays a bill for you."), ask_user]
     if scenario == "timers":
         tools += [expect, nap, watcher.as_tool("watch", "Waits for you.")]
-    return Agent(main, tools, home=folder / "home")
+    servers = []
+    if scenario.startswith("asking"):
+        command = [sys.executable, str(ASKING), scenario.removeprefix("asking_"), str(folder / "asked.txt")]
+        servers = [{"name": "shop", "command": command, "elicitation": "ask"}]
+    return Agent(main, tools, servers, home=folder / "home")
 
 
 def install(at: int, flushed: bool) -> Callable[[], int]:
@@ -236,10 +250,13 @@ def lead(folder: Path, resume: bool, scenario: str) -> str:
 
     def decisions(pending: Any) -> dict[str, Any]:
         """A decision on the first thing that is waited for, so that the run is suspended as often as possible."""
-        return {
-            each.id: f"[{each.arguments['question']}] done" if each.kind == "question" else True
-            for each in [each for each in pending if each.by_person][:1]
-        }
+
+        def decision(each: Any) -> Any:
+            if "form" in each.arguments:
+                return '{"size": 5}'
+            return f"[{each.arguments['question']}] done" if each.kind == "question" else True
+
+        return {each.id: decision(each) for each in [each for each in pending if each.by_person][:1]}
 
     async def all_of_it() -> RunResult:
         result = await start()
@@ -258,6 +275,9 @@ def lead(folder: Path, resume: bool, scenario: str) -> str:
         row.event.signal for row in result.read_rows() if isinstance(row.event, DecisionMade) and row.event.signal
     ]
     assert len(received) == len(set(received)), received
+    asked = [row.event for row in result.read_rows() if isinstance(row.event, DecisionRequested)]
+    questions = [(each.request.partition(".q")[0], each.digest) for each in asked if ".q" in each.request]
+    assert len(questions) == len(set(questions)), "a server's question was asked twice in one call"
     return f"{result.status}: {result.answer}"
 
 
@@ -296,6 +316,8 @@ def kill_and_resume(
 
 
 def payments(folder: Path) -> list[str]:
+    if (folder / "asked.txt").exists():
+        return sorted(line.split()[1] for line in (folder / "asked.txt").open() if line.startswith("ordered "))
     return sorted((folder / "paid.txt").read_text().split()) if (folder / "paid.txt").exists() else []
 
 
@@ -316,7 +338,8 @@ def main() -> None:
         (root / name).mkdir()
     if scenario.endswith("program"):
         import pydantic_monty  # noqa: F401  as below
-    lead(root / "imports", resume=False, scenario="run")  # what is imported here need not be imported in each child
+    imports = scenario if scenario.startswith("asking") else "run"
+    lead(root / "imports", resume=False, scenario=imports)  # what is imported here need not be imported in each child
     if scenario == "fork":
         asyncio.run(agent_for(root / "origin").run(QUESTION, run_id="origin"))
     close_stores()

@@ -1,7 +1,7 @@
 """An MCP server over stdio, written by hand, whose tools ask during a call: `old|new LEDGER`.
 
-`old` speaks 2025-11-25 and asks with requests of its own; `new` speaks 2026-07-28 and ends a call with what it needs. What
-a tool does is a line in the ledger.
+`old` speaks 2025-11-25 and asks with requests of its own; `new` speaks 2026-07-28 and ends a call with what it needs.
+What a tool does is a line in the ledger.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 OLD, NEW = "2025-11-25", "2026-07-28"
@@ -22,7 +23,7 @@ muted = False
 
 def note(line: str) -> None:
     if not muted:
-        with open(LEDGER, "a", encoding="utf-8") as file:
+        with Path(LEDGER).open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
 
 
@@ -37,8 +38,8 @@ def order(item: str = "tea") -> Steps:
     if answer["action"] != "accept":
         note(f"dropped {item}")
         return f"{answer['action']}: nothing ordered"
-    note(f"ordered {item} {json.dumps(answer['content'])}")
-    return f"ordered {item} {json.dumps(answer['content'], sort_keys=True)}"
+    note(f"ordered {item} {json.dumps(answer['content'], sort_keys=True)}")
+    return f"[{item}] done {json.dumps(answer['content'], sort_keys=True)}"
 
 
 def paint() -> Steps:

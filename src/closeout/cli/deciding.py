@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import UsageError
@@ -47,7 +47,10 @@ def ask_at_terminal(pending: Sequence[PendingDecision]) -> dict[str, Decision]:
     decisions: dict[str, Decision] = {}
     for each in (each for each in pending if each.by_person):
         try:
-            decision = _ask_answer(each) if each.kind == "question" else _ask_approval(each)
+            if isinstance(each.arguments.get("form"), Mapping):
+                decision = _ask_form(each, each.arguments["form"])
+            else:
+                decision = _ask_answer(each) if each.kind == "question" else _ask_approval(each)
         except EOFError:
             break
         if decision is not None:
@@ -85,6 +88,38 @@ def _ask_answer(pending: PendingDecision) -> Decision | None:
     if reply.isdecimal() and 1 <= int(reply) <= len(options):
         reply = str(options[int(reply) - 1])
     return Decision(verdict="answer", text=reply, hash=pending.hash) if reply else None
+
+
+def _ask_form(pending: PendingDecision, form: Mapping[str, Any]) -> Decision | None:
+    """Ask for a form field by field, until the values fit."""
+    from closeout.run.waiting import Decision
+    from closeout.tools.mcp_questions import field_value, read_form
+
+    _say(f"\n{_question(pending)}")
+    while True:
+        reply = _read("Answer? [y]es, [n]o, [l]ater: ").lower()
+        if reply in ("n", "no"):
+            return Decision(verdict="deny", hash=pending.hash)
+        if reply in ("l", "later"):
+            return None
+        if reply not in ("y", "yes"):
+            continue
+        given: dict[str, Any] = {}
+        for name, field in form["properties"].items():
+            text = _read(visible(f"{name} (empty: {_empty(field)}): "))
+            if text:
+                given[name] = field_value(field, text)
+        answer = json.dumps(given)
+        try:
+            read_form(form, answer)
+        except ValueError as error:
+            _say(str(error))
+            continue
+        return Decision(verdict="answer", text=answer, hash=pending.hash)
+
+
+def _empty(field: Mapping[str, Any]) -> str:
+    return json.dumps(field["default"], ensure_ascii=False) if "default" in field else "left out"
 
 
 def _call(pending: PendingDecision) -> str:

@@ -1,8 +1,8 @@
 """The questions of an MCP server during one call, as decisions of the run.
 
-A call that waits for a person is given up at the server and made again with the answer. So it may be repeated up to its
-question, whatever its tool's rule says: whoever lets a server ask has agreed to that. What follows an answer is not
-repeated: `AnswerGiven` is recorded before the server gets it.
+A call that waits for a person is given up at the server and made again with the answer. So it may be repeated up to the
+question that it waited at, whatever its tool's rule says: whoever lets a server ask has agreed to that. What follows
+the answer is not repeated: `AnswerGiven` is recorded before the server gets it.
 """
 
 from __future__ import annotations

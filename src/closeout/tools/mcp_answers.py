@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["CallAnswers"]
 
 MAX_QUESTIONS = 20  # of one call
-MAX_ROUNDS = 20
+MAX_ROUNDS = 30
 MAX_STATE = 100_000  # characters of a server's state that are recorded
 STATE_SECONDS = 0.25  # before a call is made again for which a server wants nothing but time
 ALIVE_SECONDS = 5.0  # between two extensions of a call's deadline while a function answers
@@ -113,11 +113,20 @@ class CallAnswers:
         self, send: Callable[[InputResponses | None, str | None], Awaitable[CallToolResult | InputRequiredResult]]
     ) -> CallToolResult:
         """Make a call, and again with answers for as long as the server needs input."""
-        from mcp.types import InputRequiredResult
+        from mcp import MCPError
+        from mcp.types import INVALID_PARAMS, InputRequiredResult
 
         responses, state = await self._resumed()
+        is_resumed = responses is not None
         for _ in range(MAX_ROUNDS):
-            result = await send(responses, state)
+            try:
+                result = await send(responses, state)
+            except MCPError as error:
+                if not is_resumed or error.code != INVALID_PARAMS:
+                    raise
+                # The state has expired, or was of an earlier process: the call is made from its beginning.
+                result, self._round = await send(None, None), 0
+            is_resumed = False
             if not isinstance(result, InputRequiredResult):
                 return result
             responses, state = None, result.request_state

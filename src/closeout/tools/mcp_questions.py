@@ -16,7 +16,16 @@ from closeout.codec import decode_json
 from closeout.errors import ConfigError
 from closeout.visible import visible
 
-__all__ = ["AnswerQuestion", "Elicitation", "McpQuestion", "QuestionRefused", "check_elicitation", "read_form"]
+__all__ = [
+    "AnswerQuestion",
+    "Elicitation",
+    "McpQuestion",
+    "QuestionRefused",
+    "check_elicitation",
+    "field_value",
+    "read_form",
+    "ruled_answer",
+]
 
 MAX_MESSAGE = 4_000  # characters of what a server asks
 MAX_FORM = 50_000  # characters of a form's schema
@@ -89,7 +98,9 @@ class McpQuestion:
 
 
 def read_form(form: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return the fields that an answer gives: a JSON object, or the value of the only field. Defaults fill the others.
+    """Return the fields that an answer gives: a JSON object, or the value of the only field.
+
+    Defaults fill the others; null leaves a field out.
 
     Raises:
         ValueError: They do not fit the form. The text says what to write.
@@ -104,11 +115,22 @@ def read_form(form: Mapping[str, Any], text: str) -> dict[str, Any]:
         if len(fields) != 1:
             raise ValueError(f"Answer with a JSON object of these fields: {', '.join(fields) or 'none'}.")
         name, schema = next(iter(fields.items()))
-        value = {name: text if schema["type"] == "string" else value}
-    given = {**{name: schema["default"] for name, schema in fields.items() if "default" in schema}, **value}
+        value = {name: field_value(schema, text)}
+    given = {name: schema["default"] for name, schema in fields.items() if "default" in schema}
+    given |= {name: each for name, each in value.items() if each is not None}
     if problem := _problem(form, given):
         raise ValueError(problem)
     return given
+
+
+def field_value(field: Mapping[str, Any], text: str) -> Any:
+    """Return the value of a field as a person writes it: a text as it is, another value as JSON."""
+    if field["type"] == "string":
+        return text
+    try:
+        return decode_json(text)
+    except ValueError:  # it does not fit, and is said not to
+        return text
 
 
 def _problem(form: Mapping[str, Any], given: Mapping[str, Any]) -> str:

@@ -55,7 +55,17 @@ def pending_shape(pending: PendingDecision) -> dict[str, Any]:
         "signal": str(pending.arguments.get("signal", "")),
         "question": str(pending.arguments.get("question", "")),
         "options": [str(option) for option in options] if isinstance(options, list | tuple) else [],
+        "form": _form_text(pending.arguments.get("form")),
     }
+
+
+def _form_text(form: Any) -> str:
+    """The answer to a form of several fields as far as its defaults give it; empty if the answer is a bare text."""
+    fields = form.get("properties") if isinstance(form, Mapping) else None
+    if not isinstance(fields, Mapping) or len(fields) == 1:
+        return ""
+    values = {str(name): field.get("default") for name, field in fields.items() if isinstance(field, Mapping)}
+    return json.dumps(values, ensure_ascii=False, indent=2)
 
 
 def _shown(value: Any) -> str:

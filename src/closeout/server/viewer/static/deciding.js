@@ -125,7 +125,8 @@ function keyOf(request) {
 }
 
 function answerForm(request, send, deny) {
-  const text = h("textarea", { rows: 2, "aria-label": t("Answer"), placeholder: request.options.length ? t("Another answer") : t("Answer") });
+  const text = h("textarea", { rows: request.form ? Math.min(24, request.form.split("\n").length + 1) : 2, "aria-label": t("Answer"), placeholder: request.options.length ? t("Another answer") : t("Answer") });
+  text.value = request.form;
   return [
     request.options.length
       ? h("div.buttons.options", null, request.options.map((option) =>
