@@ -344,17 +344,19 @@ def delete_(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
     json: Json = False,
 ) -> int:
-    """Delete an evaluation: its trials and scores, and with --runs their runs."""
+    """Delete an evaluation: its trials, scores and sandboxes, and with --runs their runs."""
     from closeout.cli.managing import delete_runs, report_done
     from closeout.cli.terminal import confirmed
     from closeout.config import home_folder
     from closeout.evaluate.overview import delete_evaluation, runs_of
+    from closeout.evaluate.task_sandbox import remove_sandboxes
 
     found = runs_of(home_folder(), name)
     what = f"{name} with {len(found):,} trials" + (" and their runs" if runs else "; their runs stay")
     if not yes and not confirmed("eval delete", what):
         return report_done({"deleted": False}, "Nothing was deleted", as_json=json)
     delete_evaluation(home_folder(), name)
+    remove_sandboxes(home_folder(), found)
     if runs and found:
         return delete_runs(found, as_json=json)
     return report_done({"deleted": True, "trials": len(found)}, f"{what}: deleted", as_json=json)

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from closeout.errors import ConfigError
 
-__all__ = ["Isolation", "find_isolation", "isolated"]
+__all__ = ["Isolation", "find_isolation", "isolated", "system_mounts"]
 
 Isolation: TypeAlias = Literal["auto", "bubblewrap", "sandbox-exec", "none"]
 """The isolation of scripts. "auto" takes what the machine has; if it has nothing, scripts are refused."""
@@ -105,16 +105,21 @@ def _bubblewrap(folder: str, work: str, *, network: bool, read_only: Sequence[st
     yield from ("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL")
     if network:
         yield "--share-net"
+    yield from system_mounts()
+    yield from ("--bind", folder, folder)
+    for path in read_only:
+        yield from ("--ro-bind", path, path)
+    yield from ("--remount-ro", "/", "--chdir", work)
+
+
+def system_mounts() -> Iterator[str]:
+    """Yield the arguments with which bubblewrap shows the programs and libraries of this machine, and no data."""
     for path in (*_SYSTEM, *(f"/etc/{name}" for name in _ETC)):
         yield from ("--ro-bind-try", path, path)
     for source, path in _python():
         yield from ("--ro-bind", source, path)
     # Some of /proc/sys is the whole machine's, and root may write it without any capability.
     yield from ("--dev", "/dev", "--proc", "/proc", "--remount-ro", "/proc")
-    yield from ("--bind", folder, folder)
-    for path in read_only:
-        yield from ("--ro-bind", path, path)
-    yield from ("--remount-ro", "/", "--chdir", work)
 
 
 def _python() -> Iterator[tuple[str, str]]:
