@@ -147,7 +147,12 @@ async def test_a_check_may_be_async() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "problem"),
-    [("even", "must be a function"), ([even, 5], "must be a function"), (5, "must be a function")],
+    [
+        ("even", "must be a function"),
+        ([even, 5], "must be a function"),
+        (5, "must be a function"),
+        (lambda answer: None, "two arguments"),
+    ],
 )
 def test_what_is_not_a_check_is_refused(wrong: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -73,6 +74,14 @@ class Check:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise UsageError(f"A check must be a function, got {self.function!r:.80}. Write check(answer, run).")
+        try:
+            inspect.signature(self.function).bind("answer", "run")
+        except TypeError:
+            raise UsageError(
+                f"The check {self.name} must take two arguments, the answer and the run. Write check(answer, run)."
+            ) from None
+        except ValueError:  # of a builtin, which does not say what it takes
+            pass
         if self.times < 0:
             raise UsageError(f"times must be 0 or more, got {self.times}.")
         if self.then not in ("accept", "unanswered"):

@@ -226,7 +226,9 @@ def approve(
         typer.Argument(help="The run, or how its id begins; without it, what waits", autocompletion=complete_run_id),
     ] = None,
     call: Annotated[str | None, typer.Argument(help="What to decide, such as r3, if the run waits for several")] = None,
-    edit: Annotated[str | None, typer.Option(help="Approve with these arguments instead, a JSON object")] = None,
+    edit: Annotated[
+        str | None, typer.Option(help="Approve with these arguments instead, a JSON object with all of them")
+    ] = None,
     deny: Annotated[str | None, typer.Option(help="Deny the call; the model reads the reason")] = None,
     answer: Annotated[str | None, typer.Option(help="Answer a question")] = None,
     hash: Annotated[str | None, typer.Option(help="Refuse if the call is not the one with this hash")] = None,  # noqa: A002
