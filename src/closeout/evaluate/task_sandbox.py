@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from closeout.errors import ToolError
+from closeout.homes import Home
 from closeout.tools.builtin.python_isolation import system_mounts
 
 __all__ = ["FOLDER", "CommandEnd", "TaskSandbox", "remove_folder", "remove_sandboxes"]
@@ -120,7 +121,7 @@ def remove_folder(folder: Path) -> None:
         subprocess.run(["/bin/rm", "-rf", "--", str(folder)], check=False, capture_output=True)  # noqa: S603
 
 
-def remove_sandboxes(home: Path, run_ids: Iterable[str]) -> None:
+def remove_sandboxes(home: Home, run_ids: Iterable[str]) -> None:
     """Remove the sandboxes of trials that have one, by the names of their runs."""
     for run_id in run_ids if (home / FOLDER).is_dir() else ():
         remove_folder(home / FOLDER / run_id)
