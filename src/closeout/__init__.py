@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from closeout.journal.events import (
         AnswerSeen,
         Event,
+        FlowDecided,
         ModelReplied,
         Noted,
         Repaired,
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     from closeout.server.client_request import ClientRequest
     from closeout.strategies.small_model import SmallModel
     from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, ToolExecutor
+    from closeout.tools.flow import CallLabels, Flow
     from closeout.tools.manager import ToolManager
     from closeout.tools.run_context import RunContext
     from closeout.tools.secrets import Secret
@@ -133,6 +135,7 @@ __all__ = [
     "Boxed",
     "CacheOptimizedOutput",
     "CallFirst",
+    "CallLabels",
     "Candidate",
     "Capabilities",
     "Check",
@@ -161,6 +164,8 @@ __all__ = [
     "EvictionPolicy",
     "Fallback",
     "File",
+    "Flow",
+    "FlowDecided",
     "FunctionCallAgentRunner",
     "Handoff",
     "HistoryView",
@@ -270,9 +275,12 @@ _HOMES = {
     "BaseClient": "models.base",
     "Fallback": "models.fallback",
     "File": "file_values",
+    "Flow": "tools.flow",
+    "FlowDecided": "journal.events",
     "Boxed": "answers.contracts",
     "CacheOptimizedOutput": "results.output_forms",
     "CallFirst": "run.strategy",
+    "CallLabels": "tools.flow",
     "Candidate": "answers.reading",
     "Capabilities": "messages",
     "Check": "answers.user_checks",

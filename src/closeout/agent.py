@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from closeout.run.strategy import Strategy
     from closeout.run.upgrade import UpgradeReport
     from closeout.run.waiting import Decisions
+    from closeout.tools.flow import Flow
     from closeout.tools.manager import AnyTool, ToolManager
     from closeout.tools.run_context import RunContext
     from closeout.tools.secrets import Secret
@@ -87,6 +88,7 @@ class TaskKeywords(RunSettings, total=False):
     state: Mapping[str, Any]
     user: str
     handed_to: Sequence[str]
+    history_labels: Sequence[str]
     deps: Any
 
 
@@ -184,6 +186,7 @@ class Agent(Generic[Deps, Value]):
             that it began with, `"take"` the new ones, or `"refuse"` to be resumed.
         code_mode: Add the tool `run_program`, with which the model can write Python programs that call the other tools
             as functions, in a sandbox. Needs the extra `code`.
+        flow: A `Flow`: rules on the calls that the agent may make by itself once it has read untrusted text.
         max_tokens: The maximum number of tokens in a reply. The setting `agent.max_tokens` limits those of a run.
         max_seconds: The maximum duration of a run in seconds.
         max_cost: The maximum cost of a run in US dollars.
@@ -240,6 +243,7 @@ class Agent(Generic[Deps, Value]):
         version: str = "",
         on_change: OnChange = "keep",
         code_mode: bool = False,
+        flow: Flow | Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
         max_seconds: float | None = None,
         max_cost: float | None = None,
@@ -287,6 +291,7 @@ class Agent(Generic[Deps, Value]):
             strategy=strategy,
             check=check,
             code_mode=code_mode,
+            flow=flow,
             deps_type=deps_type,
             secrets=secrets,
             handoffs=handoffs,
@@ -407,6 +412,7 @@ class Agent(Generic[Deps, Value]):
         state: Mapping[str, Any] | None = None,
         user: str = "",
         handed_to: Sequence[str] = (),
+        history_labels: Sequence[str] = (),
         deps: Deps | None = None,
         **settings: Unpack[RunSettings],
     ) -> RunResult[Value]:
@@ -429,6 +435,8 @@ class Agent(Generic[Deps, Value]):
                 `delete_data` find the run by it.
             handed_to: The agents that the conversation in `history` was handed over to: `result.handed_to`. The last of
                 them begins.
+            history_labels: The labels of `history`: `result.labels` of the run that it comes from. Without them, flow
+                rules take a history for untrusted.
             deps: Dependencies for the tools, of the agent's `deps_type`.
             settings: `max_turns`, `max_tokens`, `max_seconds`, `max_cost`, `budget` or `temperature` for this run. The
                 keys of `budget` pay beside those of the agent.
@@ -457,6 +465,7 @@ class Agent(Generic[Deps, Value]):
             state=checks.check_state(state),
             user=checks.check_user(user),
             handed=tuple(handed_to),
+            labels=tuple(history_labels),
         )
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:

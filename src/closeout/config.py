@@ -411,6 +411,26 @@ class JournalSettings(_Section):
     )
 
 
+_FlowGuard = Literal["ask", "refuse", "allow"]
+
+
+class FlowSettings(_Section):
+    """Flow rules: see `Flow`. Tools are named "tool"; those of servers "server" or "server/tool"."""
+
+    trusted: list[str] = Field([], description="the tools whose results are trusted")
+    guard: _FlowGuard | dict[str, _FlowGuard] = Field(
+        "ask", description='what becomes of a guarded call; or by tool, with "*" for all others: {pay: refuse}'
+    )
+    allow: dict[str, Literal["untrusted"] | list[str]] = Field(
+        {}, description='by tool, the parameters that may be untrusted in programs; or "untrusted": the whole call'
+    )
+    labels: dict[str, list[str]] = Field({}, description="by tool, the labels of its results")
+    accepts: dict[str, list[str]] = Field({}, description="by tool, the labels that it may have")
+    policies: list[str] = Field([], description='functions of a call and its labels: "module:function"')
+    trust_files: bool = Field(False, description="the contents of the task's files are trusted")
+    trust_history: bool = Field(False, description="the messages before the task are trusted")
+
+
 _Marker = Literal["thought", "action", "action_input", "observation", "final_answer"]
 
 _AGENT, _LLM, _TOOLS, _JOURNAL = AgentSettings(), LLMSettings(), ToolSettings(), JournalSettings()
@@ -425,6 +445,7 @@ class Config(_Section):
     tools: ToolSettings = Field(default_factory=lambda: _TOOLS)
     journal: JournalSettings = Field(default_factory=lambda: _JOURNAL)
     dialect: str = "auto"
+    flow: FlowSettings | None = Field(None, description="rules on calls that depend on text that nobody vouches for")
     prompts: dict[str, str] = Field({}, description="templates that replace the built-in ones: name → Jinja text")
     markers: dict[_Marker, list[Annotated[str, Field(min_length=1)]]] = Field(
         {}, description='words that the ReAct dialects read as markers beside the English ones: {"action": ["行动"]}'

@@ -241,6 +241,14 @@ class ToolPolicy:
     # The part that the tool may play in worked examples for small models, as a tool with one required text. None: any
     # tool that only reads may be the one that looks things up.
     example: Literal["look_up", "compute"] | None = None
+    # For runs with flow rules (`Flow`). None: results are untrusted; "below": the tool has no effects but the calls of
+    # an agent or a program below it; "read": it shows what the run has read before.
+    returns: Literal["trusted", "untrusted", "below", "read"] | None = None
+    # "untrusted": the call may depend on untrusted text; "trusted": it may not, even if it only reads; or parameters
+    # that may come from untrusted text. None: the call may depend on it only if it reads.
+    allow: Literal["trusted", "untrusted"] | tuple[str, ...] | None = None
+    labels: tuple[str, ...] = ()  # of the results: who may have them
+    accepts: tuple[str, ...] = ()  # labels that the tool may have
 
     @property
     def strict_names(self) -> bool:

@@ -18,6 +18,7 @@ from closeout.answers.user_checks import read_checks
 from closeout.assembly.checks import (
     check_callable,
     check_context,
+    check_flow,
     check_formatter,
     check_home,
     check_list,
@@ -96,6 +97,7 @@ class Assembler:
         strategy: Any = None,
         check: Any = None,
         code_mode: bool = False,
+        flow: Any = None,
         deps_type: Any = None,
         secrets: Any = (),
         skills: Any = (),
@@ -141,6 +143,7 @@ class Assembler:
         self._stream = stream
         self._version = check_text("version", version)
         self._on_change = check_on_change(on_change)
+        self._flow = check_flow((config.flow and config.flow.model_dump()) if flow is None else flow)
         self.client = connect(model, base_url, api_key, config.llm)
         self._check_dialect()
         self._runs_programs = (
@@ -284,6 +287,7 @@ class Assembler:
             encodings=self._encodings,
             version=self._version,
             on_change=self._on_change,
+            flow=self._flow,
         )
 
     def _with_forms(self, contract: AnswerContract[Any]) -> AnswerContract[Any]:

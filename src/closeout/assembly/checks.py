@@ -17,10 +17,12 @@ from closeout.homes import DatabaseHome
 
 if TYPE_CHECKING:
     from closeout.journal.subscribers import Listener
+    from closeout.tools.flow import Flow
 
 __all__ = [
     "check_callable",
     "check_context",
+    "check_flow",
     "check_formatter",
     "check_history",
     "check_home",
@@ -115,6 +117,30 @@ def refuse_unknown(unknown: Mapping[str, Any], function: Callable[..., Any]) -> 
     own = own or (near if near in known else "")
     hint = ELSEWHERE.get(name) or ELSEWHERE.get(near) or (f"Use {own}=." if own else f"It has: {', '.join(known)}.")
     raise UsageError(f"Agent has no parameter {name!r}. {hint}")
+
+
+def check_flow(value: Any) -> Flow | None:
+    """Return the flow rules of an agent, from a `Flow`, its arguments as a mapping, or None.
+
+    Raises:
+        UsageError: It is something else, or a policy cannot be imported.
+    """
+    if value is None:
+        return None
+    from closeout.tools.flow import Flow
+
+    if isinstance(value, Flow):
+        return value
+    if not isinstance(value, Mapping):
+        raise UsageError(f"flow must be a Flow, got {value!r:.80}. Pass flow=Flow(trusted=['my_tool']).")
+    from closeout.assembly.named import named_object
+
+    given = dict(value)
+    try:
+        policies = [named_object(each) if isinstance(each, str) else each for each in given.pop("policies", ())]
+        return Flow(**given, policies=policies)
+    except TypeError as error:
+        raise UsageError(f"flow is not valid: {error}. It takes the arguments of Flow, such as trusted.") from None
 
 
 def check_text(name: str, value: Any) -> str:

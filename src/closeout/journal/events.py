@@ -34,6 +34,7 @@ __all__ = [
     "DecisionRequested",
     "Event",
     "Evicted",
+    "FlowDecided",
     "HandedOver",
     "InstructionsWritten",
     "MessageReceived",
@@ -117,6 +118,7 @@ class RunStarted(Event):
         own_tools: a JSON list of the agent's own tools, each `[name, description, parameters]`.
         instructions: the agent's instructions, if they are a text.
         version: the agent's version, as its author calls it.
+        labels: the labels of what the run begins with, "trusted" or "untrusted" first; empty without flow rules.
     """
 
     bodies = ("task", "question", "earlier", "images", "texts", "tools", "own_tools", "instructions")
@@ -144,6 +146,7 @@ class RunStarted(Event):
     own_tools: str = ""
     instructions: str = ""
     version: str = ""
+    labels: tuple[str, ...] = ()
 
 
 @record
@@ -475,6 +478,7 @@ class ToolFinished(Event):
         record: the ToolOutput as JSON text, without its token counts: see `TurnAccepted`.
         files: the files that the call left, as `File.to_dict` describes them, and `{"name": …, "removed": true}` for
             those that it removed. Their content is stored by its SHA-256.
+        labels: the labels of the result, "trusted" or "untrusted" first; empty without flow rules.
     """
 
     identity = "handle"
@@ -487,6 +491,29 @@ class ToolFinished(Event):
     ms: float = 0.0
     note: str = ""
     files: tuple[Mapping[str, Any], ...] = ()
+    labels: tuple[str, ...] = ()
+
+
+@record
+class FlowDecided(Event):
+    """The decision of the flow rules on a call that depends on untrusted or labelled text.
+
+    Attributes:
+        decision: "ask" a person, "refuse" or "allow".
+        reason: what speaks against the call, in one sentence.
+        labels: those of what the call depends on.
+        arguments: the arguments of the call, as JSON. The decision holds for these alone.
+    """
+
+    identity = "handle"
+    bodies = ("arguments", "reason")
+    handle: str
+    name: str
+    _: KW_ONLY
+    decision: str
+    reason: str
+    arguments: str
+    labels: tuple[str, ...] = ()
 
 
 @record

@@ -14,6 +14,7 @@ from closeout.journal.events import (
     DecisionMade,
     DecisionRequested,
     Event,
+    FlowDecided,
     MessageReceived,
     ModelFailed,
     ModelReplied,
@@ -184,7 +185,7 @@ class RecordedRun:
     def _depart(self, recorded: Event, event: Event) -> None:
         if not self.departure:
             self.departure = _difference(recorded, event)
-        if not isinstance(event, (ModelRequested, DecisionRequested)):  # asking again does nothing else
+        if not isinstance(event, (ModelRequested, DecisionRequested, FlowDecided)):  # deciding again does nothing else
             self._events.pop(event.agent, None)
             self.broken = self.broken or (recorded, _difference(recorded, event))
 

@@ -18,6 +18,7 @@ from closeout.journal.totals import RunTotals
 from closeout.messages import Message
 from closeout.results.tokens import estimate_tokens
 from closeout.run.event_stream import RunStream
+from closeout.run.flow_watch import labels_of_events, written_labels
 from closeout.run.handoff import handed_to_of
 from closeout.run.kept_files import files_of
 from closeout.run.result import RunResult, conversation_of, state_of
@@ -84,6 +85,7 @@ class Session(Generic[Value]):
         self._state: Mapping[str, Any] = {}
         self._files: tuple[File, ...] = ()
         self._handed_to: tuple[str, ...] = ()
+        self._labels: tuple[str, ...] = ()  # of what the conversation has read
         self._messages_of: tuple[str, ...] = ()  # the ids of the runs that `_messages` was read from
         self._turn = asyncio.Lock()
 
@@ -128,7 +130,7 @@ class Session(Generic[Value]):
             DecisionRefused: The last message waits for a decision.
             JournalError: The record cannot be started.
         """
-        for name in ("history", "run_id", "state", "work_files", "handed_to"):
+        for name in ("history", "run_id", "state", "work_files", "handed_to", "history_labels"):
             if name in options:
                 raise UsageError(f"A session sets {name} itself. Leave it out, or call agent.run(…).")
         if self._user:
@@ -150,7 +152,8 @@ class Session(Generic[Value]):
                 history = await self._fitting_history()
                 try:
                     own = {"history": history, "run_id": run_id, "state": self._state, "work_files": self._files}
-                    result = await self._start(task, **own, handed_to=self._handed_to, **options)
+                    own |= {"handed_to": self._handed_to, "history_labels": self._labels}
+                    result = await self._start(task, **own, **options)
                 except RunExists:  # another process sent a message meanwhile
                     continue
                 return self._keep(result)
@@ -196,7 +199,7 @@ class Session(Generic[Value]):
         if result.status in REPLIED:
             self._messages, self._state, self._messages_of = result.messages, result.state, (result.run_id,)
             self._files = result.work_files
-            self._handed_to = result.handed_to
+            self._handed_to, self._labels = result.handed_to, result.labels
         return result
 
     async def _idle_runs(self) -> list[RunRecord]:
@@ -227,6 +230,7 @@ class Session(Generic[Value]):
         messages: tuple[Message, ...] = ()
         state: dict[str, Any] = {}
         files: dict[str, File] = {}
+        labels: list[tuple[str, ...]] = []
         for run_id in parts:
             rows = self._store.read(run_id).rows
             ended = RunTotals(row.event for row in rows).ended
@@ -237,8 +241,10 @@ class Session(Generic[Value]):
             found = files_of((row.event for row in rows), self._store.content)
             files |= {file.name: file for file in (found.all() if is_last else found.left())}
             self._handed_to = handed_to_of(row.event for row in rows)
+            labels.append(labels_of_events(row.event for row in rows))
         self._messages, self._state, self._messages_of = messages, state, parts
         self._files = tuple(files.values())
+        self._labels = written_labels(label for each in labels for label in each) if all(labels) else ()
 
     async def _fitting_history(self) -> tuple[Message, ...]:
         """Return the messages; without the oldest ones once they take half of the model's context."""

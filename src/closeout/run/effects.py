@@ -36,6 +36,7 @@ from closeout.journal.events import (
     DecisionMade,
     DecisionRequested,
     Event,
+    FlowDecided,
     ModelFailed,
     ModelReplied,
     ModelRequested,
@@ -55,6 +56,7 @@ from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
 from closeout.redaction import mask, redact
 from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput, ToolTelemetry
+from closeout.run.flow_watch import FlowWatch, written_labels
 from closeout.run.gate import RequestGate
 from closeout.run.plan import Scope, enter, leave
 from closeout.run.reply_listener import ReplyListener
@@ -63,6 +65,7 @@ from closeout.run.timers import CallWaits, Memo
 from closeout.run.waiting import call_digest, decide, question_digest
 from closeout.tools.calls import CallOutcome
 from closeout.tools.executor import PlannedCall, ToolExecutor
+from closeout.tools.flow import CallLabels, Labels
 from closeout.tools.run_context import BudgetLeft, RunContext, context_factory
 from closeout.tools.secrets import Secrets
 from closeout.tools.threads import run_in_thread
@@ -70,7 +73,15 @@ from closeout.tools.threads import run_in_thread
 if TYPE_CHECKING:
     from closeout.run.reserves import PromptBound, Reserves
 
-__all__ = ["ModelCalls", "ToolCalls", "as_decided", "recorded_output", "refusal_note", "refused_calls"]
+__all__ = [
+    "ModelCalls",
+    "ToolCalls",
+    "as_decided",
+    "recorded_output",
+    "refusal_note",
+    "refused_by_flow",
+    "refused_calls",
+]
 
 UNPRICED = (
     "max_cost cannot be kept: the price of {} is unknown. Set max_tokens or max_seconds instead, "
@@ -442,6 +453,7 @@ class ToolCalls:
         self._memo: Memo = {}
         self._questions: dict[str, CallQuestions] = {}
         self._first = self._next = first  # numbers of the reply's first call and of the one after its last
+        self._read: Labels = frozenset()  # of what the agent had read when it wrote the reply
 
     @property
     def next(self) -> int:
@@ -451,6 +463,8 @@ class ToolCalls:
     def begin(self, turn: int, calls: int) -> None:
         """Prepare for so many calls of one reply."""
         self._turn, self._first, self._next = turn, self._next, self._next + calls
+        if self._scope.flow is not None:
+            self._read = self._scope.flow.context(self._scope.path)
 
     def publish_progress(self, handle: str, done: float, total: float | None, message: str) -> None:
         """Publish the progress that a tool reports."""
@@ -535,8 +549,17 @@ class ToolCalls:
         turn: int = 0,
         agent: str,
         allow_duplicates: bool = False,
+        labels: CallLabels | None = None,
     ) -> list[CallOutcome]:
         """Plan, run and judge the calls of one reply.
+
+        Args:
+            executor: Governs the calls.
+            calls: The calls.
+            turn: The number of the turn.
+            agent: The name of the agent.
+            allow_duplicates: As for `ToolExecutor.plan_calls`.
+            labels: What the calls depend on, if it is known better than that it is all that the agent has read.
 
         Raises:
             Suspended: Calls wait for a decision; all others were made.
@@ -546,24 +569,28 @@ class ToolCalls:
             calls, agent=agent, allow_duplicates=allow_duplicates, handles=self.handle, turn=turn
         )
         running = [index for index, plan in enumerate(plans) if plan.runs]
+        run = partial(self._run, executor, labels)
         if len(running) == 1:  # the usual case needs no task of its own
-            ran = {running[0]: await self._run(executor, plans[running[0]])}
+            ran = {running[0]: await run(plans[running[0]])}
         else:
-            ran = await executor.run_together(plans, partial(self._run, executor)) if running else {}
+            ran = await executor.run_together(plans, run) if running else {}
         return await executor.judge_calls(plans, ran, agent=agent, allow_duplicates=allow_duplicates)
 
-    async def _run(self, executor: ToolExecutor, plan: PlannedCall) -> tuple[PlannedCall, ToolOutput]:
+    async def _run(
+        self, executor: ToolExecutor, labels: CallLabels | None, plan: PlannedCall
+    ) -> tuple[PlannedCall, ToolOutput]:
         """Make a call, or take its recorded result. Returns the plan as it was approved, and the output."""
-        scope, spec, handle = self._scope, plan.tool, plan.handle
+        scope, handle = self._scope, plan.handle
         served = executor.as_served(plan)  # the record may say what its server offered at an earlier time
-        if any(each.policy.approval not in (None, "never") for each in (spec, served)):
-            approved = await self.approve(plan.call, served, handle)
-            if isinstance(approved, ToolOutput):
-                return plan, approved
-            if approved is not plan.call:
-                plan = executor.edited(plan, approved)
-                if plan.refusal:
-                    return plan, _failed(spec.name, plan.refusal, "InvalidArguments")
+        flow = scope.flow
+        if flow is not None:
+            labels = _all_labelled(self._read, plan.call) if labels is None else labels
+            labels = flow.made_under(scope.path, replace(labels, tool=served))
+            flow.given(f"{scope.path}/{handle}", labels.all)
+        plan, denied = await self._permit(executor, plan, served, labels)
+        if denied is not None:
+            return plan, denied
+        spec = plan.tool
         call = plan.call
         live: list[ToolOutput] = []
 
@@ -585,7 +612,10 @@ class ToolCalls:
             live.append(output)
             for file in output.files:
                 scope.journal.keep(file.data, file.sha256)
-            finished = partial(_finished, scope.path, handle, spec.name, output, began)
+            kept: tuple[str, ...] = ()
+            if flow is not None and labels is not None:
+                kept = written_labels(flow.result_labels(served, f"{scope.path}/{handle}", labels))
+            finished = partial(_finished, scope.path, handle, spec.name, output, began, kept)
             return await run_in_thread(finished) if is_large(output.result) else finished()
 
         started = self._started(call, spec, handle)
@@ -594,13 +624,37 @@ class ToolCalls:
 
             def interrupted() -> ToolFinished:
                 live.append(_failed(spec.name, INTERRUPTED, "Interrupted"))
-                return _finished(scope.path, handle, spec.name, live[0], time.perf_counter())
+                kept = written_labels(labels.all) if labels is not None else ()
+                return _finished(scope.path, handle, spec.name, live[0], time.perf_counter(), kept)
 
         finished = await scope.journal.effect(started, outcome, interrupted=interrupted, below=self._count_recorded)
+        assert isinstance(finished, ToolFinished)
+        if flow is not None:
+            flow.note(scope.path, handle, served, finished)
         if live:
             return plan, live[0]
-        assert isinstance(finished, ToolFinished)
         return plan, recorded_output(finished, scope.files.load)
+
+    async def _permit(
+        self, executor: ToolExecutor, plan: PlannedCall, served: ToolSpec, labels: CallLabels | None
+    ) -> tuple[PlannedCall, ToolOutput | None]:
+        """Return the plan as flow rules and a person allow it, and the output of a call that they do not allow."""
+        spec, flow, flow_reason = plan.tool, self._scope.flow, ""
+        if flow is not None and labels is not None:
+            decided = self._decided_by_flow(flow, plan.call, labels, plan.handle)
+            if decided is not None and decided.decision == "refuse":
+                return plan, refused_by_flow(spec.name, decided)
+            if decided is not None and decided.decision == "ask":
+                flow_reason = decided.reason
+        if not flow_reason and all(each.policy.approval in (None, "never") for each in (spec, served)):
+            return plan, None
+        approved = await self.approve(plan.call, served, plan.handle, flow_reason)
+        if isinstance(approved, ToolOutput):
+            return plan, approved
+        if approved is plan.call:
+            return plan, None
+        plan = executor.edited(plan, approved)
+        return plan, _failed(spec.name, plan.refusal, "InvalidArguments") if plan.refusal else None
 
     def _started(self, call: ToolCall, spec: ToolSpec, handle: str) -> ToolStarted:
         return ToolStarted(
@@ -614,8 +668,28 @@ class ToolCalls:
             index=int(handle.removeprefix("r")) - self._first,
         )
 
-    async def approve(self, call: ToolCall, spec: ToolSpec, handle: str) -> ToolCall | ToolOutput:
-        """Ask for the approval of a call, if its tool's policy wants that.
+    def _decided_by_flow(self, flow: FlowWatch, call: ToolCall, labels: CallLabels, handle: str) -> FlowDecided | None:
+        """Return what the flow rules decide on a call, or decided when the recorded run made it."""
+        journal, started = self._scope.journal, self._started(call, labels.tool, handle)
+        recorded = journal.recorded(FlowDecided, started.agent, handle)
+        if isinstance(recorded, FlowDecided) and (recorded.name, recorded.arguments) == (call.name, started.arguments):
+            decided: FlowDecided | None = recorded
+        else:
+            decided = flow.decide(started, call, labels)
+        if decided is not None:
+            journal.append(decided)
+        return decided
+
+    async def approve(
+        self, call: ToolCall, spec: ToolSpec, handle: str, flow_reason: str = ""
+    ) -> ToolCall | ToolOutput:
+        """Ask for the approval of a call, if its tool's policy or the flow rules want that.
+
+        Args:
+            call: The call.
+            spec: Its tool.
+            handle: The name of the call.
+            flow_reason: Why the flow rules want it; empty if they do not.
 
         Returns:
             The call, with the arguments that were approved; or the output of a denied call.
@@ -632,7 +706,9 @@ class ToolCalls:
             reason: str | None = f"{recorded.reason} The tool has changed since this was asked."
         else:
             # A rule may be a function that would decide otherwise now. What has begun without approval needs none.
-            reason = None if journal.has_started(self._started(call, spec, handle)) else _approval_reason(call, spec)
+            reason = _approval_reason(call, spec)
+            reason = " ".join(filter(None, (reason, flow_reason))) or None
+            reason = None if journal.has_started(self._started(call, spec, handle)) else reason
         if reason is None:
             return call
         request = DecisionRequested(
@@ -710,6 +786,17 @@ def as_decided(made: DecisionMade, call: ToolCall, spec: ToolSpec) -> ToolCall |
     return _failed(spec.name, text, "Denied")
 
 
+def refused_by_flow(name: str, decided: FlowDecided) -> ToolOutput:
+    """Return the output of a call that flow rules refuse."""
+    return _failed(name, f"Not allowed: {decided.reason}", "Denied")
+
+
+def _all_labelled(labels: Labels, call: ToolCall) -> CallLabels:
+    """The labels of a call of a model: it has read everything in its prompt when it writes any part of the call."""
+    arguments = call.arguments if isinstance(call.arguments, Mapping) else {}
+    return CallLabels(tool=ToolSpec(call.name), decided=labels, arguments=dict.fromkeys(arguments, labels))
+
+
 class _JournalHandler(logging.Handler):
     """Writes a tool's log records into the journal, on the event loop, as tools may log from threads."""
 
@@ -767,7 +854,9 @@ def _approval_reason(call: ToolCall, spec: ToolSpec) -> str | None:
     return f"{spec.name} needs approval." if found else None
 
 
-def _finished(agent: str, handle: str, name: str, output: ToolOutput, began: float) -> ToolFinished:
+def _finished(
+    agent: str, handle: str, name: str, output: ToolOutput, began: float, labels: tuple[str, ...] = ()
+) -> ToolFinished:
     telemetry, fields = output.telemetry, output.lean_record()
     result = fields.pop("result", None)
     if is_large(result):
@@ -787,6 +876,7 @@ def _finished(agent: str, handle: str, name: str, output: ToolOutput, began: flo
         ms=_ms(began),
         note=telemetry.error_message or "",
         files=files,
+        labels=labels,
     )
 
 

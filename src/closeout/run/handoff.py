@@ -93,7 +93,7 @@ class Handoff(SubAgentTool):
             plan_of=plan_of,
             name=tool_name or f"transfer_to_{slug}",
             description=f"Hand the conversation over to {self.agent_name}. {description}".strip(),
-            policy=ToolPolicy(read_only=True, repeatable=True),
+            policy=ToolPolicy(read_only=True, repeatable=True, returns="trusted"),
         )
 
     @property

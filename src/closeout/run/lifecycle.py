@@ -23,6 +23,7 @@ from closeout.redaction import redact
 from closeout.results.artifacts import Artifact
 from closeout.run.closing import with_summary
 from closeout.run.collecting import run_telemetry
+from closeout.run.flow_watch import FlowWatch, labels_of_task, written_labels
 from closeout.run.handoff import plan_after
 from closeout.run.kept_files import Load, RunFiles, no_content
 from closeout.run.limits import Budget
@@ -86,6 +87,7 @@ def new_started(plan: AgentPlan, task: Task) -> RunStarted:
         user=task.user,
         kept_files=tuple(file.to_dict() for file in task.kept),
         handed=task.handed,
+        labels=written_labels(labels_of_task(plan.flow, task)) if plan.flow is not None else (),
     )
 
 
@@ -138,6 +140,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Li
         stream_handler=stream or StreamHandler(),
         log=log,
         clock=plan.clock,
+        flow=None if plan.flow is None else FlowWatch((plan.flow,), labels_of_task(plan.flow, task)),
     )
     scope.files.begin(task.kept)
     journal.subscribers.subscribe(scope.files)
@@ -163,6 +166,7 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
         try:
             _note_problems(plan, task, journal)
             plan.check_secrets()
+            plan.check_flow()
             orchestrator = _orchestrator(await plan.with_instructions(scope), task, scope)
             result = await orchestrator.run()
         except Suspended as suspended:
@@ -258,6 +262,7 @@ def _run_result(task: Task, result: AgentResult, scope: Scope, totals: RunTotals
         seconds=round(journal.elapsed, 3),
         candidates=result.candidates,
         waiting=result.waiting,
+        labels=() if scope.flow is None else written_labels(scope.flow.conversation),
         state=scope.state,
         files=scope.files.left(),
         work_files=scope.files.all(),
@@ -313,6 +318,7 @@ def recorded_task(rows: Sequence[Row], run_id: str, *, load: Load = no_content) 
         user=started.user,
         kept=tuple(File.recorded(each, load) for each in started.kept_files),
         handed=tuple(started.handed),
+        labels=tuple(started.labels),
     )
 
 

@@ -23,10 +23,11 @@ from closeout.run.attempt import AgentWork, Attempt
 from closeout.run.closing import close_attempt, fall_back
 from closeout.run.effects import ToolCalls
 from closeout.run.final_format import FinalFormat
+from closeout.run.flow_watch import flow_below
 from closeout.run.handoff import Handoff, handoffs_of, successor_of
 from closeout.run.limits import CLOSING_TOKENS
 from closeout.run.offered_tools import OfferedTools
-from closeout.run.plan import AgentPlan, Scope, note_problems
+from closeout.run.plan import HANDOFF, AgentPlan, Scope, note_problems
 from closeout.run.programs import Programs
 from closeout.run.result import AgentResult, Stop
 from closeout.run.review import Answers
@@ -162,6 +163,9 @@ class Orchestrator:
         agent, scope = self._agent, self._agent.scope
         plan = successor_of(handoff, scope.stream, scope.deps)
         below = replace(scope.successor(handoff.agent_name, plan.limits), deps=plan.deps).charged(plan)
+        if scope.flow is not None:  # it sees all that this agent has read
+            scope.flow.given(f"{scope.path}/{HANDOFF}", scope.flow.context(scope.path))
+        below = replace(below, flow=flow_below(scope.flow, plan.flow))
         scope.journal.append(HandedOver(scope.path, handoff.agent_name, below.path))
         if scope.journal.inbox.hand_over(scope.path, below.path):
             scope.handed.append(handoff.agent_name)

@@ -44,6 +44,7 @@ from closeout.run.kept_files import RunFiles
 from closeout.run.limits import Budget, Limits
 from closeout.run.strategy import Strategy
 from closeout.tools.executor import ToolExecutor
+from closeout.tools.flow import Flow
 from closeout.tools.manager import ToolManager
 from closeout.tools.run_context import RunContext
 from closeout.tools.secrets import NO_SECRETS, Secrets
@@ -51,6 +52,7 @@ from closeout.tools.skills import NO_SKILLS, Skills
 from closeout.tools.tool import ModelTool
 
 if TYPE_CHECKING:
+    from closeout.run.flow_watch import FlowWatch
     from closeout.run.reserves import Reserves
 
 __all__ = [
@@ -161,6 +163,7 @@ class AgentPlan:
     skills: Skills = NO_SKILLS
     version: str = ""  # as its author calls it
     on_change: OnChange = "keep"
+    flow: Flow | None = None
 
     def overridden(self, overrides: Mapping[str, Any]) -> AgentPlan:
         """Return the plan with settings for one run, by the names in `OVERRIDES`. None leaves a setting as it is.
@@ -307,6 +310,25 @@ class AgentPlan:
         ]
         self.secrets.check(self.manager.specs(), refused=records, complete=not self.manager.shares_policies)
 
+    def check_flow(self) -> None:
+        """Check the names of the tools in the flow rules. The manager must be open.
+
+        Rules also hold for the tools of sub-agents, so that only an agent without any is checked.
+
+        Raises:
+            UsageError: A name is neither a tool nor a server.
+        """
+        if self.flow is None or any(getattr(each, "plan_of", None) for each in self.manager.local_tools):
+            return
+        tools = self.manager.specs()
+        known = {tool.name for tool in tools if tool.server_name is None}
+        known |= {name for tool in tools if (name := tool.server_name) is not None}
+        known |= {f"{tool.server_name}/{tool.name}" for tool in tools if tool.server_name is not None}
+        if unknown := next((name for name in self.flow.names if name not in known), None):
+            near = difflib.get_close_matches(unknown, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"It has: {', '.join(sorted(known)) or 'no tools'}."
+            raise UsageError(f"flow names {unknown!r}, but the agent has no such tool or server. {hint}")
+
     async def with_instructions(self, scope: Scope) -> AgentPlan:
         """Return the plan with the instructions that its function writes, or wrote when the recorded run began.
 
@@ -356,6 +378,8 @@ class AgentPlan:
             found["encodings"] = [each.name for each in self.encodings]
         if self.skills:
             found["skills"] = self.skills.digests
+        if self.flow is not None:
+            found["flow"] = _digest(self.flow.described())
         if self.strategy is not None:
             found["strategy"] = f"{self.strategy.name} {self.strategy.version}"
         return found
@@ -460,6 +484,7 @@ class Scope:
         log: The user's TaskLog, if one was passed.
         clock: Returns the time, in seconds since the epoch.
         waits: What the run waits for as far as this process has come, in all its agents.
+        flow: The labels of what the run's agents have read, and their flow rules; None without any.
     """
 
     journal: Journal
@@ -484,6 +509,7 @@ class Scope:
     log: TaskLog | None = None
     clock: Callable[[], float] = wall_clock
     waits: list[DecisionRequested] = field(default_factory=list)
+    flow: FlowWatch | None = None
 
     @property
     def agent_type(self) -> str:
@@ -533,6 +559,7 @@ class Scope:
             log=self.log,
             clock=self.clock,
             waits=self.waits,
+            flow=self.flow,
         )
         below.share(self.shared.items())
         return below

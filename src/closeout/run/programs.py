@@ -12,20 +12,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from closeout.dialects.functions import RUN_PROGRAM, answer_function, call_form, functions_of, takes_any
+from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, answer_function, call_form, functions_of, takes_any
 from closeout.errors import ToolError
-from closeout.journal.events import AttemptStarted, DecisionMade, Repaired, ToolFinished, ToolStarted
+from closeout.journal.events import (
+    AttemptStarted,
+    DecisionMade,
+    FlowDecided,
+    Repaired,
+    ToolFinished,
+    ToolStarted,
+)
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
+from closeout.parsing.program_flow import ProgramFlow
 from closeout.results.tool_output import ToolOutput
-from closeout.run.effects import ToolCalls, as_decided, recorded_output
+from closeout.run.effects import ToolCalls, as_decided, recorded_output, refused_by_flow
+from closeout.run.flow_watch import FlowWatch
 from closeout.run.kept_files import Load
 from closeout.run.limits import Limits
 from closeout.run.plan import Scope, current_scope
 from closeout.run.review import Answers
 from closeout.tools.builtin.program_sandbox import ANSWER_KEY, LOST_KEY, Call, ProgramExecution, ProgramSandbox
 from closeout.tools.executor import CallOutcome, PlannedCall, ToolExecutor
+from closeout.tools.flow import CallLabels, Labels
 from closeout.tools.running import failed_output
 from closeout.tools.tool import tool
 
@@ -37,7 +48,7 @@ _current: ContextVar[Programs | None] = ContextVar("closeout_programs", default=
 
 
 # Its own calls are journaled, so running it again repeats none of them.
-@tool(name=RUN_PROGRAM, policy=ToolPolicy(on_crash="rerun", timeout=None))
+@tool(name=RUN_PROGRAM, policy=ToolPolicy(on_crash="rerun", timeout=None, returns="below"))
 async def program_tool(code: str) -> ToolOutput:
     """Run a Python program that can call the other tools as functions.
 
@@ -71,11 +82,18 @@ class _Recorded:
     load: Load
     outcomes: dict[str, ToolFinished] = field(default_factory=dict)
     decisions: dict[str, DecisionMade] = field(default_factory=dict)
+    refusals: dict[str, FlowDecided] = field(default_factory=dict)
     done: bool = False
     made: int = 0  # calls so far, when it is executed again
 
     async def execute(
-        self, executor: ToolExecutor, calls: Sequence[ToolCall], *, agent: str, allow_duplicates: bool
+        self,
+        executor: ToolExecutor,
+        calls: Sequence[ToolCall],
+        *,
+        agent: str,
+        allow_duplicates: bool,
+        labels: CallLabels | None = None,
     ) -> list[CallOutcome]:
         """Return the recorded outcomes of calls, which `ToolCalls.execute` made."""
         first, self.made = self.made + 1, self.made + len(calls)
@@ -86,6 +104,8 @@ class _Recorded:
         return await executor.judge_calls(plans, ran, agent=agent, allow_duplicates=allow_duplicates)
 
     def _recorded(self, executor: ToolExecutor, plan: PlannedCall) -> tuple[PlannedCall, ToolOutput]:
+        if plan.handle in self.refusals:
+            return plan, refused_by_flow(plan.tool.name, self.refusals[plan.handle])
         made = self.decisions.get(plan.handle)
         if made is not None and (made.verdict == "approve" or plan.handle not in self.outcomes):
             approved = as_decided(made, plan.call, plan.tool)
@@ -122,6 +142,15 @@ class Programs:
         self._answer_function = answer_function(answers.schema)
         self._past: dict[str, _Recorded] = {}  # programs of the record that the sandbox has not executed, by handle
         self._stack = AsyncExitStack()
+        self._functions: Mapping[str, ToolSpec] = {}
+        self._flow: ProgramFlow | None = None
+        if scope.flow is not None:
+            self._flow = ProgramFlow(partial(self._labels_of, scope.flow), lambda: _top_of(scope), (FINAL_ANSWER,))
+
+    def _labels_of(self, flow: FlowWatch, name: str) -> Labels | None:
+        """Return the labels of the results of a function, None if programs have no such function."""
+        spec = self._functions.get(name)
+        return flow.labels_of(spec) if spec is not None else frozenset() if name == FINAL_ANSWER else None
 
     async def __aenter__(self) -> Programs:
         token = _current.set(self)
@@ -146,12 +175,15 @@ class Programs:
                 self._past.clear()
             else:
                 self._past[event.handle].done = True
-        elif isinstance(event, ToolFinished | DecisionMade) and event.agent.endswith(f":{PROGRAM}"):
+        elif isinstance(event, ToolFinished | DecisionMade | FlowDecided) and event.agent.endswith(f":{PROGRAM}"):
             past = self._past.get(event.agent.removeprefix(f"{path}/").removesuffix(f":{PROGRAM}"))
             if past is None:
                 return
             if isinstance(event, ToolFinished):
                 past.outcomes[event.handle] = event
+            elif isinstance(event, FlowDecided):
+                if event.decision == "refuse":
+                    past.refusals[event.handle] = event
             elif event.verdict in ("approve", "deny"):
                 past.decisions[event.request] = event
 
@@ -161,7 +193,7 @@ class Programs:
         Returns:
             What it printed and the value of its last line; what went wrong, if it failed.
         """
-        functions = functions_of(self._tools())
+        self._functions = functions = functions_of(self._tools())
         await self._catch_up(functions, scope.handle)
         below = replace(scope.child(PROGRAM, Limits()), artifacts=self._scope.artifacts)
         view = self._scope.files.before(self._scope.path, scope.handle)
@@ -172,8 +204,11 @@ class Programs:
             self._accept,
             self._answer_function,
             view=view,
+            flow=self._flow,
         )
         await execution.run(code)
+        if scope.flow is not None and self._flow is not None and not execution.failed:
+            scope.flow.shown(f"{scope.path}/{scope.handle}", self._flow.shown)
         for repair in execution.repairs:
             below.journal.append(
                 Repaired(below.path, 0, repair.kind, where=repair.where, before=repair.before, after=repair.after)
@@ -188,7 +223,13 @@ class Programs:
                 continue
             view = self._scope.files.before(self._scope.path, handle)
             again = ProgramExecution(
-                self._sandbox, functions, self._caller(past), self._accept_again, self._answer_function, view=view
+                self._sandbox,
+                functions,
+                self._caller(past),
+                self._accept_again,
+                self._answer_function,
+                view=view,
+                flow=self._flow,
             )
             await again.run(past.code)
             del self._past[handle]
@@ -196,12 +237,13 @@ class Programs:
     def _caller(self, calls: ToolCalls | _Recorded) -> Call:
         """Return what makes the calls of one program, which are numbered r1, r2, …"""
 
-        async def call(spec: ToolSpec, arguments: dict[str, Any]) -> CallOutcome:
+        async def call(spec: ToolSpec, arguments: dict[str, Any], labels: CallLabels | None) -> CallOutcome:
             (outcome,) = await calls.execute(
                 self._executor,
                 [ToolCall(spec.name, arguments, server_name=spec.server_name)],
                 agent=self._scope.path,
                 allow_duplicates=spec.policy.read_only,  # the earlier result is the value
+                labels=labels,
             )
             return outcome
 
@@ -241,6 +283,11 @@ class Programs:
         """Refuse the answer of a program of the record: with an accepted answer, no other would have followed it."""
         self._accept(value)
         raise ValueError("The answer was refused.")
+
+
+def _top_of(scope: Scope) -> Labels:
+    assert scope.flow is not None
+    return scope.flow.top
 
 
 def _code_of(event: ToolStarted) -> str:

@@ -121,6 +121,8 @@ class RunResult(Generic[Value]):
         seconds: Wall-clock seconds of the whole run.
         candidates: Other answers that appeared, best first, each with its share of the vote.
         waiting: What a suspended run waits for: calls to approve, questions to answer.
+        labels: With flow rules, the labels of what the conversation has read: `("untrusted",)` means that the answer
+            may depend on text that nobody vouches for.
         state: The state updates of the run's tools, merged by key.
         files: The files that the run left: what its scripts wrote and its tools returned, the latest version of each.
             The bytes are read from the journal when they are needed.
@@ -152,6 +154,7 @@ class RunResult(Generic[Value]):
     seconds: float = 0.0
     candidates: tuple[tuple[str, float], ...] = ()
     waiting: tuple[PendingDecision, ...] = ()
+    labels: tuple[str, ...] = ()
     state: dict[str, Any] = field(default_factory=dict)
     files: tuple[File, ...] = ()
     work_files: tuple[File, ...] = field(default=(), repr=False, compare=False)

@@ -20,6 +20,7 @@ from closeout.results.tokens import estimate_tokens
 from closeout.run.agent_tool import SubAgentTool
 from closeout.run.collecting import run_telemetry
 from closeout.run.effects import ModelCalls
+from closeout.run.flow_watch import flow_below
 from closeout.run.limits import Limits
 from closeout.run.orchestrator import Orchestrator
 from closeout.run.plan import MAX_DEPTH, current_scope, note_problems
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 
-@tool(name="read_result", read_only=True, repeatable=True, inline=True)
+@tool(name="read_result", inline=True, policy=ToolPolicy(read_only=True, repeatable=True, returns="read"))
 def read_result_tool(handle: str, offset: int = 0, path: str | None = None, pattern: str | None = None) -> str:
     """Read more of a file or an earlier tool result that was shown shortened.
 
@@ -152,7 +153,9 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentP
         plan = plan if plan.deps is not None else plan.given(scope.deps)
         below = scope.child(name, plan.limits)
         telemetry = run_telemetry(plan.telemetry, below.journal, below.telemetry)
-        below = replace(below, telemetry=telemetry, deps=plan.deps).charged(plan)
+        below = replace(below, telemetry=telemetry, deps=plan.deps, flow=flow_below(scope.flow, plan.flow)).charged(
+            plan
+        )
         keys = tuple(sorted(plan.settings.budget))
         below.journal.append(AgentStarted(below.path, name, task, model=plan.client.name, budget=keys))
         async with plan.manager:
@@ -170,7 +173,7 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentP
 
     delegate.__doc__ = f"{description}\n\nArgs:\n    task: what to find out or do, with all that is needed to know"
     # Its own effects are journaled, so running it again repeats none of them.
-    policy = ToolPolicy(on_crash="rerun", timeout=None, repeatable=False)
+    policy = ToolPolicy(on_crash="rerun", timeout=None, repeatable=False, returns="below")
     return SubAgentTool(delegate, plan_of=plan_of, name=name, description=description, policy=policy)
 
 

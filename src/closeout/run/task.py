@@ -41,6 +41,7 @@ class Task:
         user: The person for whom it runs.
         kept: The files that scripts and tools see: its own, and those of earlier messages of a session.
         handed: The agents that the conversation was handed over to before.
+        labels: The labels of the conversation before the task, of a recorded run those of all that it begins with.
     """
 
     text: str
@@ -57,6 +58,7 @@ class Task:
     user: str = ""
     kept: tuple[File, ...] = ()
     handed: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
 def dump_texts(texts: Iterable[FileText]) -> str:

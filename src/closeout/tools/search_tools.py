@@ -62,7 +62,7 @@ def make_search_tools(specs: Callable[[], Sequence[ToolSpec]]) -> tuple[Tool[...
             f"be done, once for each thing you need. Returns the definitions of up to {FOUND} tools for {CALL_TOOL}."
         ),
         parameters=_object({"query": "what the tool should do, in a few words"}),
-        policy=ToolPolicy(read_only=True, accept_empty=True),
+        policy=ToolPolicy(read_only=True, accept_empty=True, returns="trusted"),
     )
     call = Tool(
         call_tool,

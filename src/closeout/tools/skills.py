@@ -122,7 +122,7 @@ class Skills:
             for_scripts: Give scripts the files of a skill once its instructions were read.
         """
 
-        @tool(name=READ_SKILL, read_only=True, idempotent=True, repeatable=True, inline=True)
+        @tool(name=READ_SKILL, read_only=True, idempotent=True, repeatable=True, inline=True, returns="trusted")
         def read_skill(name: str, path: str = MAIN_FILE) -> str | ToolOutput:
             """Read the instructions of a skill, or a file that they name.
 

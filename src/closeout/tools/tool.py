@@ -78,6 +78,10 @@ class PolicyFields(TypedDict, total=False):
     round_floats: int | None
     html_to_text: bool
     example: Literal["look_up", "compute"] | None
+    returns: Literal["trusted", "untrusted"] | None
+    allow: Literal["trusted", "untrusted"] | Sequence[str] | None
+    labels: Iterable[str]
+    accepts: Iterable[str]
 
 
 class Tool(Generic[P, R]):
@@ -307,6 +311,7 @@ def _tool_name(function: Callable[..., Any], name: str | None) -> str:
 
 _NAMES_OF_FIELDS = tuple(field.name for field in dataclasses.fields(ToolPolicy))
 _TUPLE_FIELDS = ("other_names", "replaces", "duplicate_key", "empty_at", "drop_keys")
+_RETURNS = (None, "trusted", "untrusted", "below", "read")
 
 
 def _policy(called: str, policy: ToolPolicy | None, fields: PolicyFields) -> ToolPolicy:
@@ -319,12 +324,17 @@ def _policy(called: str, policy: ToolPolicy | None, fields: PolicyFields) -> Too
     for field in _TUPLE_FIELDS:
         if given.get(field) is not None:
             given[field] = _names(given[field])
+    for field in ("labels", "accepts"):
+        if field in given:
+            given[field] = tuple(sorted(_names(given[field])))
+    if given.get("allow") not in (None, "trusted", "untrusted"):
+        given["allow"] = _names(given["allow"])
     if "aliases" in given:
         given["aliases"] = {parameter: _names(others) for parameter, others in given["aliases"].items()}
     return dataclasses.replace(policy or ToolPolicy(), **given)
 
 
-def _names(value: str | Sequence[str]) -> tuple[str, ...]:
+def _names(value: str | Iterable[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
@@ -336,6 +346,7 @@ def _check_policy(name: str, policy: ToolPolicy, parameters: Mapping[str, Any]) 
             ("aliases", policy.aliases),
             ("defaults", policy.defaults),
             ("duplicate_key", policy.duplicate_key or ()),
+            ("allow", policy.allow if isinstance(policy.allow, tuple) else ()),
         ):
             for parameter in named:
                 if parameter not in known:
@@ -346,6 +357,10 @@ def _check_policy(name: str, policy: ToolPolicy, parameters: Mapping[str, Any]) 
     if not (policy.approval in (None, "always", "never") or callable(policy.approval)):
         raise ToolDefinitionError(
             f"Tool {name!r}: approval must be 'always', 'never' or a function, got {policy.approval!r:.60}."
+        )
+    if policy.returns not in _RETURNS:
+        raise ToolDefinitionError(
+            f"Tool {name!r}: returns must be 'trusted' or 'untrusted', got {policy.returns!r:.40}"
         )
     if policy.retries and not (policy.read_only or policy.idempotent):
         raise ToolDefinitionError(

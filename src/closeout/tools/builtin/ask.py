@@ -19,7 +19,7 @@ def ask_tool(*, max_wait: float | None = None, default: str = AskSettings().defa
         default: The answer that the model gets if nobody answers in time.
     """
 
-    @tool(name="ask_user", read_only=True, timeout=None)
+    @tool(name="ask_user", read_only=True, timeout=None, returns="trusted")
     async def ask(question: str, context: RunContext, options: list[str] | None = None) -> str:
         """Ask the user, if you cannot continue without knowing something that only they know.
 

@@ -536,6 +536,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Number, Number], bool]] = {
     idempotent=True,
     timeout=10.0,
     example="compute",
+    returns="trusted",
     aliases={
         "expression": ("expr", "formula", "equation", "calculation", "math", "input", "query", "question", "code")
     },

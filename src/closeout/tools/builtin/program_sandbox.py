@@ -26,12 +26,14 @@ from closeout.errors import UsageError
 from closeout.file_values import NO_FILES, FileView
 from closeout.messages import Repair, ToolSpec
 from closeout.parsing.program import MAX_PROGRAM, parse_python
+from closeout.parsing.program_flow import ProgramFlow
 from closeout.repair.argument_repair import repair_arguments
 from closeout.repair.names import resolve_tool_name
 from closeout.results.normal import normalise
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput
 from closeout.tools.builtin.work_folder import FilesLeft
 from closeout.tools.executor import CallOutcome
+from closeout.tools.flow import CallLabels
 from closeout.tools.running import failed_output
 
 if TYPE_CHECKING:
@@ -87,7 +89,8 @@ NOTHING_PRINTED = "The program printed nothing. Print what you need to see."
 # What `final_answer` takes is checked when it is called: an object may be given whole or by its fields.
 _STUB_HEAD = f"from typing import Any, Literal\n\ndef {FINAL_ANSWER}(*answer: Any, **fields: Any) -> None: ...\n\n"
 
-Call: TypeAlias = Callable[[ToolSpec, dict[str, Any]], Awaitable[CallOutcome]]
+Call: TypeAlias = Callable[[ToolSpec, dict[str, Any], "CallLabels | None"], Awaitable[CallOutcome]]
+"""Makes a call, with the labels of what it depends on if they are kept."""
 
 
 def sandbox_installed() -> bool:
@@ -113,6 +116,7 @@ class ProgramExecution:
         accept: Returns the text of the answer that a value is. Raises `ValueError` to refuse it.
         answer: The function that takes the answer.
         view: The files that it can open.
+        flow: Finds what its calls depend on, from this program and those before it.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class ProgramExecution:
         answer: ToolSpec | None = None,
         *,
         view: FileView = NO_FILES,
+        flow: ProgramFlow | None = None,
     ) -> None:
         self.repairs: list[Repair] = []
         self._sandbox = sandbox
@@ -138,6 +143,7 @@ class ProgramExecution:
         self._lost = False  # the variables of all programs are gone
         self._steps = 0  # steps of the host
         self._view = view
+        self._flow = flow
         self._files: ProgramFiles | None = None  # made when the program uses files
         self._file_steps = 0
 
@@ -168,6 +174,11 @@ class ProgramExecution:
             self._sandbox.names |= _bound_names(code)
             if self._lost:
                 await self._sandbox.discard()
+
+    @property
+    def failed(self) -> bool:
+        """True if an error ended the program, or it was not run."""
+        return bool(self._error)
 
     def output(self) -> ToolOutput:
         """Return the result of the program for the model."""
@@ -247,6 +258,8 @@ class ProgramExecution:
         snapshot: Any = await session.feed_start(code, print_callback=self._printed, skip_type_check=unchecked)
         while getattr(snapshot, "function_name", "") == "import_stubs":  # the type checker asks for other modules
             snapshot = await snapshot.resume({"return_value": {}})
+        if self._flow is not None:
+            self._flow.feed(code)
         return snapshot
 
     def _certain(self, diagnostics: str) -> list[_Finding]:
@@ -385,7 +398,8 @@ class ProgramExecution:
             return {"exception": TypeError(f"{name}() got multiple values for argument '{twice[0]}'")}
         if _is_huge(arguments | snapshot.kwargs):
             return {"exception": ValueError(f"The arguments of {name}() {_TOO_LONG}")}
-        outcome = await self._call(spec, normalise(arguments | snapshot.kwargs))
+        labels = None if self._flow is None else self._labels(self._flow, spec, snapshot)
+        outcome = await self._call(spec, normalise(arguments | snapshot.kwargs), labels)
         self.repairs += outcome.repairs
         if outcome.output.files:
             self._own_files().add(outcome.output.files)
@@ -393,6 +407,14 @@ class ProgramExecution:
             return {"exception": RuntimeError(f"{name}: {outcome.reason or outcome.text}")}
         result = outcome.output.result
         return {"return_value": outcome.text if result is None else result}
+
+    def _labels(self, flow: ProgramFlow, spec: ToolSpec, snapshot: Any) -> CallLabels:
+        """The labels of a call, by the place that it has in the program."""
+        site = flow.site(snapshot.function_name, snapshot.position.start, snapshot.position.end)
+        given = dict(zip(_parameters(spec), site.positional, strict=False)) | site.keywords
+        names = (*_parameters(spec), *snapshot.kwargs) if site.rest else (*given, *snapshot.kwargs)
+        arguments = {name: given.get(name, site.rest) | site.rest for name in names}
+        return CallLabels(tool=spec, decided=site.decided, arguments=arguments)
 
     def _take_answer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if _is_huge([*args, dict(kwargs)]):

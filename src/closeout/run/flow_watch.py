@@ -1,0 +1,229 @@
+"""The labels of a run's texts: which agent has read what, and what its flow rules decide."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from closeout.journal.events import Event, FlowDecided, RunStarted, ToolFinished, ToolStarted
+from closeout.messages import ToolCall, ToolSpec
+from closeout.records import record
+from closeout.run.task import Task
+from closeout.tools.flow import TRUSTED, UNTRUSTED, CallLabels, Flow, FlowVerdict, Guard, Labels, longest_passage
+
+__all__ = ["FlowWatch", "flow_below", "labels_of_events", "labels_of_task", "written_labels"]
+
+MOST_SOURCES = 200  # the latest results in which a passage is looked for
+MAX_KEPT = 400_000  # characters of a result that are kept for that
+_IN_CALL = re.compile(r"/r\d+:")  # in the path of what a call started
+_STRICTEST: tuple[Guard, ...] = ("refuse", "ask", "allow")
+
+
+@record
+class _LabelledText:
+    """A result with labels that an agent has read."""
+
+    agent: str
+    handle: str
+    name: str
+    labels: Labels
+    record: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} ({self.handle})"
+
+
+class FlowWatch:
+    """The labels of one run, which all its agents share. They only grow: what left the context was read all the same.
+
+    Args:
+        rules: The flow rules that apply. If there are several, the strictest decision counts.
+        begins_with: The labels of what the main agent begins with.
+    """
+
+    def __init__(self, rules: Sequence[Flow], begins_with: Labels) -> None:
+        self._rules = tuple(rules)
+        self._begins_with = begins_with
+        self._read: defaultdict[str, set[str]] = defaultdict(set)  # agent → labels of its results
+        self._given: dict[str, Labels] = {}  # call of an agent or a program → what it was made of
+        self._below: defaultdict[str, set[str]] = defaultdict(set)  # call → labels of the results inside it
+        self._everything = set(begins_with)
+        self._sources: list[_LabelledText] = []
+
+    def with_rules(self, flow: Flow | None) -> FlowWatch:
+        """Return the watch for an agent with rules of its own, which apply beside these."""
+        if flow is None or flow in self._rules:
+            return self
+        watch = FlowWatch((*self._rules, flow), self._begins_with)
+        watch._read, watch._given, watch._below = self._read, self._given, self._below
+        watch._everything, watch._sources = self._everything, self._sources
+        return watch
+
+    # -------------------------------------------------------------------------------------------- labels
+
+    def context(self, agent: str) -> Labels:
+        """Return the labels of what an agent has read so far."""
+        call = agent.rpartition(":")[0]
+        given = self._given.get(call, self.top) if call else self._begins_with
+        return given.union(self._read[agent]) if agent in self._read else given
+
+    @property
+    def top(self) -> Labels:
+        """The labels of a value of which nothing is known: all that were read."""
+        return frozenset(self._everything) | {UNTRUSTED}
+
+    @property
+    def conversation(self) -> Labels:
+        """The labels of what the agents of the conversation have read, without what happened inside their calls."""
+        return self._begins_with.union(*(read for agent, read in self._read.items() if not _IN_CALL.search(agent)))
+
+    def labels_of(self, tool: ToolSpec) -> Labels:
+        """Return the labels of a tool's results, whatever it is called with."""
+        if tool.policy.returns == "read":
+            return frozenset(self._everything)
+        if tool.policy.returns == "below":
+            return self.top
+        return frozenset[str]().union(*(flow.labels_of(tool) for flow in self._rules))
+
+    def given(self, call: str, labels: Labels) -> None:
+        """Note what the task of an agent, or a program, is made of. `call` is the path of the call that begins it."""
+        self._given[call] = labels
+
+    def made_under(self, agent: str, labels: CallLabels) -> CallLabels:
+        """Return the labels of a call in a program, with those of what the program itself was made of."""
+        given = self._given.get(agent.rpartition(":")[0], frozenset())
+        if not given:
+            return labels
+        arguments = {name: each | given for name, each in labels.arguments.items()}
+        return replace(labels, decided=labels.decided | given, arguments=arguments)
+
+    def result_labels(self, tool: ToolSpec, call: str, labels: CallLabels) -> Labels:
+        """Return the labels of the result of a call that has ended.
+
+        Args:
+            tool: The tool.
+            call: The path of the call: agent and handle.
+            labels: What the call depends on.
+        """
+        if tool.policy.returns == "below":
+            return labels.all | self._below.get(call, set())
+        return labels.all | self.labels_of(tool)
+
+    def note(self, agent: str, handle: str, tool: ToolSpec, finished: ToolFinished) -> None:
+        """Note that an agent has read a result, which may be a recorded one."""
+        # Without labels the run was recorded before the agent had flow rules.
+        labels = frozenset(finished.labels) - {TRUSTED} if finished.labels else self.labels_of(tool)
+        if not labels:
+            return
+        self._read[agent] |= labels
+        self._everything |= labels
+        if call := agent.rpartition(":")[0]:
+            self._below[call] |= labels
+        self._sources.append(_LabelledText(agent, handle, finished.name, labels, finished.record[:MAX_KEPT]))
+        del self._sources[:-MOST_SOURCES]
+
+    def shown(self, call: str, labels: Labels) -> None:
+        """Note the labels of what the calls inside a call have shown of their results."""
+        self._below[call] = {*labels}
+
+    # -------------------------------------------------------------------------------------------- decisions
+
+    def decide(self, started: ToolStarted, call: ToolCall, labels: CallLabels) -> FlowDecided | None:
+        """Return the decision on a call that is about to start, None if nothing speaks against it."""
+        if labels.tool.policy.returns == "below":  # its own calls are decided on, each by itself
+            return None
+        found = [verdict for flow in self._rules if (verdict := flow.decide(call, labels)) is not None]
+        if not found:
+            return None
+        verdict = min(found, key=lambda each: _STRICTEST.index(each.guard))
+        return FlowDecided(
+            started.agent,
+            started.handle,
+            started.name,
+            decision=verdict.guard,
+            reason=self._explained(verdict, call, labels),
+            labels=written_labels(labels.all),
+            arguments=started.arguments,
+        )
+
+    def _explained(self, verdict: FlowVerdict, call: ToolCall, labels: CallLabels) -> str:
+        """The reason in one sentence, with what was read and the passage that an argument repeats."""
+        wanted = labels.all
+        sources = [source for source in reversed(self._sources) if source.labels & wanted]
+        arguments = call.arguments if isinstance(call.arguments, Mapping) else {}
+        best, where, argument = "", "", ""
+        for name, text in _texts(arguments):
+            for source in sources:
+                passage = longest_passage(text, _text_of(source.record))
+                if len(passage) > len(best):
+                    best, where, argument = passage, source.title, name
+        if best:
+            return f"{verdict.reason}; its {argument} repeats {json.dumps(best, ensure_ascii=False)} from {where}."
+        if sources:
+            return f"{verdict.reason}: {sources[0].title}."
+        return f"{verdict.reason}."
+
+
+def flow_below(watch: FlowWatch | None, own: Flow | None) -> FlowWatch | None:
+    """Return the watch of a sub-agent: its caller's rules apply to it, beside its own.
+
+    The task of an agent whose caller keeps no labels is untrusted.
+    """
+    if watch is not None:
+        return watch.with_rules(own)
+    return None if own is None else FlowWatch((own,), frozenset({UNTRUSTED}))
+
+
+def labels_of_task(flow: Flow, task: Task) -> Labels:
+    """Return the labels of what a run begins with."""
+    labels = frozenset(task.labels) - {TRUSTED}
+    if task.earlier and not task.labels and not flow.trust_history:
+        labels |= {UNTRUSTED}
+    if (task.files or task.texts or task.images) and not flow.trust_files:
+        labels |= {UNTRUSTED}
+    return labels
+
+
+def written_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """Return labels as events hold them: "trusted" or "untrusted" first. None at all means that nobody kept labels."""
+    found = {*labels} - {TRUSTED}
+    return (UNTRUSTED if UNTRUSTED in found else TRUSTED, *sorted(found - {UNTRUSTED}))
+
+
+def labels_of_events(events: Iterable[Event]) -> tuple[str, ...]:
+    """Return the labels of the conversation of a recorded run: what it began with and the results that it was shown.
+
+    Empty if the run kept no labels.
+    """
+    found: set[str] = set()
+    for event in events:
+        if isinstance(event, RunStarted) or (isinstance(event, ToolFinished) and not _IN_CALL.search(event.agent)):
+            found.update(event.labels)
+    return written_labels(found) if found else ()
+
+
+def _texts(arguments: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Yield the texts in arguments, each with the parameter that it is in."""
+    stack = [(name, value) for name, value in arguments.items()]
+    while stack:
+        name, value = stack.pop(0)
+        if isinstance(value, str):
+            yield name, value
+        elif isinstance(value, Mapping):
+            stack += [(name, each) for each in value.values()]
+        elif isinstance(value, list | tuple):
+            stack += [(name, each) for each in value]
+
+
+def _text_of(record: str) -> str:
+    try:
+        found = json.loads(record)
+    except ValueError:
+        return record
+    result = found.get("result", found.get("summary", ""))
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)

@@ -1,0 +1,240 @@
+"""Flow rules: what an agent may still do by itself once it has read text that nobody vouches for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+from closeout.errors import UsageError
+from closeout.messages import ToolCall, ToolSpec
+from closeout.records import record
+
+__all__ = [
+    "TRUSTED",
+    "UNTRUSTED",
+    "CallLabels",
+    "Flow",
+    "FlowPolicy",
+    "FlowVerdict",
+    "Guard",
+    "Labels",
+    "longest_passage",
+]
+
+UNTRUSTED = "untrusted"
+TRUSTED = "trusted"  # stands for the absence of `UNTRUSTED` in records and settings
+
+Labels: TypeAlias = frozenset[str]
+"""`"untrusted"` for text that nobody vouches for, and the names of who may have it."""
+
+Guard: TypeAlias = Literal["ask", "refuse", "allow"]
+"""What becomes of a call: a person decides, it is not made, or it is made."""
+
+NO_LABELS: Labels = frozenset()
+
+MAX_SEARCHED = 2_000  # characters of an argument that a passage is looked for
+MAX_SOURCE = 200_000  # characters of a result that it is looked for in
+MIN_PASSAGE = 8  # characters of a passage that is shown although it is not a whole argument
+
+
+@record(kw_only=True)
+class CallLabels:
+    """The labels of what a call depends on.
+
+    Attributes:
+        tool: The tool, with its policy.
+        decided: The labels of the text on which the decision to make the call may depend.
+        arguments: By parameter, the labels of the text that the argument may come from.
+    """
+
+    tool: ToolSpec
+    decided: Labels = NO_LABELS
+    arguments: Mapping[str, Labels] = field(default_factory=dict)
+
+    @property
+    def all(self) -> Labels:
+        """The labels of the decision and of every argument."""
+        return self.decided.union(*self.arguments.values())
+
+
+FlowPolicy: TypeAlias = Callable[[ToolCall, CallLabels], Guard | None]
+"""Decides on a call. None leaves it to the next policy, and then to the default rule."""
+
+
+@record
+class FlowVerdict:
+    """The decision of flow rules on a call, and the reason in one sentence."""
+
+    guard: Guard
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """The flow rules of an agent: `Agent(flow=Flow(trusted=["crm"]))`.
+
+    Results of tools are untrusted, but for the tools that you trust. Tasks, instructions and messages of people are
+    trusted. A call with effects that was decided after untrusted text was read, or whose arguments come from it, is
+    guarded. So is a call that passes a labelled value to a tool that may not have it. Tools are named `"tool"`; those
+    of an MCP server `"server"`, which means all of them, or `"server/tool"`.
+
+    Args:
+        trusted: The tools whose results are trusted.
+        guard: What becomes of a guarded call: `"ask"` a person, as for approvals, `"refuse"`, or `"allow"`. Or a
+            mapping of tools to these, with `"*"` for all others.
+        allow: By tool, the parameters that may be untrusted in programs, or `"untrusted"`: the tool is never guarded
+            for what was read. A tool with an entry is guarded even if it only reads.
+        labels: By tool, the labels of its results: `{"payroll": ["hr"]}`.
+        accepts: By tool, the labels that it may have.
+        policies: Functions of the call and its `CallLabels`, asked first. Each returns `"allow"`, `"ask"`, `"refuse"`,
+            or None to leave it to the next one. One that fails never allows a call.
+        trust_files: The contents of the task's files are trusted.
+        trust_history: The messages before the task are trusted. Those of a session have the labels of its runs.
+
+    Raises:
+        UsageError: An argument is not valid.
+    """
+
+    trusted: Sequence[str] = ()
+    guard: Guard | Mapping[str, Guard] = "ask"
+    allow: Mapping[str, Sequence[str] | str] = field(default_factory=dict)
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    accepts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    policies: Sequence[FlowPolicy] = ()
+    trust_files: bool = False
+    trust_history: bool = False
+
+    def __post_init__(self) -> None:
+        _check_names("trusted", self.trusted)
+        guards = self.guard.values() if isinstance(self.guard, Mapping) else (self.guard,)
+        for each in guards:
+            if each not in get_args(Guard):
+                raise UsageError(f"guard must be 'ask', 'refuse' or 'allow', got {each!r:.40}.")
+        for name in ("allow", "labels", "accepts"):
+            given = getattr(self, name)
+            if not isinstance(given, Mapping):
+                raise UsageError(f"{name} must map tools to names, got {given!r:.60}. Pass {name}={{'tool': ['…']}}.")
+            for tool, names in given.items():
+                if not (name == "allow" and names == UNTRUSTED):
+                    _check_names(f"{name}[{tool!r}]", names)
+        for label in (name for names in self.labels.values() for name in names):
+            if label in (TRUSTED, UNTRUSTED):
+                raise UsageError(f"labels must not be {label!r}. Use trusted= to say which tools are trusted.")
+        for policy in self.policies:
+            if not callable(policy):
+                raise UsageError(f"A policy must be a function of a call and its labels, got {policy!r:.60}.")
+
+    @property
+    def names(self) -> list[str]:
+        """The tools that the rules name."""
+        guarded = [name for name in self.guard if name != "*"] if isinstance(self.guard, Mapping) else []
+        return [*self.trusted, *guarded, *self.allow, *self.labels, *self.accepts]
+
+    def described(self) -> list[Any]:
+        """Return the rules as JSON values, for the fingerprint of an agent."""
+        tables = (self.guard, self.allow, self.labels, self.accepts)
+        policies = [getattr(policy, "__qualname__", type(policy).__name__) for policy in self.policies]
+        return [sorted(self.trusted), *tables, policies, self.trust_files, self.trust_history]
+
+    # -------------------------------------------------------------------------------------------- labels
+
+    def trusts(self, tool: ToolSpec) -> bool:
+        """Return whether the results of a tool are trusted."""
+        return tool.policy.returns == TRUSTED or not _names_of(tool).isdisjoint(self.trusted)
+
+    def labels_of(self, tool: ToolSpec) -> Labels:
+        """Return the labels of the results of a tool, whatever it is called with."""
+        own = frozenset((*tool.policy.labels, *_entries(self.labels, tool)))
+        return own if self.trusts(tool) else own | {UNTRUSTED}
+
+    # -------------------------------------------------------------------------------------------- decisions
+
+    def decide(self, call: ToolCall, labels: CallLabels) -> FlowVerdict | None:
+        """Return the decision on a call; None if nothing speaks against it and no policy has decided."""
+        problem = self._problem(call, labels)
+        for policy in self.policies:
+            name = getattr(policy, "__qualname__", type(policy).__name__)
+            try:
+                found = policy(call, labels)
+            except Exception as error:
+                return self._failed(labels.tool, f"the policy {name} raised {type(error).__name__}: {error}")
+            if found is None:
+                continue
+            if found not in get_args(Guard):
+                return self._failed(labels.tool, f"the policy {name} returned {found!r:.60}")
+            return FlowVerdict(found, f"{problem or call.name} (the policy {name} says: {found})")
+        return FlowVerdict(self._guard_of(labels.tool), problem) if problem else None
+
+    def _failed(self, tool: ToolSpec, problem: str) -> FlowVerdict:
+        guard = self._guard_of(tool)
+        return FlowVerdict("ask" if guard == "allow" else guard, f"{tool.name} cannot be decided on: {problem}")
+
+    def _guard_of(self, tool: ToolSpec) -> Guard:
+        if not isinstance(self.guard, Mapping):
+            return self.guard
+        found = {self.guard[name] for name in _names_of(tool) if name in self.guard}
+        strictest: tuple[Guard, ...] = ("refuse", "ask", "allow")
+        return next((each for each in strictest if each in found), self.guard.get("*", "ask"))
+
+    def _problem(self, call: ToolCall, labels: CallLabels) -> str:
+        """Return what speaks against a call; empty if nothing does."""
+        tool, allowed = labels.tool, self._allowed(labels.tool)
+        is_stated = tool.policy.allow is not None or not _names_of(tool).isdisjoint(self.allow)
+        needs_trust = allowed is not None and (is_stated or not tool.policy.only_reads)
+        if needs_trust and UNTRUSTED in labels.decided:
+            return f"{tool.name} was decided after untrusted text was read"
+        if needs_trust and allowed is not None:
+            wrong = [name for name, each in labels.arguments.items() if UNTRUSTED in each and name not in allowed]
+            if wrong:
+                return f"{tool.name} takes {' and '.join(wrong)} from untrusted text"
+        if tool.policy.only_reads and self.trusts(tool):
+            return ""
+        may_have = {UNTRUSTED, *tool.policy.accepts, *tool.policy.labels}
+        may_have.update(_entries(self.accepts, tool), _entries(self.labels, tool))
+        if secret := labels.all - may_have:
+            return f"{tool.name} may not have values with the label {' and '.join(sorted(secret))}"
+        return ""
+
+    def _allowed(self, tool: ToolSpec) -> frozenset[str] | None:
+        """Return the parameters of a tool that may be untrusted; None if the whole call may be."""
+        stated = tool.policy.allow
+        entries = [self.allow[name] for name in _names_of(tool) if name in self.allow]
+        if stated == UNTRUSTED or UNTRUSTED in entries:
+            return None
+        listed = [] if stated is None or isinstance(stated, str) else [*stated]
+        return frozenset((*listed, *(name for entry in entries for name in entry)))
+
+
+def _check_names(name: str, value: Any) -> None:
+    if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(each, str) for each in value):
+        raise UsageError(f"{name} must be a list of names, got {value!r:.60}.")
+
+
+def _names_of(tool: ToolSpec) -> frozenset[str]:
+    """The names that rules may use for a tool. A server cannot take the name of one of the agent's own tools."""
+    if tool.server_name is None:
+        return frozenset((tool.name,))
+    return frozenset((tool.server_name, f"{tool.server_name}/{tool.name}"))
+
+
+def _entries(table: Mapping[str, Sequence[str]], tool: ToolSpec) -> list[str]:
+    if not table:
+        return []
+    return [each for name in _names_of(tool) for each in table.get(name, ())]
+
+
+def longest_passage(text: str, source: str) -> str:
+    """Return the longest passage of a text that is in a source too; empty if only a trifle is.
+
+    Time is linear in the text; each step searches the source.
+    """
+    text, source = text[:MAX_SEARCHED], source[:MAX_SOURCE]
+    best, begin = "", 0
+    for end in range(1, len(text) + 1):
+        while begin < end and text[begin:end] not in source:
+            begin += 1
+        if end - begin > len(best):
+            best = text[begin:end]
+    best = best.strip()
+    return best if len(best) >= MIN_PASSAGE or best == text.strip() else ""
