@@ -28,6 +28,7 @@ from closeout.journal.events import (
     DecisionRequested,
     Event,
     Evicted,
+    FlowDecided,
     HandedOver,
     MessageReceived,
     ModelFailed,
@@ -198,6 +199,8 @@ class Display:
                     self._failure = event.error  # if no request follows, the command prints it at the end
             case ModelReplied():
                 self._replied(event, change)
+            case FlowDecided(decision="refuse" | "allow"):
+                self._print(event, f"  flow rules {event.decision} {event.handle}: {event.reason}", "cyan")
             case DecisionRequested(kind="approval"):
                 self._print(event, f"  ? {event.name}({_arguments(event.arguments)}) waits for approval", "cyan")
             case DecisionMade(verdict="approve" | "deny"):

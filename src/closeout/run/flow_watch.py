@@ -13,14 +13,13 @@ from closeout.journal.events import Event, FlowDecided, RunStarted, ToolFinished
 from closeout.messages import ToolCall, ToolSpec
 from closeout.records import record
 from closeout.run.task import Task
-from closeout.tools.flow import TRUSTED, UNTRUSTED, CallLabels, Flow, FlowVerdict, Guard, Labels, longest_passage
+from closeout.tools.flow import TRUSTED, UNTRUSTED, CallLabels, Flow, FlowVerdict, Labels, longest_passage, strictest
 
 __all__ = ["FlowWatch", "flow_below", "labels_of_events", "labels_of_task", "written_labels"]
 
 MOST_SOURCES = 200  # the latest results in which a passage is looked for
 MAX_KEPT = 400_000  # characters of a result that are kept for that
 _IN_CALL = re.compile(r"/r\d+:")  # in the path of what a call started
-_STRICTEST: tuple[Guard, ...] = ("refuse", "ask", "allow")
 
 
 @record
@@ -137,10 +136,9 @@ class FlowWatch:
         """Return the decision on a call that is about to start, None if nothing speaks against it."""
         if labels.tool.policy.returns == "below":  # its own calls are decided on, each by itself
             return None
-        found = [verdict for flow in self._rules if (verdict := flow.decide(call, labels)) is not None]
-        if not found:
+        verdict = strictest(flow.decide(call, labels) for flow in self._rules)
+        if verdict is None:
             return None
-        verdict = min(found, key=lambda each: _STRICTEST.index(each.guard))
         return FlowDecided(
             started.agent,
             started.handle,

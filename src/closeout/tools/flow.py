@@ -20,6 +20,7 @@ __all__ = [
     "Guard",
     "Labels",
     "longest_passage",
+    "strictest",
 ]
 
 UNTRUSTED = "untrusted"
@@ -30,6 +31,8 @@ Labels: TypeAlias = frozenset[str]
 
 Guard: TypeAlias = Literal["ask", "refuse", "allow"]
 """What becomes of a call: a person decides, it is not made, or it is made."""
+
+_STRICTEST: tuple[Guard, ...] = ("refuse", "ask", "allow")
 
 NO_LABELS: Labels = frozenset()
 
@@ -174,8 +177,7 @@ class Flow:
         if not isinstance(self.guard, Mapping):
             return self.guard
         found = {self.guard[name] for name in _names_of(tool) if name in self.guard}
-        strictest: tuple[Guard, ...] = ("refuse", "ask", "allow")
-        return next((each for each in strictest if each in found), self.guard.get("*", "ask"))
+        return next((each for each in _STRICTEST if each in found), self.guard.get("*", "ask"))
 
     def _problem(self, call: ToolCall, labels: CallLabels) -> str:
         """Return what speaks against a call; empty if nothing does."""
@@ -204,6 +206,12 @@ class Flow:
             return None
         listed = [] if stated is None or isinstance(stated, str) else [*stated]
         return frozenset((*listed, *(name for entry in entries for name in entry)))
+
+
+def strictest(verdicts: Iterable[FlowVerdict | None]) -> FlowVerdict | None:
+    """Return the strictest of some decisions, None if there is none."""
+    found = [each for each in verdicts if each is not None]
+    return min(found, key=lambda each: _STRICTEST.index(each.guard), default=None)
 
 
 def _check_names(name: str, value: Any) -> None:

@@ -142,6 +142,7 @@ function callElement(call, item, page) {
     call.handle && h("span.quiet", null, call.handle),
     label && h("span.state", null, label),
     finished && h("span.quiet", null, duration(finished.ms)),
+    finished?.labels?.length > 0 && h("span.quiet", { dir: "auto", title: t("Labels of the result") }, finished.labels.map(textOf).join(", ")),
     started && h("a.anchor", { href: page.link(started.seq) }, `#${started.seq}`),
   );
   const given = started ? started.arguments : call.arguments;
@@ -275,6 +276,9 @@ const ITEMS = {
     textOf(event.reason) ? longText(event.reason) : null,
     (event.kind === "question" && questionElement(event.arguments)) ||
       argumentList(event.arguments, fieldOf(page.runId, event.seq, (each) => pretty(each.arguments)))]],
+  flow: ({ event }) => [t("Flow rules"), [
+    h("p", null, h("span.tool-name", { dir: "auto" }, textOf(event.name)), ` ${textOf(event.handle)} · ${t(textOf(event.decision))} · ${event.labels.map(textOf).join(", ")}`),
+    longText(event.reason)]],
   decided: ({ event }) => [ENDED[event.verdict] ? t(ENDED[event.verdict]) : `${t("Decided")}: ${t(textOf(event.verdict))}`, [
     h("p.quiet", { dir: "auto" }, `${textOf(event.request)} · ${textOf(event.by)}`),
     textOf(event.text) ? longText(event.text) : null,

@@ -8,7 +8,7 @@ const KINDS = {
   RunStarted: "task", RunResumed: "resumed", RunEnded: "answer", AgentStarted: "agent", AgentEnded: "report",
   AttemptStarted: "attempt", AttemptEnded: "attemptEnded", ServerTold: "serverTold", CheckpointReached: "checkpoint",
   Evicted: "evicted", Compacted: "compacted", ToolsChanged: "toolsChanged", DecisionRequested: "decision",
-  DecisionMade: "decided", Noted: "note", MessageReceived: "message", HandedOver: "handedOver",
+  DecisionMade: "decided", FlowDecided: "flow", Noted: "note", MessageReceived: "message", HandedOver: "handedOver",
 };
 
 /**
