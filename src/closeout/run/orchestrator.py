@@ -16,7 +16,7 @@ from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.dialects.protocol import HistoryView
-from closeout.journal.events import AttemptEnded, HandedOver
+from closeout.journal.events import HANDOFF, AttemptEnded, HandedOver
 from closeout.messages import Message
 from closeout.results.tokens import estimate_tokens
 from closeout.run.attempt import AgentWork, Attempt
@@ -27,7 +27,7 @@ from closeout.run.flow_watch import flow_below
 from closeout.run.handoff import Handoff, handoffs_of, successor_of
 from closeout.run.limits import CLOSING_TOKENS
 from closeout.run.offered_tools import OfferedTools
-from closeout.run.plan import HANDOFF, AgentPlan, Scope, note_problems
+from closeout.run.plan import AgentPlan, Scope, note_problems
 from closeout.run.programs import Programs
 from closeout.run.result import AgentResult, Stop
 from closeout.run.review import Answers

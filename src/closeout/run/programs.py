@@ -253,8 +253,8 @@ class Programs:
         """Return what also adds each call to the state and telemetry of the run, so that the next call sees it."""
         scope = self._scope
 
-        async def call(spec: ToolSpec, arguments: dict[str, Any]) -> CallOutcome:
-            outcome = await make(spec, arguments)
+        async def call(spec: ToolSpec, arguments: dict[str, Any], labels: CallLabels | None) -> CallOutcome:
+            outcome = await make(spec, arguments, labels)
             if outcome.was_executed:
                 scope.telemetry.record(outcome.output.telemetry)
                 scope.update_state(outcome.output)
