@@ -1,4 +1,4 @@
-"""Kills, write faults, power cuts, hostile replies, forged calls, growth, cancellation and a soak, with large budgets.
+"""Kills, write faults, power cuts, hostile replies, leaks, forged calls, growth, cancellation and a soak, at length.
 
 The rigs are those of the tests (tests/harness). A rig is a list of cases; each case that was tried is a line of the
 record, so that a measurement that was interrupted continues where it was, and several processes can share the work by
@@ -34,6 +34,7 @@ import disk
 import forgery
 import growth
 import hostile_runs
+import hostile_secrets
 import soak
 from endless import endless_agent
 
@@ -106,17 +107,26 @@ def kills(folder: Path, share: float) -> Rig:
 
 
 def hostile(folder: Path, share: float) -> Rig:
+    return drawn("runs of hostile replies and tool results", hostile_runs.check, int(10_000 * share))
+
+
+def leaks(folder: Path, share: float) -> Rig:
+    return drawn("runs whose tools give a secret away", hostile_secrets.check, int(500 * share))
+
+
+def drawn(what: str, check_all: Callable[[Path, int, int], None], goal: int) -> Rig:
+    """A rig of runs that hypothesis draws."""
+
     def check(case: str, there: Path) -> Outcome:
         try:
-            hostile_runs.check(there, RUNS_A_CASE, int(case))
+            check_all(there, RUNS_A_CASE, int(case))
         except AssertionError as failure:
             return Outcome(RUNS_A_CASE, ["\n".join([str(failure), *getattr(failure, "__notes__", [])])])
         finally:
             close_stores()
         return Outcome(RUNS_A_CASE, [])
 
-    cases = [str(seed) for seed in range(10_000 // RUNS_A_CASE)]
-    return Rig("runs of hostile replies and tool results", cases, check, int(10_000 * share))
+    return Rig(what, [str(seed) for seed in range(-(-goal // RUNS_A_CASE))], check, goal)
 
 
 def forgeries(folder: Path, share: float) -> Rig:
@@ -226,6 +236,7 @@ RIGS: dict[str, Callable[[Path, float], Rig]] = {
     "kills": kills,
     "events": events,
     "hostile": hostile,
+    "secrets": leaks,
     "forgeries": forgeries,
     "growth": parsers,
     "cancels": partial(cancels, server=False),

@@ -7,6 +7,7 @@ import json
 import random
 import sys
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from closeout import Agent, Decision, tool
 from closeout.errors import CloseoutError, ResumeRefused
 from closeout.journal import events as ev
-from closeout.journal.store import close_store, open_store
+from closeout.journal.store import Store, close_store, open_store
 from closeout.run.waiting import call_digest, pending_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from closeout.tools.tool import Tool
@@ -103,49 +104,81 @@ def an_edit(chance: random.Random, arguments: dict[str, Any]) -> dict[str, Any] 
     )
 
 
-@pytest.mark.parametrize("seed", range(6))
+Approved = tuple[str, str | None]  # what was approved, and the arguments that the person gave instead
+
+
+@dataclass
+class Watched:
+    """A run, what a person approved in it, and for which of that a call was made."""
+
+    run_id: str
+    given: Counter[Approved] = field(default_factory=Counter)
+    used: Counter[Approved] = field(default_factory=Counter)
+    copied: Counter[Approved] = field(default_factory=Counter)  # with a fork: of calls that the first run made
+
+    def events(self, store: Store) -> list[ev.Event]:
+        return [row.event for row in store.rows(self.run_id)]
+
+    def approved(self, store: Store) -> Counter[Approved]:
+        made = [each for each in self.events(store) if isinstance(each, ev.DecisionMade) and each.verdict == "approve"]
+        return Counter((each.digest, each.arguments) for each in made) - self.copied
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 135])
 async def test_every_call_is_one_that_was_approved(tmp_path: Path, seed: int) -> None:
     chance, shop = random.Random(seed), Shop(tmp_path)
-    names, store = list(shop.versions), open_store(tmp_path)
+    names, store, forks = list(shop.versions), open_store(tmp_path), 0
     for number in range(6):
-        run_id, given, used = f"r{number}", list[tuple[str, str | None]](), list[tuple[str, str | None]]()
-        version = chance.choice(names)
-        await shop.agent(version).run("Pay.", run_id=run_id)
+        runs, version = [Watched(f"r{number}")], chance.choice(names)
+        await shop.agent(version).run("Pay.", run_id=f"r{number}")
         for _ in range(12):
+            run, paid = chance.choice(runs), len(shop.paid)
             decisions: dict[str, Decision] = {}
-            for pending in pending_decisions(store.rows(run_id)):
+            for pending in pending_decisions(store.rows(run.run_id)):
                 verdict: Any = chance.choice(["approve"] * 4 + ["deny", None])
                 edit = an_edit(chance, dict(pending.arguments)) if verdict == "approve" else None
                 if verdict is not None:
                     decisions[pending.id] = Decision(verdict=verdict, arguments=edit, hash=pending.hash)
                 if verdict == "approve":
-                    given.append((pending.hash, None if edit is None else json.dumps(edit)))
+                    run.given[pending.hash, None if edit is None else json.dumps(edit)] += 1
             version = chance.choice([version, version, *names])
-            agent, mode, paid = shop.agent(version), chance.choice(MODES), len(shop.paid)
-            result = await cut_off(chance.choice([2, 4, 6, *[1_000] * 9]), agent, run_id, decisions=decisions, **mode)
+            agent, mode = shop.agent(version), chance.choice(MODES)
+            result = await cut_off(chance.choice([2, 4, 6, *[1_000] * 9]), agent, run.run_id, decisions, **mode)
             assert isinstance(result, CloseoutError | asyncio.CancelledError) or result.status, result
-            events = [row.event for row in store.rows(run_id)]
-            asked = {each.digest: each for each in events if isinstance(each, ev.DecisionRequested)}
-            approved = [
-                (each.digest, each.arguments)
-                for each in events
-                if isinstance(each, ev.DecisionMade) and each.verdict == "approve"
-            ]
-            assert Counter(approved) <= Counter(given), "nothing is approved that the person did not approve"
+            approved = run.approved(store)
+            asked = {each.digest: each for each in run.events(store) if isinstance(each, ev.DecisionRequested)}
+            assert approved <= run.given, "nothing is approved that the person did not approve"
             keeps = mode.get("on_change", "keep") == "keep" and "despite_changes" not in mode
             for called, arguments in shop.paid[paid:]:
                 fits = [
                     (digest, edit)
-                    for digest, edit in (Counter(approved) - Counter(used)).elements()
+                    for digest, edit in (approved - run.used).elements()
                     if arguments == declared(called, json.loads(edit or asked[digest].arguments))
                     and (keeps or same(shop, called, shop.shown(asked[digest])))
                 ]
-                assert fits, (run_id, mode, called, arguments, approved, used)
-                used.append(fits[0])
+                assert fits, (run.run_id, mode, called, arguments, approved, run.used)
+                run.used[fits[0]] += 1
             if getattr(result, "status", "") == "answered":
                 break
+            if chance.random() < 0.3:
+                made = len(shop.paid)
+                runs += await forked(chance, shop.agent(chance.choice([version, *names])), run.run_id, store)
+                assert len(shop.paid) == made, "a fork makes no call that nobody approved in it"
+        forks += len(runs) - 1
     assert len(shop.paid) > 1
+    assert forks
     close_store(tmp_path)
+
+
+async def forked(chance: random.Random, agent: Agent, run_id: str, store: Store) -> list[Watched]:
+    """A fork of a run at one of its events. It begins with the approvals of the calls that were made before."""
+    at = chance.randrange(sum(1 for _ in store.rows(run_id)))
+    try:
+        fork = Watched((await agent.fork(run_id, at=f"e{at}")).run_id)
+    except CloseoutError:  # nothing is left to do there, or the agents differ
+        return []
+    fork.copied = fork.approved(store)
+    return [fork]
 
 
 async def test_a_run_stops_rather_than_ask_again_for_a_call_that_was_made(tmp_path: Path) -> None:
@@ -163,7 +196,7 @@ async def test_a_run_stops_rather_than_ask_again_for_a_call_that_was_made(tmp_pa
     assert len(shop.paid) == 3
 
 
-async def cut_off(after: int, agent: Agent, run_id: str, **options: Any) -> Any:
+async def cut_off(after: int, agent: Agent, run_id: str, decisions: dict[str, Decision], **options: Any) -> Any:
     """The result of resuming a run, or how it failed; it is cancelled after so many events."""
     left = iter(range(after))
 
@@ -171,7 +204,7 @@ async def cut_off(after: int, agent: Agent, run_id: str, **options: Any) -> Any:
         if next(left, None) is None:
             asyncio.get_running_loop().call_soon(resumed.cancel)
 
-    resumed = asyncio.ensure_future(agent.resume(run_id, listeners=[cancel], **options))
+    resumed = asyncio.ensure_future(agent.resume(run_id, decisions=decisions, listeners=[cancel], **options))
     return (await asyncio.gather(resumed, return_exceptions=True))[0]
 
 

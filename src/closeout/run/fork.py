@@ -225,15 +225,16 @@ def _whole(rows: Sequence[Row], end: int) -> list[Row]:
 
 
 def _without_open_permits(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows without the approvals and signals of calls that have no result in them: each is for one call."""
-    finished = {(row.event.agent, row.event.handle) for row in rows if isinstance(row.event, ToolFinished)}
-    return [
-        row
-        for row in rows
-        if not isinstance(row.event, DecisionMade)
-        or row.event.verdict not in ("approve", "signal")
-        or (row.event.agent, row.event.request.partition(".")[0]) in finished
-    ]
+    """Return the rows without the approvals and signals that no result of their call follows: each is for one call."""
+    kept, finished = list[Row](), set[tuple[str, str]]()
+    for row in reversed(rows):
+        event = row.event
+        if isinstance(event, ToolFinished):
+            finished.add((event.agent, event.handle))
+        permit = event if isinstance(event, DecisionMade) and event.verdict in ("approve", "signal") else None
+        if permit is None or (permit.agent, permit.request.partition(".")[0]) in finished:
+            kept.append(row)
+    return kept[::-1]
 
 
 def _with_results(run_id: str, rows: Sequence[Row], results: Mapping[str, Any]) -> list[Row]:
