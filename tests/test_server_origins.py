@@ -340,7 +340,7 @@ async def test_a_refusal_of_tools_is_learned_for_one_key_and_expires(
         assert [await ask(client, key) for key in ("a", "a", "b")] == [200, 200, 200]
         assert had_tools == [True, False, False, True, False]
         had_tools.clear()
-        monkeypatch.setattr("closeout.server.proxy.LEARNED_SECONDS", 0.0)
+        monkeypatch.setattr("closeout.server.lessons.LEARNED_SECONDS", 0.0)
         assert [await ask(client, key) for key in ("c", "c")] == [200, 200]
         assert had_tools == [True, False, True, False]
 
