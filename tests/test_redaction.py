@@ -25,6 +25,8 @@ HELLO = ModelRequest(messages=[Message(role="user", content="Hello")])
         ("Incorrect API key provided: sk-proj-abcdefghijklmnop1234.", "Incorrect API key provided: ***."),
         ("Authorization: Bearer abc.def-ghi_jkl", "Authorization: Bearer ***"),
         ("http://user:hunter22@host/v1", "http://***@host/v1"),
+        ("https://host/mcp?a=1&access_token=abc#x, ?key=b", "https://host/mcp?a=1&access_token=***#x, ?key=***"),
+        ("https://host/?keyword=tea&monkey=1", "https://host/?keyword=tea&monkey=1"),
         ("python server.py --api-key=abc --verbose", "python server.py --api-key=*** --verbose"),
         ("sk-ill, task-force and hf_model are words", "sk-ill, task-force and hf_model are words"),
         (f"a {KEY} b", "a *** b"),

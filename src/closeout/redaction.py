@@ -13,10 +13,9 @@ REDACTED = "***"
 SHORTEST = 8
 # Servers cut off or mask what they echo: a text that starts like a secret is one.
 _START = 8
-_SECRET_NAME = re.compile(
-    r"(?:^|[^a-z])(?:api[-_]?key|key|token|secret|password|passwd|pwd|auth|authorization|credentials?|cookie)$",
-    re.IGNORECASE,
-)
+_NAMES = "(?:api[-_]?key|key|token|secret|password|passwd|pwd|auth|authorization|credentials?|cookie)"
+_SECRET_NAME = re.compile(f"(?:^|[^a-z]){_NAMES}$", re.IGNORECASE)
+_IN_QUERY = re.compile(rf"([?&](?:[\w.-]*[-_.])?{_NAMES}=)[^&#\s\"']+", re.IGNORECASE)
 # Mappings whose values are all secrets: the environment and the headers of an MCP server.
 _SECRET_MAPPINGS = frozenset({"env", "headers"})
 # Keys that can be recognised: OpenAI and Anthropic (sk-), Groq, Hugging Face, GitHub, GitLab, xAI, Replicate, Google,
@@ -45,13 +44,15 @@ def redact(value: Any, secrets: Iterable[str] = ()) -> Any:
 
     Returns:
         A text for a text; new lists and dicts for lists and mappings. In a mapping, the value of a key that names a
-        secret (`api_key`, `Authorization`) is replaced whole, and so are all values under `env` and `headers`.
+        secret (`api_key`, `Authorization`) is replaced whole, and so are all values under `env` and `headers`. So are
+        the parameters of such names in an address.
     """
     if isinstance(value, str):
         for secret in secrets:
             start = secret[:_START] if len(secret) > _START else secret
             if start in value:
                 value = re.sub(re.escape(start) + r"[\w~+/=.-]*\b", REDACTED, value)
+        value = _IN_QUERY.sub(rf"\1{REDACTED}", value) if "=" in value else value
         return _without_known(value, lambda secret: REDACTED)
     if isinstance(value, Mapping):
         return {key: _redact_entry(str(key), item, secrets) for key, item in value.items()}
