@@ -472,7 +472,7 @@ def serve(
         list[str] | None, typer.Option(help="A header that it reads, recorded with the run; may be repeated")
     ] = None,
     as_mcp: Annotated[bool, typer.Option("--mcp", help="Offer the agent as an MCP tool on stdin and stdout")] = False,
-    description: Annotated[str | None, typer.Option(help="With --mcp: what the tool is for")] = None,
+    description: Annotated[str | None, typer.Option(help="What the agent is for, told to MCP clients")] = None,
 ) -> int:
     """Serve an agent: OpenAI's Chat Completions and Responses APIs, its own API, or MCP."""
     import asyncio
@@ -513,7 +513,7 @@ def serve(
         def stopping() -> None:
             servers.say("Stopping. Runs that do not end in time are resumed at the next start.")
 
-        app = agent_app(served, address=host, keys=server_keys)
+        app = agent_app(served, address=host, keys=server_keys, description=description or "")
         try:
             await serve_until_stopped(app, host, port, on_ready=ready, before_stop=stopping)
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import sys
 from collections.abc import Sequence
 from itertools import count
@@ -38,8 +37,6 @@ KEY_VARIABLE = "CLOSEOUT_SERVER_KEY"
 UPSTREAM_KEY = "CLOSEOUT_UPSTREAM_KEY"
 APIS = ("auto", "openai", "anthropic")
 PROXY_DIALECTS = ("auto", "text")
-# The description of the MCP tool.
-DESCRIPTION = "An agent that works on a task with tools of its own until it has an answer."
 
 
 def usable_keys(file: str | None, address: str) -> tuple[str, ...]:
@@ -99,13 +96,14 @@ def serve_mcp(options: RunOptions, *, name: str | None, description: str | None)
     from closeout.journal.events import Event, ToolStarted
     from closeout.journal.subscribers import Progress
     from closeout.run.subagents import may_destroy
+    from closeout.server.mcp_endpoint import TOOL_DESCRIPTION, tool_name
     from closeout.tools.mcp_server import serve_tools
     from closeout.tools.run_context import RunContext
     from closeout.tools.tool import tool
 
     agent = make_agent(options)
     agent.plan().given(None)  # refuses an agent without the dependencies that it needs
-    tool_name = re.sub(r"\W+", "_", name or name_of(agent, options.agent)).strip("_") or "agent"
+    offered_name = tool_name(name or name_of(agent, options.agent))
 
     async def ask(task: str) -> dict[str, Any]:
         """Run the agent.
@@ -129,9 +127,9 @@ def serve_mcp(options: RunOptions, *, name: str | None, description: str | None)
         async with agent:
             destructive = may_destroy(agent.plan())
             as_tool = tool(
-                name=tool_name, description=description or DESCRIPTION, timeout=None, destructive=destructive
+                name=offered_name, description=description or TOOL_DESCRIPTION, timeout=None, destructive=destructive
             )
-            await serve_tools([as_tool(ask)], name=tool_name)
+            await serve_tools([as_tool(ask)], name=offered_name)
 
     asyncio.run(serve())
     return OK

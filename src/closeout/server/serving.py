@@ -17,6 +17,7 @@ from closeout.server.anthropic_chat import add_messages
 from closeout.server.api_errors import api_errors, log
 from closeout.server.app import LOOPBACK_HOSTS, create_app
 from closeout.server.host import AgentHost
+from closeout.server.mcp_endpoint import add_mcp
 from closeout.server.openai_chat import add_chat
 from closeout.server.proxy import Proxy
 from closeout.server.responses import add_responses
@@ -32,13 +33,16 @@ IDLE_SECONDS = 20.0  # seconds until a connection without a whole request header
 LOG_SECONDS = 10.0  # seconds between two reports that no connection can be accepted
 
 
-def agent_app(host: AgentHost, *, address: str = "127.0.0.1", keys: Sequence[str] = ()) -> web.Application:
+def agent_app(
+    host: AgentHost, *, address: str = "127.0.0.1", keys: Sequence[str] = (), description: str = ""
+) -> web.Application:
     """Create the application that serves an agent. It enters and leaves the host.
 
     Args:
         host: Executes the runs.
         address: Where the server listens.
         keys: The keys of which a client must send one; none if everybody at this address is trusted.
+        description: What the agent is for, told to MCP clients.
 
     Raises:
         ConfigError: Other computers could use the agent without a key.
@@ -50,6 +54,7 @@ def agent_app(host: AgentHost, *, address: str = "127.0.0.1", keys: Sequence[str
     add_chat(app, host)
     add_messages(app, host)
     add_runs_api(app, host)
+    add_mcp(app, host, description)
     _add_health(app, host)
     if is_loopback(address) and not keys:  # everybody who can reach the viewer may see all runs
         add_viewer(app, host=host)

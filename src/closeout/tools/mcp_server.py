@@ -1,13 +1,13 @@
-"""Serve `@tool` functions over MCP on stdin and stdout: `closeout mcp` serves the web tools."""
+"""Serve `@tool` functions over MCP: on stdin and stdout, where `closeout mcp` serves the web tools, or over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from closeout.errors import ToolError
 from closeout.messages import ToolPolicy, ToolSpec
@@ -16,8 +16,12 @@ from closeout.results.tool_output import ToolOutput
 from closeout.tools.manager import AnyTool
 from closeout.tools.mcp_client import POLICY_KEY, STATED_FIELDS, require_mcp
 from closeout.tools.run_context import reporting_to
+from closeout.version import VERSION
 
-__all__ = ["serve_tools"]
+if TYPE_CHECKING:
+    from mcp.server.lowlevel import Server
+
+__all__ = ["make_server", "serve_tools"]
 
 _DEFAULT = ToolPolicy()
 SIGN_OF_LIFE = 5.0  # seconds between two messages on a call; clients give up after 60 without one
@@ -39,8 +43,29 @@ async def serve_tools(tools: Iterable[AnyTool], *, name: str = "closeout", instr
         UsageError: The extra `mcp` is not installed.
     """
     require_mcp()
-    from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
+
+    server = make_server(tools, name=name, instructions=instructions)
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+def make_server(
+    tools: Iterable[AnyTool],
+    *,
+    name: str = "closeout",
+    instructions: str | None = None,
+    around: Callable[[Any], AbstractContextManager[object]] = nullcontext,
+) -> Server[Any]:
+    """Return a server of the `mcp` library that offers tools, for any transport.
+
+    Args:
+        tools: The tools.
+        name: The server's name.
+        instructions: What a client's model should know about the tools.
+        around: Called with the library's context of each call; entered while the call runs.
+    """
+    from mcp.server.lowlevel import Server
     from mcp.types import CallToolRequestParams, CallToolResult, ListToolsResult, TextContent
 
     offered = {tool.spec.name: tool for tool in tools}
@@ -55,7 +80,8 @@ async def serve_tools(tools: Iterable[AnyTool], *, name: str = "closeout", instr
             return CallToolResult(content=[TextContent(text=text)], is_error=True)
         try:
             async with asyncio.timeout(tool.spec.policy.timeout), _sending_progress(context.session.report_progress):
-                value = await tool.call(parameters.arguments or {})
+                with around(context):
+                    value = await tool.call(parameters.arguments or {})
         except Exception as error:
             reason = str(error) if isinstance(error, (ToolError, OSError)) else f"{type(error).__name__}: {error}"
             text = f"Error executing tool {parameters.name}: {reason or type(error).__name__}"
@@ -66,9 +92,7 @@ async def serve_tools(tools: Iterable[AnyTool], *, name: str = "closeout", instr
             content=[TextContent(text=text)], structured_content=plain if isinstance(plain, dict) else None
         )
 
-    server: Server[Any] = Server(name, instructions=instructions, on_list_tools=list_tools, on_call_tool=call_tool)
-    async with stdio_server() as (read, write):
-        await server.run(read, write, server.create_initialization_options())
+    return Server(name, version=VERSION, instructions=instructions, on_list_tools=list_tools, on_call_tool=call_tool)
 
 
 @asynccontextmanager

@@ -1,0 +1,153 @@
+"""A served agent as an MCP tool over Streamable HTTP, for clients of the newest protocol and of older ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from closeout import Agent, tool
+from closeout.testing import ScriptedClient, answer, call
+from closeout.tools.manager import ToolManager
+from serving import Served, serving
+
+KEY = "key-of-a-client"
+OTHER = "key-of-another"
+moments: dict[str, asyncio.Event] = {}
+
+
+@pytest.fixture(autouse=True)
+async def _fresh() -> None:
+    moments.update(started=asyncio.Event(), progressed=asyncio.Event())
+
+
+@tool(read_only=True)
+async def look_up(word: str) -> str:
+    """Look a word up."""
+    await asyncio.wait_for(moments["progressed"].wait(), 20)
+    return f"about {word}"
+
+
+@tool(read_only=True, timeout=None)
+async def wait_long() -> str:
+    """Wait."""
+    moments["started"].set()
+    await asyncio.sleep(60)
+    return "too late"
+
+
+@tool(destructive=True, approval="always")
+async def erase(name: str) -> str:
+    """Erase a file."""
+    return f"erased {name}"
+
+
+@asynccontextmanager
+async def client_of(served: Served, mode: Any = "auto", key: str = KEY) -> AsyncIterator[Client]:
+    headers = {"Authorization": f"Bearer {key}"}
+    async with (
+        httpx2.AsyncClient(headers=headers) as http,
+        Client(streamable_http_client(f"{served.url}/mcp", http_client=http), mode=mode) as client,
+    ):
+        yield client
+
+
+def agent(*script: Any, tools: list[Any] | None = None) -> Agent[Any]:
+    return Agent(ScriptedClient(list(script)), tools=tools or [look_up], name="oracle")
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_client_calls_the_agent_and_hears_of_its_progress(mode: str) -> None:
+    heard: list[str | None] = []
+
+    async def hear(done: float, total: float | None, message: str | None) -> None:
+        heard.append(message)
+        moments["progressed"].set()
+
+    async with serving(agent(call("look_up", word="tea"), answer("42")), keys=[KEY]) as served:
+        async with client_of(served, mode) as client:
+            (offered,) = (await client.list_tools()).tools
+            assert offered.name == "oracle"
+            assert offered.annotations is not None
+            assert (offered.annotations.read_only_hint, offered.annotations.destructive_hint) == (False, False)
+            result = await client.call_tool("oracle", {"task": "How much?"}, progress_callback=hear)
+        assert result.structured_content is not None
+        assert result.structured_content["answer"] == "42"
+        run = await served.http.get(
+            f"{served.base_url}/runs/{result.structured_content['run_id']}", headers={"x-api-key": KEY}
+        )
+        assert (await run.json())["status"] == "answered"
+    assert heard[0] == "1: look_up"
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_call_that_its_client_gives_up_cancels_the_run(mode: str) -> None:
+    async with serving(agent(call("wait_long"), tools=[wait_long])) as served, client_of(served, mode) as client:
+        asked = asyncio.create_task(client.call_tool("oracle", {"task": "Wait."}))
+        await asyncio.wait_for(moments["started"].wait(), 20)
+        (record,) = served.host.store.runs(1)
+        asked.cancel()
+        await served.host.wait(record.run_id, 20)
+        assert served.host.store.run(record.run_id).status == "cancelled"
+
+
+async def test_closeouts_own_client_uses_a_served_agent_and_reads_what_it_may_do() -> None:
+    async with serving(agent(call("erase", name="a"), tools=[erase])) as served:
+        server = {"name": "helper", "url": f"{served.url}/mcp"}
+        async with ToolManager(mcp_servers=[server], approval="never") as manager:
+            (spec,) = manager.specs()
+            assert spec.policy.destructive
+            waits = await manager.execute_tool_call("helper", "oracle", {"task": "Erase a."})
+            (record,) = served.host.store.runs(1)
+            assert f"waits for a person. To decide: closeout approve {record.run_id}" in waits["error"]
+
+
+async def test_only_clients_with_a_key_and_no_foreign_pages_are_served() -> None:
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
+    headers = {
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": "2026-07-28",
+        "Mcp-Method": "tools/list",
+    }
+    async with serving(agent(), keys=[KEY, OTHER]) as served:
+
+        async def status(**more: str) -> int:
+            sent = {**headers, **{name.replace("_", "-"): value for name, value in more.items()}}
+            message = {**body, "params": {"_meta": meta}}
+            async with served.http.post(f"{served.url}/mcp", json=message, headers=sent) as response:
+                await response.read()
+                return response.status
+
+        assert await status(x_api_key=KEY) == 200
+        assert await status() == 401
+        assert await status(x_api_key=KEY, Origin="https://evil.example.org") == 403
+        assert await status(x_api_key=KEY, Origin=served.url) == 200
+        assert await status(x_api_key=KEY, Host="evil.example.org") == 403
+        assert await status(x_api_key=KEY, Mcp_Method="tools/call") == 400
+
+
+async def test_a_session_belongs_to_the_key_that_began_it() -> None:
+    async with serving(agent(), keys=[KEY, OTHER]) as served:
+        about = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        begin = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}
+        headers = {"Accept": "application/json, text/event-stream", "x-api-key": KEY}
+        async with served.http.post(f"{served.url}/mcp", json=begin, headers=headers) as response:
+            assert "oracle" in await response.text()
+            session = response.headers["mcp-session-id"]
+        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+        for key, expected in ((KEY, 200), (OTHER, 404)):
+            sent = {**headers, "x-api-key": key, "mcp-session-id": session}
+            async with served.http.post(f"{served.url}/mcp", json=ping, headers=sent) as response:
+                assert response.status == expected
+        async with served.http.post(
+            f"{served.url}/mcp", data=json.dumps(ping), headers={**headers, "Content-Type": "text/plain"}
+        ) as response:
+            assert 400 <= response.status < 500
