@@ -226,7 +226,7 @@ async def test_a_run_without_a_login_names_the_command_and_can_be_resumed_after_
     assert failed.status == "failed"
     assert f"closeout mcp login {guarded.url}" in str(failed.error)
     await sign_in_once(guarded)
-    resumed = await agent.resume(failed.run_id, on_change="take")
+    resumed = await agent.resume(failed.run_id)
     assert resumed.answer == "text of a"
     kept = json.loads(login_files()[0].read_text())["tokens"]
     assert kept["access_token"].encode() not in recorded_bytes()

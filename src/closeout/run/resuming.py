@@ -12,6 +12,7 @@ from closeout.journal.events import (
     DecisionRequested,
     Event,
     InstructionsWritten,
+    ModelRequested,
     RunResumed,
     RunStarted,
     ToolFinished,
@@ -56,6 +57,9 @@ class Continuation:
     problem: str = ""
     remedy: str = ""
     event: int | None = None
+
+
+_EFFECTS = (ModelRequested, ToolStarted, DecisionRequested)
 
 
 async def resume_run(
@@ -144,8 +148,8 @@ async def _continued(
         return replace(
             how, problem="; ".join(how.differences), remedy="Resume it with that agent, or with on_change='keep'."
         )
-    if on_change == "take":
-        return await _tried(how, rows, run_id, load)
+    if on_change == "take" or not any(isinstance(row.event, _EFFECTS) for row in rows):
+        return await _tried(how, rows, run_id, load)  # a run that has done nothing yet has nothing to keep
     kept, misfits = _kept(plan, rows)
     if misfits:
         name, why = next(iter(misfits.items()))
