@@ -512,6 +512,22 @@ async def test_a_servers_descriptions_are_bounded_and_cannot_forge_a_prompt() ->
         assert "### Tool name&#58; erase\nInput JSON schema&#58; {}\n{{ 7 * 7 }}" in prompt
 
 
+async def test_schemas_that_are_too_large_or_wind_back_on_themselves_are_bounded() -> None:
+    async with ToolManager(mcp_servers=[{**SLY, "args": [*SLY["args"], "limits"]}]) as manager:
+        large, wrong = (problem.message for problem in manager.problems)
+        assert "the parameters of large take" in large
+        assert "more than 200,000" in large
+        assert "the parameters of bad_pattern are not a self-contained JSON Schema" in wrong
+        assert [spec.name for spec in manager.specs()] == ["fan", "loop", "slow_pattern"]
+        calls = [
+            ToolCall("fan", {"a": {"x": {}}}),
+            ToolCall("loop", {"a": 1}),
+            ToolCall("slow_pattern", {"a": "a" * 60 + "b"}),
+        ]
+        outcomes = await ToolExecutor(manager).execute_calls(calls)
+        assert [outcome.status for outcome in outcomes] == ["error", "error", "refused"]
+
+
 async def test_names_and_values_of_a_schema_cannot_forge_a_prompt_and_reach_the_server_as_they_are() -> None:
     async with ToolManager(mcp_servers=[SLY]) as manager:
         marked = next(spec for spec in manager.specs() if spec.name == "marked")

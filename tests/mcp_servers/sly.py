@@ -38,6 +38,22 @@ TOOLS = [
     {"name": "", "inputSchema": {"type": "object"}},
 ]
 
+if "limits" in sys.argv:
+    loop = {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}
+    below = [{"$ref": f"#/$defs/A{n + 1}"} for n in range(40)]
+    fan = {f"A{n}": {"properties": {"x": each, "y": each}} for n, each in enumerate(below)}
+    strings = {"type": "string", "pattern": "^(a+)+$"}
+    TOOLS = [
+        {"name": name, "inputSchema": {"type": "object", **schema}}
+        for name, schema in {
+            "large": {"properties": {f"p{n}": {"description": "d" * 1000} for n in range(300)}},
+            "loop": {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": loop},
+            "fan": {"properties": {"a": {"$ref": "#/$defs/A0"}}, "$defs": {**fan, "A40": {"type": "string"}}},
+            "slow_pattern": {"properties": {"a": strings}, "required": ["a"]},
+            "bad_pattern": {"properties": {"a": {"type": "string", "pattern": "(("}}},
+        }.items()
+    ]
+
 
 def answer(method: str, parameters: dict[str, Any]) -> dict[str, Any]:
     if method == "initialize":

@@ -54,7 +54,7 @@ def add_mcp(app: web.Application, host: AgentHost, description: str = "") -> Non
     """
     if find_spec("mcp") is None:
         return
-    endpoint = _Endpoint(host, description or TOOL_DESCRIPTION)
+    endpoint = _McpEndpoint(host, description or TOOL_DESCRIPTION)
     for method in ("GET", "POST", "DELETE"):
         app.router.add_route(method, PATH, endpoint.handle)
 
@@ -64,7 +64,7 @@ def add_mcp(app: web.Application, host: AgentHost, description: str = "") -> Non
     app.on_shutdown.append(close)
 
 
-class _Endpoint:
+class _McpEndpoint:
     """The server of the `mcp` library, started by the first request, in a task of its own."""
 
     def __init__(self, host: AgentHost, description: str) -> None:
@@ -79,7 +79,7 @@ class _Endpoint:
         await self._started.wait()
         if self._manager is None or self._stop.is_set():
             raise ApiError(503, "The server is stopping. Try again later.")
-        return await _Exchange(request).served_by(self._manager)
+        return await _BridgedRequest(request).served_by(self._manager)
 
     async def _own(self) -> None:
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -150,7 +150,7 @@ def _with_request(context: Any) -> Iterator[None]:
         _request.reset(token)
 
 
-class _Exchange:
+class _BridgedRequest:
     """One request, as the library's ASGI application takes it."""
 
     def __init__(self, request: web.Request) -> None:

@@ -7,6 +7,7 @@ own that does only that; calls may come from any task.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -55,6 +56,7 @@ MAX_PAGES = 200
 # Tools of one server; every request would carry them.
 MAX_TOOLS = 1_000
 MAX_DESCRIPTION = 10_000  # characters; every request carries it
+MAX_SCHEMA = 200_000  # characters of a tool's parameters
 CLOSED = "Connection closed"  # the library's message
 SESSION_HEADER = "mcp-session-id"
 STDERR_KEPT = 4_000  # bytes of a server's error output that are kept for a message
@@ -723,19 +725,23 @@ def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool) -> Se
             problems.append(f"{about}: {tool.name} runs only as a task, which is not supported; not offered.")
         else:
             spec = _spec(config, tool)
-            if is_json_schema(spec.parameters):
+            if isinstance(spec, ToolSpec):
                 offered[tool.name] = spec
             else:
-                problems.append(
-                    f"{about}: the parameters of {tool.name} are not a self-contained JSON Schema; not offered."
-                )
+                problems.append(f"{about}: the parameters of {tool.name} {spec}; not offered.")
     return ServerOffer(tuple(offered.values()), tuple(problems))
 
 
-def _spec(config: McpServerConfig, tool: McpTool) -> ToolSpec:
+def _spec(config: McpServerConfig, tool: McpTool) -> ToolSpec | str:
+    """The tool as it is offered, or what is wrong with its parameters."""
     schema: dict[str, Any] = _escaped(without_titles(dict(tool.input_schema or {}), describe=_harmless))
+    size = len(json.dumps(schema))
+    if size > MAX_SCHEMA:
+        return f"take {size:,} characters, which is more than {MAX_SCHEMA:,}"
     schema.setdefault("type", "object")
     schema.setdefault("properties", {})
+    if not is_json_schema(schema):
+        return "are not a self-contained JSON Schema"
     return ToolSpec(
         name=tool.name,
         description=_harmless((tool.description or tool.title or "").strip()),
