@@ -25,6 +25,7 @@ from closeout.evaluate import (
     Report,
     compare,
     compare_all,
+    edit_score,
     evaluate,
     load_report,
     rescore,
@@ -583,3 +584,31 @@ def test_tools_that_the_agent_does_not_have_are_refused_before_anything_runs() -
     with pytest.raises(UsageError, match=problem):
         asyncio.run(evaluate(Agent(client, [add, double]), tasks, name="tools"))
     assert client.requests == []
+
+
+def test_an_edited_score_keeps_the_original_also_when_the_trials_are_scored_again(home: Path) -> None:
+    client = ScriptedClient(lambda view: answer("0"))
+    tasks = [{"id": f"t{n}", "question": f"{n}?", "answer": n} for n in range(3)]
+    report = asyncio.run(evaluate(Agent(client, home=True), tasks, scorer=("exact", "includes"), name="x"))
+    assert (report.totals.correct, report.edited) == (1, 0)
+    edited = edit_score("x", "t2", 1.0, reason="2 and 0 were both asked for.")
+    edited = edit_score("x", "t2", 0.5, reason="Half of it. 一半。")  # a second edit: the original is the scorer's
+    assert (edited.score.mean, edited.totals.correct, edited.edited) == (0.5, 1, 1)
+    assert "edited by hand" in str(edited)
+    (trial,) = [each for each in edited.trials if each.task_id == "t2"]
+    assert trial.scores["exact"].reason == "Edited: Half of it. 一半。"
+    assert load_report("x", scorer="exact (original)").score.mean == report.score.mean
+    assert load_report("x", scorer="includes").edited == 0
+    again = asyncio.run(rescore("x", "exact"))
+    assert (again.score.mean, again.edited) == (0.5, 1)
+    back = edit_score("x", "t2", None)
+    assert (back.score, back.edited, back.scorers) == (report.score, 0, ["exact", "includes"])
+    for wrong, said in (
+        ({"task_id": "t9"}, "no trial 1 of a task 't9'"),
+        ({"epoch": 2}, "no trial 2"),
+        ({"scorer": "f1"}, "f1 has not scored"),
+        ({"reason": " "}, "needs a reason"),
+        ({"value": 2}, "from 0 to 1"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            edit_score("x", **{"task_id": "t1", "value": 1.0, "reason": "r", **wrong})  # type: ignore[arg-type]

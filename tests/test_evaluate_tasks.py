@@ -26,6 +26,25 @@ def test_the_formats_hold_the_same_tasks(tmp_path: Path) -> None:
     assert load_tasks(RECORDS, fields=FIELDS) == load_tasks(tmp_path / "a.jsonl", fields=FIELDS)
 
 
+def test_a_saved_data_set_is_read(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    folder = tmp_path / "set" / "test"
+    folder.mkdir(parents=True)
+    table = pyarrow.Table.from_pylist(RECORDS)
+    with pyarrow.ipc.new_stream(folder / "data-00000-of-00001.arrow", table.schema) as writer:
+        writer.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    assert load_tasks(folder, fields=FIELDS) == load_tasks(RECORDS, fields=FIELDS)
+    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["test"]}')
+    with pytest.raises(UsageError, match=r"several splits. Name one: .*test"):
+        load_tasks(tmp_path / "set", fields=FIELDS)
+    (folder / "data-00000-of-00001.arrow").write_bytes(b"not arrow")
+    with pytest.raises(UsageError, match="not a data set that can be read"):
+        load_tasks(folder, fields=FIELDS)
+    with pytest.raises(UsageError, match=r"no state\.json"):
+        load_tasks(tmp_path, fields=FIELDS)
+
+
 def test_parquet_is_read(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

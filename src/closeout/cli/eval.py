@@ -239,6 +239,29 @@ def compare_(
     return OK
 
 
+@eval_app.command("edit")
+@guarded
+def edit_(
+    name: Name,
+    task: Annotated[str, typer.Argument(help="The id of the task")],
+    value: Annotated[float | None, typer.Option("--score", help="Your score, from 0 to 1")] = None,
+    reason: Annotated[str, typer.Option(help="Why, for those who read the report")] = "",
+    epoch: Annotated[int, typer.Option(help="Which trial of the task")] = 1,
+    scorer: Annotated[str, typer.Option("--scorer", help="Whose score to edit")] = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Remove the edit")] = False,
+    json: Json = False,
+) -> int:
+    """Put your own score in the place of a scorer's, which stays beside it."""
+    from closeout.cli.eval_reports import print_report
+    from closeout.errors import UsageError
+    from closeout.evaluate.evaluation import edit_score
+
+    if (value is None) != undo:
+        raise UsageError("Give --score with a number from 0 to 1, or --undo.")
+    print_report(edit_score(name, task, value, reason=reason, epoch=epoch, scorer=scorer), as_json=json)
+    return OK
+
+
 @eval_app.command()
 @guarded
 def score(

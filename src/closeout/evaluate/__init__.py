@@ -34,6 +34,7 @@ __all__ = [
     "WhatIfReport",
     "compare",
     "compare_all",
+    "edit_score",
     "evaluate",
     "load_report",
     "load_tasks",
@@ -46,7 +47,7 @@ __all__ = [
 _HOMES = {
     "comparison": ("Comparison", "compare", "compare_all"),
     "estimates": ("Estimate", "PairedEstimate"),
-    "evaluation": ("evaluate", "rescore", "retry"),
+    "evaluation": ("edit_score", "evaluate", "rescore", "retry"),
     "report": ("Report", "load_report"),
     "report_html": ("write_html",),
     "scorers": ("Judge", "Panel", "Scorer"),

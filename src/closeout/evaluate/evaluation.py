@@ -263,6 +263,45 @@ async def rescore(name: str, scorer: ScorerSource, *, home: Home | str | None = 
         store.close()
 
 
+def edit_score(
+    name: str,
+    task_id: str,
+    value: float | None,
+    *,
+    reason: str = "",
+    epoch: int = 1,
+    scorer: str = "",
+    home: Path | str | None = None,
+) -> Report:
+    """Put your own score in the place of a scorer's, for one trial. The scorer's stays beside it.
+
+    Reports of `SCORER (original)` show the scores without edits. Scoring again changes the original only.
+
+    Args:
+        name: The evaluation.
+        task_id: The task.
+        value: From 0 to 1; None removes the edit.
+        reason: Why, for readers of the report.
+        epoch: Which trial of the task.
+        scorer: Whose score. Defaults to the first scorer of the evaluation.
+        home: As for `rescore`.
+
+    Raises:
+        UsageError: There is no such trial, the scorer has not scored it, or the reason is missing.
+    """
+    if value is not None and not reason.strip():
+        raise UsageError("An edited score needs a reason. Say why, for those who read the report.")
+    folder = home_folder() if home is None else Path(home)
+    store = TrialStore(evaluation_file(folder, name))
+    try:
+        chosen = scorer or store.spec["scorers"][0]
+        score = None if value is None else Score(value, value >= 1, f"Edited: {reason.strip()}")
+        store.edit_score(task_id, epoch, chosen, score)
+        return read_report(store, chosen)
+    finally:
+        store.close()
+
+
 async def _score_missing(store: TrialStore, scorers: Sequence[Scorer], home: Home) -> None:
     """Score the finished trials that a scorer has not scored: those of an earlier call with other scorers."""
     for scorer in scorers:

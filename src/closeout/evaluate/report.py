@@ -23,7 +23,7 @@ from closeout.evaluate.estimates import (
     pass_hat_k,
 )
 from closeout.evaluate.tasks import EvalTask
-from closeout.evaluate.trials import Trial, TrialStore, evaluation_file
+from closeout.evaluate.trials import ORIGINAL, Trial, TrialStore, evaluation_file
 from closeout.evaluate.wording import SLICE_COLUMNS, amount, finite, markdown_table, percent, span
 from closeout.homes import as_home
 
@@ -252,6 +252,16 @@ class Report:
         reasons = Counter(score.reason for score in scores if not score.judged and score.reason)
         return reasons.most_common(SHOWN_REASONS)
 
+    @property
+    def edited(self) -> int:
+        """The number of trials whose score a person has edited."""
+        original = f"{self.scorer}{ORIGINAL}"
+        return sum(
+            original in trial.scores and trial.scores[original] is not trial.scores[self.scorer]
+            for trial in self.trials
+            if self.scorer in trial.scores
+        )
+
     def agreement(self, first: str, second: str) -> float:
         """Return Cohen's kappa of two scorers over the trials that both judged."""
         pairs = [
@@ -385,6 +395,8 @@ class Report:
         if totals.not_judged:
             found.append(("not judged", f"{totals.not_judged:,} of {totals.finished:,}, counted as wrong"))
             found += [("  because", f"{reason} ({number:,})") for reason, number in self.not_judged_reasons]
+        if self.edited:
+            found.append(("edited by hand", f"{self.edited:,}; without: --scorer '{self.scorer}{ORIGINAL}'"))
         others = [name for name in self.scorers if name != self.scorer]
         found += [(f"agreement with {name}", _kappa(self.agreement(self.scorer, name))) for name in others]
         found += self._cost_lines()

@@ -93,7 +93,8 @@ def load_tasks(
     Fields of a record that are not a task's own become its metadata.
 
     Args:
-        source: A path that ends in .jsonl, .json, .csv, .tsv or .parquet, or an iterable of tasks or mappings.
+        source: A path that ends in .jsonl, .json, .csv, .tsv or .parquet, the folder of a saved Hugging Face data set,
+            or an iterable of tasks or mappings.
         fields: Where records hold `id`, `question`, `answer`, `files` and `tools`, if they name them otherwise.
         ids: Take only the tasks with these ids.
         shuffle: Put them in the order of this seed, which is the same each time; a larger `limit` then adds tasks.
@@ -220,7 +221,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
         ".tsv": _read_csv,
         ".parquet": _read_parquet,
     }
-    reader = readers.get(path.suffix.lower())
+    reader = _read_dataset if path.is_dir() else readers.get(path.suffix.lower())
     if reader is None:
         raise UsageError(f"{path}: tasks are read from {', '.join(readers)} files.")
     try:
@@ -231,6 +232,29 @@ def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
         raise UsageError(f"{path} is not UTF-8 text.") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def _read_dataset(path: Path) -> Iterator[tuple[str, Any]]:
+    """Read a folder that `Dataset.save_to_disk` of the package `datasets` wrote; only pyarrow is needed."""
+    if (path / "dataset_dict.json").is_file():
+        splits = _parsed((path / "dataset_dict.json").read_text("utf-8"), path.name)["splits"]
+        raise UsageError(f"{path} holds several splits. Name one: {', '.join(str(path / each) for each in splits)}.")
+    if not (path / "state.json").is_file():
+        raise UsageError(f"{path} is a folder without a data set: it has no state.json. Name a file of tasks.")
+    try:
+        from pyarrow import ArrowException, ipc, memory_map
+    except ImportError:
+        raise UsageError(f"Reading {path.name} needs pyarrow: pip install 'closeout[parquet]'.") from None
+    number = 0
+    for each in _parsed((path / "state.json").read_text("utf-8"), path.name)["_data_files"]:
+        try:
+            with memory_map(str(path / Path(each["filename"]).name)) as source:
+                for batch in ipc.open_stream(source):
+                    for record in batch.to_pylist():
+                        number += 1
+                        yield f"{path.name}, row {number}", record
+        except ArrowException as error:
+            raise UsageError(f"{path} is not a data set that can be read ({error}).") from None
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:

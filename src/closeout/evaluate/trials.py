@@ -30,6 +30,7 @@ from closeout.journal.database import LOCK_SECONDS, explained, make_folder, tran
 from closeout.journal.locks import RunLocks
 
 __all__ = [
+    "ORIGINAL",
     "Claim",
     "Control",
     "Finished",
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 FOLDER = "evaluations"
+ORIGINAL = " (original)"  # follows the scorer's name where a person has edited its score
 FORMAT = 1
 _SCHEMA = """
 CREATE TABLE evaluation (
@@ -554,6 +556,11 @@ class TrialStore:
         scores: dict[int, dict[str, StoredScore]] = {}
         for trial, scorer, value, correct, judged, reason in self._query("SELECT * FROM scores"):
             scores.setdefault(trial, {})[scorer] = StoredScore(value, bool(correct), bool(judged), reason)
+        edited = {name for by_name in scores.values() for name in by_name if name.endswith(ORIGINAL)}
+        for original in edited:  # a trial that nobody has edited has one score
+            for by_name in scores.values():
+                if original not in by_name and (score := by_name.get(original.removesuffix(ORIGINAL))):
+                    by_name[original] = score
         return [_trial(row, scores.get(row[0], {})) for row in self._query(_SELECT_TRIALS)]
 
     def trial(self, run_id: str) -> tuple[EvalTask, Trial] | None:
@@ -587,10 +594,38 @@ class TrialStore:
         return [number for (number,) in found]
 
     def put_scores(self, scores: Mapping[int, Mapping[str, Score]]) -> None:
-        """Store scores by the numbers of trials."""
+        """Store scores by the numbers of trials. Where a person has edited one, the scorer's replaces the original."""
         with self._transaction() as db:
+            edited = set(db.execute("SELECT trial, scorer FROM scores WHERE scorer LIKE ?", (f"%{ORIGINAL}",)))
             for trial, by_name in scores.items():
-                self._put_scores(db, trial, by_name)
+                originals = {name: f"{name}{ORIGINAL}" for name in by_name if (trial, f"{name}{ORIGINAL}") in edited}
+                self._put_scores(db, trial, {originals.get(name, name): score for name, score in by_name.items()})
+
+    def edit_score(self, task_id: str, epoch: int, scorer: str, score: Score | None) -> None:
+        """Put a person's score in the place of a scorer's, which stays under another name; None restores it.
+
+        Raises:
+            UsageError: There is no such trial, or the scorer has not scored it.
+        """
+        original = f"{scorer}{ORIGINAL}"
+        with self._transaction() as db:
+            number = db.execute(
+                "SELECT trials.number FROM trials JOIN tasks ON tasks.number=trials.task WHERE id=? AND epoch=?",
+                (task_id, epoch),
+            ).fetchone()
+            if number is None:
+                raise UsageError(f"{self.path.stem} has no trial {epoch} of a task {task_id!r:.100}.")
+            names = {name for (name,) in db.execute("SELECT scorer FROM scores WHERE trial=?", number)}
+            if scorer not in names:
+                known = ", ".join(sorted(names)) or "none"
+                raise UsageError(f"{scorer} has not scored the trial {epoch} of {task_id!r:.100} (scored by: {known}).")
+            if original not in names and score is not None:
+                db.execute("UPDATE scores SET scorer=? WHERE trial=? AND scorer=?", (original, *number, scorer))
+            elif original in names and score is None:
+                db.execute("DELETE FROM scores WHERE trial=? AND scorer=?", (*number, scorer))
+                db.execute("UPDATE scores SET scorer=? WHERE trial=? AND scorer=?", (scorer, *number, original))
+            if score is not None:
+                self._put_scores(db, number[0], {scorer: score})
 
 
 def _stored(value: Any) -> Any:
