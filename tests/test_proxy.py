@@ -16,13 +16,27 @@ import pytest
 from aiohttp import ClientSession, web
 
 from cli_process import here
-from closeout.journal.events import Repaired, RunStarted, TurnRolledBack
+from closeout import Agent
+from closeout.evaluate import what_if
+from closeout.journal.events import ModelRequested, Repaired, RunStarted, TurnRolledBack
 from closeout.journal.store import Store, open_store
+from closeout.run.client_conversation import CONVERSATION
 from closeout.server.proxy import Proxy
 from closeout.server.proxy_record import records_written
 from closeout.server.serving import proxy_app
 from closeout.server.upstream import Upstream
-from closeout.testing import RequestView, ScriptedServer, Turn, always, answer, call, once, serve_script
+from closeout.testing import (
+    RequestView,
+    ScriptedClient,
+    ScriptedServer,
+    Turn,
+    always,
+    answer,
+    call,
+    once,
+    say,
+    serve_script,
+)
 
 PARAMETERS = {
     "type": "object",
@@ -434,6 +448,74 @@ def test_wrong_options_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None
         done = here("proxy", *arguments)
         assert done.code == 2
         assert said in done.sentence
+
+
+@pytest.mark.parametrize("api", ["chat", "messages"])
+async def test_kept_conversations_are_run_again_with_another_model(home: Path, api: str) -> None:
+    def script(view: RequestView) -> Turn | Any:
+        if "k2 is 茶" in view.text:
+            return say("5 and 茶.")
+        return call("lookup", search_term="k2" if "k1 is 5" in view.text else "k1")
+
+    async def chat(client: openai.AsyncOpenAI) -> None:
+        said: list[Any] = [
+            {"role": "system", "content": "Be exact."},
+            *({"role": role, "content": text} for role, text in (("user", "Hi"), ("assistant", "Hello"))),
+            {"role": "user", "content": "What are k1 and k2?"},
+        ]
+        while True:
+            reply: Any = await client.chat.completions.create(model="m", messages=said, tools=CHAT_TOOLS, top_p=0.5)
+            message = reply.choices[0].message
+            said.append(message.model_dump(exclude_none=True))
+            if not message.tool_calls:
+                return
+            for each in message.tool_calls:
+                term = json.loads(each.function.arguments)["search_term"]
+                text = "k1 is 5" if term == "k1" else "k2 is 茶"
+                said.append({"role": "tool", "tool_call_id": each.id, "content": text})
+
+    async def messages(client: anthropic.AsyncAnthropic) -> None:
+        said: list[Any] = [{"role": "user", "content": "What are k1 and k2?"}]
+        while True:
+            reply: Any = await client.messages.create(
+                model="m", max_tokens=100, messages=said, tools=MESSAGE_TOOLS, system="Be exact."
+            )
+            said.append({"role": "assistant", "content": reply.model_dump()["content"]})
+            calls = [each for each in reply.content if each.type == "tool_use"]
+            if not calls:
+                return
+            results = ["k1 is 5" if each.input["search_term"] == "k1" else "k2 is 茶" for each in calls]
+            content = [
+                {"type": "tool_result", "tool_use_id": each.id, "content": result}
+                for each, result in zip(calls, results, strict=True)
+            ]
+            said.append({"role": "user", "content": content})
+
+    kind = "anthropic" if api == "messages" else "openai"
+    async with proxied(home, script, keep_conversations=True, kind=kind) as server:
+        if api == "chat":
+            async with server.openai() as client:
+                await chat(client)
+        else:
+            async with server.anthropic() as other_client:
+                await messages(other_client)
+        await server.records()
+        runs = {run.run_id: next(server.store.rows(run.run_id)).event for run in server.store.each_run()}
+        assert [event.name for event in runs.values()] == [CONVERSATION, "proxy", "proxy"]
+
+        def agent(script: Any, **options: Any) -> Agent:
+            return Agent(ScriptedClient(script, name="new"), name=CONVERSATION, home=home, **options)
+
+        (case,) = (await what_if(agent(script, dialect="function_call"), 5)).cases
+        assert (case.then.calls, case.then.answer) == (case.now.calls, case.now.answer)
+        assert case.now.calls == ('lookup({"search_term": "k1"})', 'lookup({"search_term": "k2"})')
+        assert (case.task, case.changed, case.now.paid, case.then.tokens) == ("What are k1 and k2?", False, 3, None)
+        sent = next(row.event for row in server.store.rows(case.now.run_id) if isinstance(row.event, ModelRequested))
+        kept = next(row.event for row in server.store.rows(case.run_id) if isinstance(row.event, ModelRequested))
+        assert (sent.added, json.loads(sent.tools)) == (kept.added, json.loads(kept.tools))
+        other = agent(lambda view: call("lookup", search_term="k3"), dialect="function_call")
+        (case,) = (await what_if(other, 5)).cases
+        assert (case.now.left, case.now.paid) == ('lookup({"search_term": "k3"})', 1)
 
 
 async def test_the_figures_of_the_proxy(home: Path) -> None:

@@ -79,6 +79,21 @@ async def test_settings_of_the_model_count_and_are_named(world: World) -> None:
     assert case.differences[0] == "instructions differ"
 
 
+async def test_each_message_of_a_conversation_is_a_run(world: World) -> None:
+    session = world.agent(pays="never").session("talk")
+    await session.run("Was kostet 茶? Pay it.")
+    await session.run("Danke.")
+    world.paid.clear()
+    same = (await what_if(world.agent(pays="never"), 5)).cases
+    assert [(case.task, case.changed, case.now.paid) for case in same] == [
+        ("Danke.", False, 0),
+        ("Was kostet 茶? Pay it.", False, 0),
+    ]
+    (case,) = (await what_if(world.agent(pays="never", instructions="Be quick."), [same[0].run_id])).cases
+    assert (case.changed, world.paid) == (False, [])
+    assert "Was kostet 茶?" in world.models[-1].requests[0].messages[1].text
+
+
 async def test_calls_in_another_order_get_their_recorded_results(world: World) -> None:
     await recorded(world)
 

@@ -148,10 +148,13 @@ def _report(cases: list[WhatIfCase], grader: AnswerGrader | None) -> WhatIfRepor
         if case.baseline is not None and case.baseline.status != "stopped"
     }
     complete = {name for name, lane in now.items() if not lane.left}  # what a run that left needs is unknown
+    counted = [
+        {name: lanes[name].tokens for name in complete if then[name].tokens is not None} for lanes in (then, now)
+    ]
     return replace(
         report,
         grade=paired_estimate(grades(then), grades(now)),
-        tokens=_scaled(*({name: lanes[name].tokens for name in complete} for lanes in (then, now))),
+        tokens=_scaled(*({name: tokens or 0 for name, tokens in each.items()} for each in counted)),
         turns=_scaled(*({name: lanes[name].turns for name in complete} for lanes in (then, now))),
         baseline_grade=paired_estimate(grades(then), grades(again)) if again else None,
     )

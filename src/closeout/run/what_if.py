@@ -28,9 +28,10 @@ from closeout.journal.run_journal import describe_damage
 from closeout.journal.store import Row, Store
 from closeout.journal.totals import RunTotals
 from closeout.records import record
+from closeout.run.client_conversation import CONVERSATION, as_client
 from closeout.run.compare import agent_differences, first_difference
 from closeout.run.kept_lanes import KeptComparison, KeptLane
-from closeout.run.lifecycle import as_recorded, execute_run, new_started, recorded_task
+from closeout.run.lifecycle import as_recorded, beginning, execute_run, new_started, recorded_task
 from closeout.run.plan import AgentPlan
 from closeout.run.recorded_effects import CostLimit, KnownTools, RecordedEffects, WhatIfJournal, shown
 
@@ -48,7 +49,7 @@ class Lane:
         answer: Its answer.
         status: "answered", "unanswered", "failed", "left the record" or "stopped" (at the cost limit).
         turns: Its turns.
-        tokens: Tokens of its requests, also of those that were taken from the record.
+        tokens: Tokens of its requests, also of those that were taken from the record. None for a client of the proxy.
         calls: Its tool calls, agent by agent, in order.
         paid: The requests that were sent to the model.
         cost: What these cost in dollars; None if a price is unknown.
@@ -61,7 +62,7 @@ class Lane:
     answer: str | None
     status: str
     turns: int = 0
-    tokens: int = 0
+    tokens: int | None = 0
     calls: tuple[str, ...] = ()
     paid: int = 0
     cost: float | None = 0.0
@@ -311,7 +312,8 @@ class _Lab:
         ask_from: int | None = None,
         names: KnownTools | None = None,
     ) -> tuple[Lane | None, Lane, WhatIfJournal]:
-        plan = as_recorded(plan, rows)
+        started = beginning(rows, run_id)
+        plan = as_client(as_recorded(plan, rows), started)
         task = recorded_task(rows, run_id, load=self._store.content)
         async with plan.manager:
             tools = KnownTools(plan)
@@ -376,7 +378,7 @@ def _as_recorded(rows: Sequence[Row], calls: Iterable[tuple[str, str]]) -> Lane:
         answer=ended.answer,
         status=ended.status,
         turns=totals.turns,
-        tokens=totals.usage.total_tokens,
+        tokens=None if _is_clients(rows) else totals.usage.total_tokens,
         calls=_by_agent(calls),
         cost=totals.usage.cost_usd,
         problem=ended.error,
@@ -390,13 +392,19 @@ def _by_agent(calls: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 def _differences(then: Sequence[Row], now: Sequence[Row]) -> tuple[str, ...]:
     """Return how two agents differ, and the settings of their first requests."""
+    agents = [] if _is_clients(then) else agent_differences(then, now)
     first, second = ({} if found is None else found for found in map(_first_settings, (then, now)))
     settings = [
         f"{name}: {first.get(name, 'unset')} then, {second.get(name, 'unset')} now"
         for name in dict.fromkeys((*first, *second))
         if first.get(name) != second.get(name)
     ]
-    return (*agent_differences(then, now), *settings)
+    return (*agents, *settings)
+
+
+def _is_clients(rows: Sequence[Row]) -> bool:
+    started = rows[0].event
+    return isinstance(started, RunStarted) and started.name == CONVERSATION
 
 
 def _first_settings(rows: Sequence[Row]) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -58,6 +58,7 @@ class Proxy:
         upstream: The server.
         store: Where requests are recorded, each as a run.
         record_only: Repair nothing; record what would have been repaired.
+        keep_conversations: Record the whole conversation with each reply that makes no calls.
         dialect: "auto" offers tools natively and changes to text for models whose server refuses them; "text" writes
             them into the prompt at once.
         read_only_tools: The names of tools without effects. All others count as tools with effects.
@@ -72,6 +73,7 @@ class Proxy:
         store: Store,
         *,
         record_only: bool = False,
+        keep_conversations: bool = False,
         dialect: Literal["auto", "text"] = "auto",
         read_only_tools: Collection[str] = (),
         forms: Sequence[Form] = (),
@@ -81,6 +83,7 @@ class Proxy:
         self.upstream = upstream
         self.store = store
         self.record_only = record_only
+        self.keep_conversations = keep_conversations
         self.counts = Counter[str]()  # requests, repaired, again, unrepaired, failed
         self.repairs = Counter[str]()  # keyed by kind
         self.admission = Admission(max_requests, max_queue)
@@ -165,6 +168,14 @@ def _api_error(error: ModelError) -> ApiError:
     return ApiError(error.status or 502, str(error), code=type(error).__name__)
 
 
+def _settings_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a request as events have them."""
+    given = {"top_p": body.get("top_p"), "max_tokens": body.get("max_tokens")}
+    options = {name: value for name, value in given.items() if isinstance(value, int | float)}
+    temperature = body.get("temperature")
+    return {"temperature": temperature if isinstance(temperature, int | float) else None, "options": options}
+
+
 class _Failed(Exception):
     """An upstream reply that failed after the client got a part of it."""
 
@@ -232,7 +243,15 @@ class _ProxiedExchange:
         self._retries = 0  # times that a reply broke off, or was none
         self._rejected = 0  # times in a row that the server could not read its model's call
         notes = {"format": form.path, "upstream": proxy.upstream.base, "record_only": proxy.record_only}
-        self._record = ProxyRecord(proxy.store, self._model, self._messages, notes)
+        keeps = proxy.keep_conversations
+        self._record = ProxyRecord(
+            proxy.store,
+            self._model,
+            self._messages,
+            notes,
+            tools=self._offered.functions if keeps and not self._has_choices else None,
+            settings=_settings_of(body) if keeps else None,
+        )
         self._note_mended(repairs)
 
     @property

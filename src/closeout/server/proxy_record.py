@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from closeout.errors import Failure, JournalError, ModelError
@@ -24,8 +24,9 @@ from closeout.journal.events import (
 from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Store
-from closeout.messages import Message, ModelReply, Repair, Usage
+from closeout.messages import Message, ModelReply, Repair, ToolSpec, Usage
 from closeout.server.governing import Verdict, arguments_object, arguments_text
+from closeout.server.kept_conversation import with_conversation
 
 __all__ = ["KIND", "ProxyRecord"]
 
@@ -47,14 +48,25 @@ class ProxyRecord:
         model: The model that the client asked for.
         messages: The conversation.
         notes: What else to keep: the format, the upstream server.
+        tools: The tools of the request, to keep the whole conversation if the reply ends it; None to keep none.
+        settings: The temperature and the options of the request, for that.
 
     Attributes:
         run_id: The name of the run.
         usage: The tokens of all replies.
-        size: The characters of all replies.
+        size: The characters of all replies, and of the conversation if it is kept.
     """
 
-    def __init__(self, store: Store, model: str, messages: list[Message], notes: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        model: str,
+        messages: list[Message],
+        notes: Mapping[str, Any],
+        *,
+        tools: Sequence[ToolSpec] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         self.run_id = new_run_id()
         self.usage = Usage()
         self._events: list[Event] = []
@@ -68,11 +80,17 @@ class ProxyRecord:
             "main", last.text[:MAX_TASK] or "(no text)", name=KIND, origin={KIND: {**notes, "messages": len(messages)}}
         )
         self._store, self._model, self._started = store, model, started
+        self._settings = dict(settings or {})
+        self._kept = None if tools is None else (tuple(messages), tools)
+        self._ends_conversation = False
+        if self._kept is not None:
+            self.size += sum(len(message.text) for message in messages)
 
     def requested(self, *, messages: int, size: int, note: str = "") -> None:
         """Note that a request is sent upstream."""
         self._began = time.monotonic()
-        self._events.append(ModelRequested("main", self._calls, turn=0, messages=messages, size=size, note=note))
+        request = ModelRequested("main", self._calls, messages=messages, size=size, note=note, **self._settings)
+        self._events.append(request)
         self._calls += 1
 
     def replied(self, reply: ModelReply) -> None:
@@ -120,6 +138,7 @@ class ProxyRecord:
             calls = [f"{call.name}({arguments_text(call)})" for call in reply.tool_calls]
             answer = "\n".join(filter(None, (reply.text, *calls)))
             self._events.append(_accepted(reply))
+            self._ends_conversation = not reply.tool_calls
         self._events.append(RunEnded("main", status, reason, answer=answer, error=error, closing_text=answer or ""))
         self._writing = asyncio.create_task(self._write())
         _writing.add(self._writing)
@@ -132,6 +151,9 @@ class ProxyRecord:
 
     async def _write(self) -> None:
         await asyncio.sleep(WRITE_SECONDS)  # the writing thread would delay the reply that is being sent
+        if self._kept is not None and self._ends_conversation:
+            kept = asyncio.to_thread(with_conversation, self._started, self._events, *self._kept, self._model)
+            self._started, self._events = await kept or (self._started, self._events)
         try:
             journal = await Journal.begin(self._store, self._started, self._model, run_id=self.run_id)
             *events, last = self._events
