@@ -70,3 +70,10 @@ async def test_clients_send_files_in_the_parts_that_their_apis_have(home: Path) 
             error = (await post("/v1/responses", body))["error"]["message"]
             assert said in error
             assert "closeout-files" not in error
+
+
+async def test_a_flood_of_files_is_refused_before_they_are_named(home: Path) -> None:
+    async with serving(Agent(ScriptedClient([]), home=home)) as served:
+        body = {"task": "Which files?", "files": [{"name": "a.txt", "data": "eA=="}] * 20_000}
+        async with served.http.post(f"{served.url}/v1/runs", json=body) as response:
+            assert (response.status, "may have 50 files" in await response.text()) == (400, True)

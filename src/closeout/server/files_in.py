@@ -8,6 +8,7 @@ import mimetypes
 from collections.abc import Mapping
 from typing import Any
 
+from closeout.assembly.files import MAX_FILES
 from closeout.file_values import File, safe_file_name
 from closeout.server.api_errors import ApiError
 
@@ -51,7 +52,7 @@ def file_in(data: str, name: Any, media_type: Any, *, place: str, files: list[Fi
     """Return a file by its content in Base64 or as a data URI, with a name that no other file has.
 
     Raises:
-        ApiError: The content is not Base64.
+        ApiError: The content is not Base64, or there are too many files.
     """
     if data.startswith("data:"):
         head, _, data = data.partition(",")
@@ -66,6 +67,8 @@ def file_in(data: str, name: Any, media_type: Any, *, place: str, files: list[Fi
 
 
 def _made(content: bytes, name: Any, media_type: Any, files: list[File]) -> File:
+    if len(files) >= MAX_FILES:  # a name that no other has takes time in proportion to their number
+        raise ApiError(400, f"A task may have {MAX_FILES} files.")
     kind = media_type if isinstance(media_type, str) else ""
     text = name if isinstance(name, str) and name.strip() else f"file{mimetypes.guess_extension(kind) or ''}"
     return File(safe_file_name(text, [file.name for file in files]), content)
