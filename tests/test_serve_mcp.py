@@ -12,8 +12,10 @@ import httpx2
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.types import ElicitResult
 
 from closeout import Agent, tool
+from closeout.journal.events import DecisionMade, ToolFinished
 from closeout.testing import ScriptedClient, answer, call
 from closeout.tools.manager import ToolManager
 from serving import Served, serving
@@ -50,11 +52,11 @@ async def erase(name: str) -> str:
 
 
 @asynccontextmanager
-async def client_of(served: Served, mode: Any = "auto", key: str = KEY) -> AsyncIterator[Client]:
+async def client_of(served: Served, mode: Any = "auto", key: str = KEY, **options: Any) -> AsyncIterator[Client]:
     headers = {"Authorization": f"Bearer {key}"}
     async with (
         httpx2.AsyncClient(headers=headers) as http,
-        Client(streamable_http_client(f"{served.url}/mcp", http_client=http), mode=mode) as client,
+        Client(streamable_http_client(f"{served.url}/mcp", http_client=http), mode=mode, **options) as client,
     ):
         yield client
 
@@ -107,6 +109,50 @@ async def test_closeouts_own_client_uses_a_served_agent_and_reads_what_it_may_do
             waits = await manager.execute_tool_call("helper", "oracle", {"task": "Erase a."})
             (record,) = served.host.store.runs(1)
             assert f"waits for a person. To decide: closeout approve {record.run_id}" in waits["error"]
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_the_person_at_the_client_approves_what_the_run_asks_for(mode: str) -> None:
+    asked: list[str] = []
+    answers = iter([ElicitResult(action="accept", content={"approve": True}), ElicitResult(action="decline")])
+
+    async def decide(context: Any, form: Any) -> ElicitResult:
+        asked.append(form.message)
+        return next(answers)
+
+    script = [call("erase", name="a"), call("erase", name="b"), answer("Erased a, not b.")]
+    async with (
+        serving(agent(*script, tools=[erase]), keys=[KEY]) as served,
+        client_of(served, mode, elicitation_callback=decide) as client,
+    ):
+        result = await client.call_tool("oracle", {"task": "Erase a and b."})
+        assert result.structured_content is not None
+        assert result.structured_content["answer"] == "Erased a, not b."
+        rows = await served.host.rows(result.structured_content["run_id"])
+    assert [text.splitlines()[0] for text in asked] == [
+        'The agent wants to call erase with {"name": "a"}',
+        'The agent wants to call erase with {"name": "b"}',
+    ]
+    assert [row.event.verdict for row in rows if isinstance(row.event, DecisionMade)] == ["approve", "deny"]
+    assert [row.event.ok for row in rows if isinstance(row.event, ToolFinished)] == [True]
+
+
+async def test_a_client_cannot_answer_for_the_call_of_another() -> None:
+    async def never(context: Any, form: Any) -> ElicitResult:
+        return ElicitResult(action="cancel")
+
+    async with serving(agent(call("erase", name="a"), tools=[erase]), keys=[KEY, OTHER]) as served:
+        async with client_of(served, elicitation_callback=never) as client:
+            left = await client.call_tool("oracle", {"task": "Erase a."})
+            assert "waits for a person" in str(left.content)
+        (record,) = served.host.store.runs(1)
+        accept = {"r1": ElicitResult(action="accept", content={"approve": True})}
+        async with client_of(served, key=OTHER) as client:
+            forged = await client.session.call_tool(
+                "oracle", {"task": "Erase a."}, input_responses=accept, request_state=record.run_id
+            )
+            assert "not that of a call of this client" in str(forged.content)
+        assert served.host.store.run(record.run_id).status == "waiting"
 
 
 async def test_only_clients_with_a_key_and_no_foreign_pages_are_served() -> None:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from closeout.errors import ToolError
+from closeout.errors import RunNotFound, ToolError
 from closeout.journal.events import RunEnded, ToolStarted
 from closeout.run.subagents import may_destroy
+from closeout.run.waiting import Decision, PendingDecision, awaited, pending_decisions
 from closeout.server.api_errors import ApiError
 from closeout.server.app import MAX_BODY
 from closeout.server.host import AgentHost
+from closeout.server.mcp_asking import decisions_by_client, decisions_of
 from closeout.server.openai_chat import answer_of
 from closeout.server.safety import client_of
 from closeout.tools.run_context import RunContext
@@ -36,7 +38,7 @@ CLOSE_SECONDS = 2.0  # seconds that a request may take after its client has gone
 
 _REQUEST = "closeout.request"  # the application's request in the library's scope
 
-_request: ContextVar[web.Request] = ContextVar("closeout_mcp_request")
+_call: ContextVar[tuple[Any, Any]] = ContextVar("closeout_mcp_call")  # the library's context and parameters
 
 
 def tool_name(name: str) -> str:
@@ -87,7 +89,7 @@ class _McpEndpoint:
         from closeout.tools.mcp_server import make_server
 
         # Who may ask is checked by the application: Host, Origin and key.
-        server = make_server([self._tool()], name=tool_name(self._host.name), around=_with_request)
+        server = make_server([self._tool()], name=tool_name(self._host.name), around=_in_call)
         manager = StreamableHTTPSessionManager(server, max_request_body_size=MAX_BODY)
         try:
             async with manager.run():
@@ -113,25 +115,20 @@ class _McpEndpoint:
             Args:
                 task: What it should find out or do, with everything that it needs to know.
             """
-            calls, context = count(1), RunContext.current()
-            request = _request.get()
-            notes = {"api": "mcp", "user": client_of(request), **host.deps.notes(request)}
-            run_id = await host.submit(task, notes=notes)
-            ended: RunEnded | None = None
+            run = _CalledRun(host, *_call.get())
+            decisions = await run.begin(task)
             try:
-                async for row in host.follow(run_id):
-                    if isinstance(row.event, ToolStarted):
-                        context.progress(next(calls), message=row.event.name)
-                    elif isinstance(row.event, RunEnded) and row.event.agent == "main":
-                        ended = row.event
+                ended = await run.followed()
+                while ended is not None and ended.status == "waiting":
+                    pending = await run.pending()
+                    await host.decide(run.id, decisions or await decisions_by_client(run.context, pending, run.id))
+                    decisions, ended = {}, await run.followed()
             except asyncio.CancelledError:  # the client does not want the answer any more
                 if not host.stopping:
-                    await host.cancel(run_id)
+                    await host.cancel(run.id)
                 raise
-            if ended is not None and ended.status == "waiting":
-                raise ToolError(f"The run waits for a person. To decide: closeout approve {run_id}")
             try:
-                return {"answer": answer_of(host, run_id, ended), "run_id": run_id}
+                return {"answer": answer_of(host, run.id, ended), "run_id": run.id}
             except ApiError as error:
                 raise ToolError(str(error)) from None
 
@@ -141,13 +138,63 @@ class _McpEndpoint:
 
 
 @contextmanager
-def _with_request(context: Any) -> Iterator[None]:
-    """Make the application's request known to the tool that a call of the library runs."""
-    token = _request.set(context.request.scope[_REQUEST])
+def _in_call(context: Any, parameters: Any) -> Iterator[None]:
+    """Make a call of the library known to the tool that it runs."""
+    token = _call.set((context, parameters))
     try:
         yield
     finally:
-        _request.reset(token)
+        _call.reset(token)
+
+
+class _CalledRun:
+    """The run of one call, or of several of a stateless client, which answers what the run asks by calling again."""
+
+    def __init__(self, host: AgentHost, context: Any, parameters: Any) -> None:
+        self._host = host
+        self.context, self._parameters = context, parameters
+        self.id = ""
+        self._seen = 0  # events
+        self._calls = count(1)
+
+    async def begin(self, task: str) -> dict[str, Decision]:
+        """Start the run, or find the one that the client answers; returns its answers."""
+        host, request = self._host, self.context.request.scope[_REQUEST]
+        state, user = self._parameters.request_state, client_of(request)
+        if not state:
+            self.id = await host.submit(task, notes={"api": "mcp", "user": user, **host.deps.notes(request)})
+            return {}
+        try:
+            found = await host.find(state)
+        except RunNotFound:
+            found = None
+        if found is None or (found.notes.get("api"), found.notes.get("user")) != ("mcp", user):
+            raise ToolError("The request state is not that of a call of this client. Make the call without it.")
+        self.id = state
+        return decisions_of(self._parameters.input_responses or {}, await self._undecided(), state)
+
+    async def followed(self) -> RunEnded | None:
+        """Follow the run until it ends or waits, and report its progress."""
+        ended, progress = None, RunContext.current().progress
+        async for row in self._host.follow(self.id, self._seen):
+            self._seen = row.seq + 1
+            if isinstance(row.event, ToolStarted):
+                progress(next(self._calls), message=row.event.name)
+            elif isinstance(row.event, RunEnded) and row.event.agent == "main":
+                ended = row.event
+        return ended
+
+    async def pending(self) -> list[PendingDecision]:
+        """Return what a person has to decide. Raises ToolError if the run waits for something else."""
+        pending = await self._undecided()
+        by_person = [each for each in pending if each.by_person]
+        if not by_person:
+            what = awaited(pending[0]) if pending else "another client's decision to take effect"
+            raise ToolError(f"The run waits for {what}. Its answer then: closeout runs {self.id}")
+        return by_person
+
+    async def _undecided(self) -> tuple[PendingDecision, ...]:
+        return pending_decisions(await self._host.rows(self.id))
 
 
 class _BridgedRequest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,24 @@ from closeout.version import VERSION
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
-__all__ = ["make_server", "serve_tools"]
+__all__ = ["InputNeeded", "make_server", "serve_tools"]
 
 _DEFAULT = ToolPolicy()
 SIGN_OF_LIFE = 5.0  # seconds between two messages on a call; clients give up after 60 without one
 LEAST_PAUSE = 0.1  # seconds between two messages
+
+
+class InputNeeded(Exception):
+    """A call needs answers of the client's person before it can continue: the client calls again with them.
+
+    Args:
+        requests: The library's requests, by name.
+        state: What the client sends back with the answers.
+    """
+
+    def __init__(self, requests: Mapping[str, Any], state: str) -> None:
+        super().__init__("input needed")
+        self.requests, self.state = dict(requests), state
 
 
 async def serve_tools(tools: Iterable[AnyTool], *, name: str = "closeout", instructions: str | None = None) -> None:
@@ -55,7 +68,7 @@ def make_server(
     *,
     name: str = "closeout",
     instructions: str | None = None,
-    around: Callable[[Any], AbstractContextManager[object]] = nullcontext,
+    around: Callable[[Any, Any], AbstractContextManager[object]] = lambda context, parameters: nullcontext(),
 ) -> Server[Any]:
     """Return a server of the `mcp` library that offers tools, for any transport.
 
@@ -63,25 +76,27 @@ def make_server(
         tools: The tools.
         name: The server's name.
         instructions: What a client's model should know about the tools.
-        around: Called with the library's context of each call; entered while the call runs.
+        around: Called with the library's context and parameters of each call; entered while the call runs.
     """
     from mcp.server.lowlevel import Server
-    from mcp.types import CallToolRequestParams, CallToolResult, ListToolsResult, TextContent
+    from mcp.types import CallToolRequestParams, CallToolResult, InputRequiredResult, ListToolsResult, TextContent
 
     offered = {tool.spec.name: tool for tool in tools}
 
     async def list_tools(context: Any, parameters: Any) -> ListToolsResult:
         return ListToolsResult(tools=[_definition(tool.spec) for tool in offered.values()])
 
-    async def call_tool(context: Any, parameters: CallToolRequestParams) -> CallToolResult:
+    async def call_tool(context: Any, parameters: CallToolRequestParams) -> CallToolResult | InputRequiredResult:
         tool = offered.get(parameters.name)
         if tool is None:
             text = f"Unknown tool: {parameters.name}. Choose from: {', '.join(offered)}."
             return CallToolResult(content=[TextContent(text=text)], is_error=True)
         try:
             async with asyncio.timeout(tool.spec.policy.timeout), _sending_progress(context.session.report_progress):
-                with around(context):
+                with around(context, parameters):
                     value = await tool.call(parameters.arguments or {})
+        except InputNeeded as needed:
+            return InputRequiredResult(input_requests=needed.requests, request_state=needed.state)
         except Exception as error:
             reason = str(error) if isinstance(error, (ToolError, OSError)) else f"{type(error).__name__}: {error}"
             text = f"Error executing tool {parameters.name}: {reason or type(error).__name__}"
