@@ -19,7 +19,7 @@ help:
 	@echo "make bench         run the benchmarks, one summary line each"
 	@echo "make bench-models  measure the embedded model on 50 questions (slow)"
 	@echo "make bench-peers   the embedded model's weights in Closeout and in four other frameworks (slow)"
-	@echo "make bench-conformance  the MCP client in the protocol's official conformance suite (needs npm)"
+	@echo "make bench-conformance  the MCP client and server in the protocol's official conformance suite (needs npm)"
 
 $(VENV)/.run: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Closeout needs Python 3.11 or newer: make run PYTHON=python3.12")'

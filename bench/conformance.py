@@ -1,7 +1,8 @@
-"""Run the official conformance suite of the Model Context Protocol against Closeout's MCP client.
+"""Run the official conformance suite of the Model Context Protocol against Closeout's MCP client and server.
 
 The suite is an npm package. It is installed, with the Node that it needs, into a directory that is deleted afterwards;
-`--prefix DIRECTORY` keeps it for the next time. For each scenario it starts a server and bench/_conformance_client.py.
+`--prefix DIRECTORY` keeps it for the next time. For each scenario of a client it starts a server and
+bench/_conformance_client.py; those of a server run against bench/_conformance_server.py, a served agent.
 
     python bench/conformance.py [--only PREFIX …] [--prefix DIRECTORY]
 """
@@ -27,6 +28,17 @@ VERSION = "0.2.0-alpha.12"  # the first with the requirements of 2026-07-28, whi
 NODE = "22"  # the suite does not run on Node 20
 REVISIONS = ("2026-07-28", "2025-11-25")
 SECONDS = 60
+# What a served agent offers. The other scenarios call tools, resources and prompts of a test server by their names.
+OF_SERVERS = {
+    "2026-07-28": (
+        "server-stateless", "tools-list", "sep-2164-resource-not-found", "server-sse-multiple-streams",
+        "dns-rebinding-protection", "http-header-validation",
+    ),
+    "2025-11-25": (
+        "server-initialize", "server-session-lifecycle", "ping", "tools-list", "server-sse-multiple-streams",
+        "dns-rebinding-protection",
+    ),
+}  # fmt: skip
 AT_ONCE = 2
 
 
@@ -65,8 +77,14 @@ class Suite:
 
     def run(self, revision: str, scenario: str, folder: Path) -> Outcome:
         client = shlex.join([sys.executable, str(HERE / "_conformance_client.py")])
+        return self._outcome(("client", "--command", client), revision, scenario, folder)
+
+    def run_server(self, url: str, revision: str, scenario: str, folder: Path) -> Outcome:
+        return self._outcome(("server", "--url", url), revision, scenario, folder)
+
+    def _outcome(self, tested: Sequence[str], revision: str, scenario: str, folder: Path) -> Outcome:
         done = self._run(
-            "client", "--command", client, "--scenario", scenario, "--spec-version", revision, "--force",
+            *tested, "--scenario", scenario, "--spec-version", revision, "--force",
             "--timeout", str(SECONDS * 1000), "--output-dir", str(folder),
         )  # fmt: skip
         found = [each for file in folder.rglob("checks.json") for each in json.loads(file.read_text("utf-8"))]
@@ -74,7 +92,7 @@ class Suite:
         bad = [each for each in found if each["status"] == "FAILURE"]
         said = bad[0].get("errorMessage") or bad[0].get("description", "") if bad else ""
         if done.returncode and not said:
-            said = (done.stderr.strip() or "the client failed").splitlines()[-1]
+            said = (done.stderr.strip() or f"the {tested[0]} failed").splitlines()[-1]
         return Outcome(revision, scenario, done.returncode == 0, good, good + len(bad), " ".join(said.split()))
 
 
@@ -101,6 +119,26 @@ def measured(prefix: Path, only: Sequence[str]) -> list[Outcome]:
         return list(pool.map(lambda number: suite.run(*wanted[number], Path(folder, str(number))), range(len(wanted))))
 
 
+def measured_server(prefix: Path, only: Sequence[str]) -> list[Outcome]:
+    suite, command = Suite(prefix), [sys.executable, str(HERE / "_conformance_server.py")]
+    wanted = [
+        (revision, scenario)
+        for revision, scenarios in OF_SERVERS.items()
+        for scenario in scenarios
+        if not only or scenario.startswith(tuple(only))
+    ]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server,
+    ):
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        try:
+            return [suite.run_server(url, *each, Path(folder, str(number))) for number, each in enumerate(wanted)]
+        finally:
+            server.terminate()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="scenarios whose names begin so")
@@ -112,13 +150,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         try:
             outcomes = measured(options.prefix or Path(folder), options.only)
+            of_server = measured_server(options.prefix or Path(folder), options.only)
         except subprocess.CalledProcessError:
             print(f"conformance: not run, npm could not install {SUITE}@{VERSION}.")
             return 0
-    print(table(outcomes))
-    for revision in REVISIONS:
-        those = [each for each in outcomes if each.revision == revision]
-        print(f"conformance: client, {revision}: {sum(each.passed for each in those)} of {len(those)} scenarios")
+    for tested, found in (("client", outcomes), ("server", of_server)):
+        print(table(found))
+        for revision in REVISIONS:
+            those = [each for each in found if each.revision == revision]
+            print(f"conformance: {tested}, {revision}: {sum(each.passed for each in those)} of {len(those)} scenarios")
     print(f"suite {VERSION}, mcp {version('mcp')}")
     return 0
 
