@@ -16,7 +16,7 @@ from closeout.cli.deciding import describe_pending
 from closeout.errors import ConfigError, DecisionRefused
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
-from closeout.testing import ScriptedClient, Turn, answer, call, serve_script
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
 from closeout.tools.mcp_config import read_servers
 from closeout.tools.mcp_questions import McpQuestion
 
@@ -208,6 +208,54 @@ async def test_a_rule_opens_no_address(tmp_path: Path) -> None:
 def test_an_unknown_rule_is_an_error() -> None:
     with pytest.raises(ConfigError, match="elicitation must be one of refuse, ask, accept, decline"):
         read_servers({"name": "shop", "command": "x", "elicitation": "yes"})
+
+
+# ------------------------------------------------------------------------------------------------ model and folders
+
+
+@BOTH
+async def test_a_server_asks_the_agents_model_within_its_budget(tmp_path: Path, protocol: str) -> None:
+    def model(view: RequestView) -> Turn:
+        if view.last.startswith("Think "):
+            assert [each["role"] for each in view.messages] == ["system", "user"]
+            assert view.body["max_tokens"] == 50
+            return Turn(f"thought {view.last[-1]}")
+        times = 2 if view.question == "Twice" else 15
+        return answer("done") if "tool" in str(view.messages[-1]["role"]) else Turn(calls=[call("think", times=times)])
+
+    shop = Shop(tmp_path, protocol, sampling=True)
+    with serve_script(model) as server:
+        given: dict[str, Any] = {"base_url": server.base_url, "api_key": "key", "mcp_servers": [shop.entry]}
+        agent = Agent("openai:scripted", dialect="function_call", **given)
+        run = await agent.run("Twice", run_id="r")
+        assert results(run) == ["thought 0 thought 1"]
+        assert run.usage.requests == 4
+        asked = [row.event for row in run.read_rows() if isinstance(row.event, ev.ModelRequested)]
+        assert [each.agent for each in asked] == ["main", "main/r1:sampling", "main/r1:sampling", "main"]
+        assert (await agent.resume("r")).usage.requests == 4
+        limited = {"agent": {"max_tokens": 4000}}
+        poor = await Agent("openai:scripted", dialect="function_call", config=limited, **given).run("Often")
+    assert poor.usage.total_tokens <= 4000
+    assert "The run's budget (max_tokens) does not allow this request to the model." in str(poor.messages)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name", "options", "says"),
+    [
+        ("old", "think", {"sampling": True}, "refused: "),
+        ("old", "think", {"elicitation": "ask"}, "refused: Sampling not supported"),
+        ("new", "think", {"elicitation": "ask"}, "wants sampling/createMessage, which is not allowed"),
+        ("old", "where", {"roots": ["/data/a b"]}, "['file:///data/a%20b']"),
+        ("new", "where", {"roots": ["file:///data"]}, "['file:///data']"),
+        ("new", "where", {"sampling": True}, "wants roots/list, which is not allowed"),
+    ],
+)
+async def test_a_server_is_told_what_it_may_know(
+    tmp_path: Path, protocol: str, name: str, options: dict[str, Any], says: str
+) -> None:
+    async with ToolManager(mcp_servers=[Shop(tmp_path, protocol, **options).entry]) as tools:
+        found = await tools.execute_tool_call("shop", name, {})
+    assert says in str(found.get("result", found.get("error")))
 
 
 # ------------------------------------------------------------------------------------------------ hostile servers

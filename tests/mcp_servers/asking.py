@@ -84,7 +84,22 @@ def stray() -> Steps:
     return "never"
 
 
-TOOLS = {each.__name__: each for each in (order, paint, visit, endless, huge, nested, forged, stray)}
+def think(times: int = 1) -> Steps:
+    words = []
+    for number in range(times):
+        message = {"role": "user", "content": {"type": "text", "text": f"Think {number}"}}
+        params = {"messages": [message], "maxTokens": 50, "systemPrompt": "Be brief. " * 100}
+        reply = yield {"method": "sampling/createMessage", "params": params}
+        words.append(reply["content"]["text"])
+    return " ".join(words)
+
+
+def where() -> Steps:
+    found = yield {"method": "roots/list", "params": {}}
+    return str([root["uri"] for root in found["roots"]])
+
+
+TOOLS = {each.__name__: each for each in (order, paint, visit, endless, huge, nested, forged, stray, think, where)}
 
 
 def send(message: dict[str, Any]) -> None:
@@ -100,6 +115,10 @@ def text(to: Any, words: str) -> None:
     reply(to, content=[{"type": "text", "text": words}])
 
 
+def as_request(question: dict[str, Any]) -> dict[str, Any]:
+    return question if "method" in question else {"method": "elicitation/create", "params": question}
+
+
 waiting: dict[str, tuple[Any, Steps]] = {}  # keyed by our question's id: the call and its steps
 
 
@@ -112,7 +131,7 @@ def ask(call: Any, steps: Steps, answer: dict[str, Any] | None) -> None:
         return
     name = f"q{call}-{len(waiting)}"
     waiting[name] = (call, steps)
-    send({"id": name, "method": "elicitation/create", "params": question})
+    send({"id": name, **as_request(question)})
 
 
 def ask_in_rounds(call: Any, params: dict[str, Any]) -> None:
@@ -134,7 +153,7 @@ def ask_in_rounds(call: Any, params: dict[str, Any]) -> None:
         return
     finally:
         muted = False
-    requests = {"it": {"method": "elicitation/create", "params": question}}
+    requests = {"it": as_request(question)}
     send({"id": call, "result": {
         "resultType": "input_required", "inputRequests": requests, "requestState": json.dumps(answers),
     }})  # fmt: skip
@@ -165,7 +184,7 @@ def main() -> None:
             note(f"capabilities {json.dumps(params['capabilities'])}")
             reply(number, protocolVersion=OLD, **info)
         elif method == "tools/list":
-            schema = {"type": "object", "properties": {"item": {"type": "string"}}}
+            schema = {"type": "object", "properties": {"item": {"type": "string"}, "times": {"type": "integer"}}}
             reply(number, tools=[{"name": name, "inputSchema": schema} for name in TOOLS], **cached)
         elif method == "tools/call":
             if IS_NEW:

@@ -66,7 +66,7 @@ from closeout.run.waiting import call_digest, decide, question_digest
 from closeout.tools.calls import CallOutcome
 from closeout.tools.executor import PlannedCall, ToolExecutor
 from closeout.tools.flow import CallLabels, Labels
-from closeout.tools.run_context import BudgetLeft, RunContext, context_factory
+from closeout.tools.run_context import BudgetLeft, RunContext, Sample, context_factory
 from closeout.tools.secrets import Secrets
 from closeout.tools.threads import run_in_thread
 
@@ -445,13 +445,21 @@ class _Exchange:
 
 
 class ToolCalls:
-    """Runs one agent's tool calls: approval and journal around each effect."""
+    """Runs one agent's tool calls: approval and journal around each effect.
 
-    def __init__(self, scope: Scope, first: int = 1) -> None:
+    Args:
+        scope: The agent.
+        first: The number of its first call.
+        sampling: Makes what asks the agent's model for the MCP server of a call, given the call's handle.
+    """
+
+    def __init__(self, scope: Scope, first: int = 1, *, sampling: Callable[[str], Sample] | None = None) -> None:
         self._scope = scope
         self._turn = 0
         self._memo: Memo = {}
         self._questions: dict[str, CallQuestions] = {}
+        self._sampling = sampling
+        self._samples: dict[str, Sample] = {}
         self._first = self._next = first  # numbers of the reply's first call and of the one after its last
         self._read: Labels = frozenset()  # of what the agent had read when it wrote the reply
 
@@ -465,6 +473,13 @@ class ToolCalls:
         self._turn, self._first, self._next = turn, self._next, self._next + calls
         if self._scope.flow is not None:
             self._read = self._scope.flow.context(self._scope.path)
+
+    async def _sample(self, handle: str, request: ModelRequest) -> ModelReply:
+        """Ask the agent's model for the server of a call."""
+        assert self._sampling is not None
+        if handle not in self._samples:
+            self._samples[handle] = self._sampling(handle)
+        return await self._samples[handle](request)
 
     def publish_progress(self, handle: str, done: float, total: float | None, message: str) -> None:
         """Publish the progress that a tool reports."""
@@ -495,6 +510,7 @@ class ToolCalls:
             asker=partial(self._ask, handle, spec, count(), secrets),
             waits=CallWaits(scope, handle, spec, self._memo),
             questions=partial(self._questions_of, handle, spec, secrets),
+            sample=None if self._sampling is None else partial(self._sample, handle),
         )
 
     def _questions_of(self, handle: str, spec: ToolSpec, secrets: Secrets) -> CallQuestions:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from closeout.answers.experience import FailureExperience, render_experiences
@@ -31,6 +32,7 @@ from closeout.run.plan import AgentPlan, Scope, note_problems
 from closeout.run.programs import Programs
 from closeout.run.result import AgentResult, Stop
 from closeout.run.review import Answers
+from closeout.run.sampling import CallSampling
 from closeout.run.session import ModelSession
 from closeout.run.user_generator import UserGenerator
 
@@ -77,7 +79,8 @@ class Orchestrator:
             max_context=plan.llm.max_context_length,
             max_reply=plan.llm.max_tokens,
         )
-        tool_calls = ToolCalls(scope, first_call)
+        sampling = partial(CallSampling, scope, client=plan.client)
+        tool_calls = ToolCalls(scope, first_call, sampling=sampling)
         executor = plan.executor(tool_calls.publish_progress, scope)
         executor.offer(tools.specs)
         session = ModelSession(plan, scope, task or question, tools, keeper, answers)

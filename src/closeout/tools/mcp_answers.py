@@ -1,4 +1,4 @@
-"""Answers what an MCP server asks during one call: by the rule of its entry, or through the run, by a person.
+"""Answers what an MCP server asks during one call: by the rule of its entry, by a person, or by the agent's model.
 
 Before the protocol of 2026-07-28 a server sends its question as a request of its own while the call is under way. Since
 then the call ends with what it needs, and is made again with the answers and the state that the server wants back.
@@ -10,24 +10,40 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from closeout.errors import Suspended, ToolError
+from closeout.errors import CloseoutError, Suspended, ToolError
+from closeout.messages import Message, ModelRequest
+from closeout.parsing.reasoning import split_thinking
 from closeout.tools.mcp_config import McpServerConfig
 from closeout.tools.mcp_questions import McpQuestion, QuestionRefused, read_form, ruled_answer
-from closeout.tools.run_context import ServerAnswer, ServerQuestions
+from closeout.tools.run_context import RunContext, ServerAnswer
 
 if TYPE_CHECKING:
     from mcp import MCPError
-    from mcp.types import CallToolResult, ElicitResult, ErrorData, InputRequiredResult, InputResponses
+    from mcp.types import (
+        CallToolResult,
+        CreateMessageResult,
+        ElicitResult,
+        ErrorData,
+        InputRequiredResult,
+        InputResponses,
+        ListRootsResult,
+    )
 
-__all__ = ["CallAnswers"]
+__all__ = ["CallAnswers", "roots_of"]
 
 MAX_QUESTIONS = 20  # of one call
 MAX_ROUNDS = 30
+MAX_PROMPT = 200_000  # characters of what a server sends to the model at once
+MAX_REPLY = 8_192  # tokens of a reply to a server
+MAX_STOPS = 4  # the most that every vendor takes
 MAX_STATE = 100_000  # characters of a server's state that are recorded
 STATE_SECONDS = 0.25  # before a call is made again for which a server wants nothing but time
-ALIVE_SECONDS = 5.0  # between two extensions of a call's deadline while a function answers
+ALIVE_SECONDS = 5.0  # between two extensions of a call's deadline while an answer is being made
+ELICITATION = "elicitation/create"
+
+Answer = TypeVar("Answer")
 
 
 class CallAnswers:
@@ -36,16 +52,17 @@ class CallAnswers:
     Attributes:
         stopped: Why the call must be given up, once it must: a person is to answer, or the server asks too much.
         over: Set when the call has ended.
-        alive: Called while a function answers, to extend the call's deadline.
+        alive: Called while an answer is being made, to extend the call's deadline.
 
     Args:
         config: The server.
-        questions: Asks in the run; None outside of one.
+        context: The call's place in the run.
     """
 
-    def __init__(self, config: McpServerConfig, questions: ServerQuestions | None) -> None:
+    def __init__(self, config: McpServerConfig, context: RunContext[Any]) -> None:
         self._config = config
-        self._questions = questions
+        self._questions = None if context.questions is None else context.questions()
+        self._model = context.sample
         self._known: list[ServerAnswer] = []
         self._count = 0
         self._round = 0
@@ -77,10 +94,48 @@ class CallAnswers:
             await self.over.wait()
             return ErrorData(code=INVALID_REQUEST, message="The call was given up while its question was open.")
 
-    async def _ask(self, params: Any, context: Mapping[str, Any] | None) -> ServerAnswer:
+    async def sampled(self, params: Any) -> CreateMessageResult | ErrorData:
+        """Ask the agent's model for the server."""
+        from mcp.types import INVALID_REQUEST, ErrorData
+
+        try:
+            return await self._sample(params)
+        except (QuestionRefused, CloseoutError) as error:
+            return ErrorData(code=INVALID_REQUEST, message=str(error))
+
+    async def _sample(self, params: Any) -> CreateMessageResult:
+        from mcp.types import CreateMessageResult, TextContent
+
+        self._count_question()
+        if self._model is None:
+            raise QuestionRefused("There is no model to ask outside of an agent's call.")
+        if params.tools:
+            raise QuestionRefused("Sampling with tools is not supported.")
+        messages = [] if not params.system_prompt else [Message(role="system", content=params.system_prompt)]
+        messages += [Message(role=each.role, content=_text(each.content)) for each in params.messages]
+        if sum(len(each.text) for each in messages) > MAX_PROMPT:
+            raise QuestionRefused(f"The messages must have at most {MAX_PROMPT:,} characters.")
+        request = ModelRequest(
+            messages=tuple(messages),
+            max_tokens=max(1, min(params.max_tokens, MAX_REPLY)),
+            temperature=params.temperature,
+            stop=tuple(params.stop_sequences or ())[:MAX_STOPS],
+        )
+        reply = await self._kept_alive(self._model(request))
+        return CreateMessageResult(
+            role="assistant",
+            content=TextContent(text=split_thinking(reply.text)[1].strip()),
+            model=reply.model or "unknown",
+            stop_reason="maxTokens" if reply.finish_reason == "length" else "endTurn",
+        )
+
+    def _count_question(self) -> None:
         self._count += 1
         if self._count > MAX_QUESTIONS:
             raise ToolError(f"MCP server {self._config.name!r} asked more than {MAX_QUESTIONS} questions in one call.")
+
+    async def _ask(self, params: Any, context: Mapping[str, Any] | None) -> ServerAnswer:
+        self._count_question()
         question = McpQuestion.of(self._config.name, params)
         rule = partial(self._by_rule, question)
         given = question.arguments()
@@ -91,15 +146,20 @@ class CallAnswers:
         return ServerAnswer(request="", digest="", question=given, accepted=accepted, text=text)
 
     async def _by_rule(self, question: McpQuestion) -> tuple[bool, str] | None:
-        answering = asyncio.ensure_future(ruled_answer(self._config.elicitation, question))
         try:
-            while not (await asyncio.wait((answering,), timeout=ALIVE_SECONDS))[0]:
-                self.alive()
-            return answering.result()
+            return await self._kept_alive(ruled_answer(self._config.elicitation, question))
         except Exception as error:
             raise ToolError(
                 f"The function that answers the MCP server {self._config.name!r} raised {type(error).__name__}: {error}"
             ) from error
+
+    async def _kept_alive(self, answer: Awaitable[Answer]) -> Answer:
+        """Wait for an answer that is being made. That does not count as the server's time."""
+        answering = asyncio.ensure_future(answer)
+        try:
+            while not (await asyncio.wait((answering,), timeout=ALIVE_SECONDS))[0]:
+                self.alive()
+            return answering.result()
         finally:
             answering.cancel()
 
@@ -154,14 +214,21 @@ class CallAnswers:
     async def _answer_all(self, requests: Mapping[str, Any], state: str | None) -> InputResponses:
         self._round += 1
         answers: dict[str, ServerAnswer] = {}
+        others: InputResponses = {}
         open_requests: list[Any] = []
+        # Without what the whole round needs, the call is made from its beginning.
+        is_kept = len(state or "") <= MAX_STATE and all(each.method == ELICITATION for each in requests.values())
         for key, request in requests.items():
-            if request.method != "elicitation/create":
-                raise ToolError(f"MCP server {self._config.name!r} wants {request.method}, which is not allowed.")
-            # Without its state the call is made from its beginning.
-            context = None if len(state or "") > MAX_STATE else {"round": self._round, "key": key, "state": state}
+            context = {"round": self._round, "key": key, "state": state} if is_kept else None
             try:
-                answers[key] = await self._ask(request.params, context)
+                if request.method == ELICITATION and self._config.elicitation != "refuse":
+                    answers[key] = await self._ask(request.params, context)
+                elif request.method == "sampling/createMessage" and self._config.sampling:
+                    others[key] = await self._sample(request.params)
+                elif request.method == "roots/list" and self._config.roots is not None:
+                    others[key] = roots_of(self._config)
+                else:
+                    raise ToolError(f"MCP server {self._config.name!r} wants {request.method}, which is not allowed.")
             except QuestionRefused as error:
                 raise ToolError(f"MCP server {self._config.name!r} asked what cannot be asked. {error}") from None
             except Suspended as suspended:
@@ -169,7 +236,7 @@ class CallAnswers:
         if open_requests:
             raise Suspended(open_requests)
         await self._give(list(answers.values()))
-        return {key: _result(answer) for key, answer in answers.items()}
+        return {**others, **{key: _result(answer) for key, answer in answers.items()}}
 
     async def opened(self, error: MCPError) -> bool:
         """Return True if an error says that addresses must be opened before the call, and all of them were."""
@@ -183,6 +250,21 @@ class CallAnswers:
         answers = [await self._ask(params, None) for params in wanted]
         await self._give(answers)
         return bool(answers) and all(answer.accepted for answer in answers)
+
+
+def roots_of(config: McpServerConfig) -> ListRootsResult:
+    """Return the folders that a server may work in."""
+    from mcp.types import ListRootsResult, Root
+
+    return ListRootsResult(roots=[Root(uri=uri) for uri in config.roots or ()])
+
+
+def _text(content: Any) -> str:
+    """The text of a message that a server wants to be sent."""
+    parts = content if isinstance(content, list) else [content]
+    if any(part.type != "text" for part in parts):
+        raise QuestionRefused("Only texts can be sent to the model.")
+    return "\n".join(part.text for part in parts)
 
 
 def _result(answer: ServerAnswer) -> ElicitResult:

@@ -29,16 +29,24 @@ from closeout.messages import ToolPolicy, ToolSpec
 from closeout.redaction import redact
 from closeout.results.escape import escape_markers
 from closeout.tools.calls import MAX_EXTENSION, Progress, extensible_timeout
-from closeout.tools.mcp_answers import CallAnswers
+from closeout.tools.mcp_answers import CallAnswers, roots_of
 from closeout.tools.mcp_config import McpServerConfig
 from closeout.tools.mcp_result import McpResult
-from closeout.tools.run_context import RunContext, ServerQuestions
+from closeout.tools.run_context import RunContext
 from closeout.tools.schema import is_json_schema, without_titles
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp.shared.dispatcher import ProgressFnT
-    from mcp.types import CallToolResult, ElicitResult, ErrorData, InputRequiredResult, InputResponses
+    from mcp.types import (
+        CallToolResult,
+        CreateMessageResult,
+        ElicitResult,
+        ErrorData,
+        InputRequiredResult,
+        InputResponses,
+        ListRootsResult,
+    )
     from mcp.types import Tool as McpTool
 
 __all__ = ["POLICY_KEY", "STATED_FIELDS", "McpServer", "McpServerFailed", "ServerOffer", "require_mcp"]
@@ -247,9 +255,9 @@ class _ServerSession:
         client = self._client
         if client is None or self.ended:
             raise _Died(self._errors.quoted())
-        if self.config.elicitation == "refuse":
+        if not self.config.may_ask:
             return await self._call(client, name, arguments, timeout, receiver, None)
-        answers = CallAnswers(self.config, _questions())
+        answers = CallAnswers(self.config, RunContext.current())
         await answers.begin()
         # The questions of older protocols do not say which call they belong to.
         turn: AbstractAsyncContextManager[Any] = nullcontext() if _has_rounds(client) else self._asking
@@ -364,6 +372,16 @@ class _ServerSession:
             return ErrorData(code=INVALID_REQUEST, message="No call is under way that could ask.")
         return await self._answers.elicit(params)
 
+    async def _sample(self, context: Any, params: Any) -> CreateMessageResult | ErrorData:
+        from mcp.types import INVALID_REQUEST, ErrorData
+
+        if self._answers is None:
+            return ErrorData(code=INVALID_REQUEST, message="No call is under way that could ask.")
+        return await self._answers.sampled(params)
+
+    async def _list_roots(self, context: Any) -> ListRootsResult:
+        return roots_of(self.config)
+
     async def _unless_ended(self, request: asyncio.Future[Any], answers: CallAnswers | None) -> Any:
         """The result of a request. Raises `_Died` if the session's own task ends before: a transport may just break."""
         assert self._task is not None
@@ -444,6 +462,8 @@ class _ServerSession:
                             cache=None,
                             message_handler=self._note_message,
                             elicitation_callback=None if self.config.elicitation == "refuse" else self._elicit,
+                            sampling_callback=self._sample if self.config.sampling else None,
+                            list_roots_callback=None if self.config.roots is None else self._list_roots,
                         )
                     )
                     self._errors.release()
@@ -603,12 +623,6 @@ def _has_rounds(client: Client) -> bool:
     from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
     return client.protocol_version in MODERN_PROTOCOL_VERSIONS
-
-
-def _questions() -> ServerQuestions | None:
-    """What asks in the run, None outside of one."""
-    make = RunContext.current().questions
-    return None if make is None else make()
 
 
 def _overflowed(error: BaseException) -> bool:

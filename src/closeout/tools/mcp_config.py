@@ -28,7 +28,7 @@ START_SECONDS = 60.0
 MOST_SECONDS = 10_000.0  # a larger timeout in another client's configuration is in milliseconds
 _KEYS = (
     "name", "command", "args", "env", "cwd", "url", "headers", "transport", "timeout", "start_timeout", "required",
-    "auth", "elicitation",
+    "auth", "elicitation", "sampling", "roots",
 )  # fmt: skip
 _URL_KEYS = ("url", "httpUrl", "serverUrl")
 _SERVER_LISTS = ("mcpServers", "servers", "mcp_servers")
@@ -51,7 +51,8 @@ _RUNNERS = frozenset((
 class McpServerConfig:
     """One server. `timeout` is seconds for a call; None leaves it to the tool's policy.
 
-    A run does not begin without a `required` server. `elicitation` says who answers the server's questions.
+    A run does not begin without a `required` server. `elicitation` says who answers the server's questions; with
+    `sampling` it may ask the agent's model; `roots` are the file URIs that it may work in, None if it is not told.
     """
 
     name: str
@@ -67,6 +68,13 @@ class McpServerConfig:
     required: bool = True
     auth: McpAuth | None = None
     elicitation: Elicitation = "refuse"
+    sampling: bool = False
+    roots: tuple[str, ...] | None = None
+
+    @property
+    def may_ask(self) -> bool:
+        """True if the server may ask anything during a call."""
+        return self.elicitation != "refuse" or self.sampling or self.roots is not None
 
     @property
     def address(self) -> str:
@@ -240,6 +248,8 @@ def _from_mapping(entry: Mapping[str, Any], name: str, shown: str, *, is_foreign
         required=_flag(fields.get("required"), "required", shown),
         auth=read_auth(fields.get("auth"), shown, is_foreign=is_foreign) if url else None,
         elicitation=check_elicitation(fields.get("elicitation"), shown),
+        sampling=_flag(fields.get("sampling"), "sampling", shown, default=False),
+        roots=_roots(fields.get("roots"), shown),
     )
 
 
@@ -309,10 +319,19 @@ def _seconds(value: Any, key: str, shown: str) -> float | None:
     return float(value)
 
 
-def _flag(value: Any, key: str, shown: str) -> bool:
+def _roots(value: Any, shown: str) -> tuple[str, ...] | None:
+    """Folders as file URIs."""
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) and each for each in value):
+        raise ConfigError(f"MCP server {shown!r}: roots must be a list of folders, got {value!r:.80}.")
+    return tuple(each if each.startswith("file://") else Path(each).expanduser().absolute().as_uri() for each in value)
+
+
+def _flag(value: Any, key: str, shown: str, *, default: bool = True) -> bool:
     if not isinstance(value, bool | None):
         raise ConfigError(f"MCP server {shown!r}: {key} must be true or false, got {value!r}.")
-    return value is not False
+    return default if value is None else value
 
 
 def _is_url(text: str) -> bool:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from closeout.errors import ToolError
 from closeout.file_values import NO_FILES, FileView
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # not at run time: it would load pydantic with every tool
 
     from typing_extensions import TypeVar as TypeVarWithDefault
 
+    from closeout.messages import ModelReply, ModelRequest
     from closeout.tools.calls import Progress
 
     Deps = TypeVarWithDefault("Deps", default=Any)
@@ -33,6 +34,7 @@ __all__ = [
     "BudgetLeft",
     "Deps",
     "RunContext",
+    "Sample",
     "ServerAnswer",
     "ServerQuestions",
     "Waits",
@@ -97,6 +99,10 @@ class ServerAnswer:
     text: str
 
 
+Sample: TypeAlias = "Callable[[ModelRequest], Awaitable[ModelReply]]"
+"""Asks the agent's model for an MCP server, within the agent's budget."""
+
+
 class ServerQuestions(Protocol):
     """Asks what an MCP server asks during one call: see `run.server_questions.CallQuestions`."""
 
@@ -141,6 +147,7 @@ class RunContext(Generic[Deps]):
     asker: Ask | None = field(default=None, repr=False)
     waits: Waits | None = field(default=None, repr=False)
     questions: Callable[[], ServerQuestions] | None = field(default=None, repr=False)
+    sample: Sample | None = field(default=None, repr=False)
 
     async def ask(
         self, question: str, options: Sequence[str] = (), *, max_wait: float | None = None, default: str = ""
