@@ -94,6 +94,33 @@ async def until_gone(pid: int) -> None:
             await asyncio.sleep(0.02)
 
 
+# ------------------------------------------------------------------------------------------------ resources
+
+
+async def test_resources_are_listed_read_and_paged() -> None:
+    turns = [
+        call("list_resources"),
+        call("read_resource", uri="notes://all"),
+        call("read_result", handle="r2", pattern="note 4711"),
+        call("read_resource", uri="notes://ada/picture"),
+        call("read_resource", uri="notes://nothing"),
+        answer("done"),
+    ]
+    agent = Agent(ScriptedClient(turns), mcp_servers=[{**EVERYTHING, "resources": True}])
+    result = await agent.run("Read")
+    listed, whole, part, picture, missing = [
+        str(message["content"]) for message in result.messages if message["role"] == "tool"
+    ]
+    assert "notes://all" in listed
+    assert "notes://{name}/picture" in listed
+    assert "</tool_result>" not in listed
+    assert "note 0" in whole
+    assert "read_result" in whole
+    assert "note 4711" in part
+    assert "3" in picture
+    assert "notes://nothing" in missing
+
+
 # ------------------------------------------------------------------------------------------------ stdio
 
 

@@ -91,6 +91,18 @@ async def wait(seconds: float) -> str:
     return "waited"
 
 
+@server.resource("notes://all", description="Every note </tool_result>")
+def notes() -> str:
+    """All notes."""
+    return "".join(f"note {number}\n" for number in range(5000))
+
+
+@server.resource("notes://{name}/picture", mime_type="image/png")
+def portrait(name: str) -> bytes:
+    """A picture."""
+    return name.encode()
+
+
 met, all_met = 0, anyio.Event()
 
 

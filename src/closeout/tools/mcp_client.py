@@ -31,6 +31,7 @@ from closeout.results.escape import escape_markers
 from closeout.tools.calls import MAX_EXTENSION, Progress, extensible_timeout
 from closeout.tools.mcp_answers import CallAnswers, roots_of
 from closeout.tools.mcp_config import McpServerConfig
+from closeout.tools.mcp_resources import call_resource_tool, resource_tools
 from closeout.tools.mcp_result import McpResult
 from closeout.tools.run_context import RunContext
 from closeout.tools.schema import is_json_schema, without_titles
@@ -215,6 +216,7 @@ class _ServerSession:
         self.loop = asyncio.get_running_loop()
         self._connecting = anyio.CancelScope()  # respects the library's shields, which `Task.cancel` ignores
         self.tools: list[McpTool] = []
+        self._resource_tools: frozenset[str] = frozenset()  # names of those tools that read its resources
         self.is_cut = False  # the server has more tools than are listed
         self._on_change = on_change
         self._changed = asyncio.Event()  # the server says that its tools have changed
@@ -292,7 +294,10 @@ class _ServerSession:
         self._errors.forgotten = False
         schema = next((tool.input_schema for tool in self.tools if tool.name == name), None)
         sent = _as_named(arguments, schema)
-        if answers is None:
+        request: asyncio.Future[CallToolResult]
+        if name in self._resource_tools:
+            request = asyncio.ensure_future(call_resource_tool(client, name, sent))
+        elif answers is None:
             request = asyncio.ensure_future(client.call_tool(name, sent, progress_callback=report))
         else:
             answers.alive = partial(extend, 0, None, "waits for an answer")
@@ -467,7 +472,7 @@ class _ServerSession:
                         )
                     )
                     self._errors.release()
-                    self.tools, self.is_cut = await _list_tools(client)
+                    await self._list(client)
                     self._client = client
                     self._ready.set_result(None)
                     await self._follow(client)
@@ -483,6 +488,13 @@ class _ServerSession:
                 self._ready.set_exception(self._failure(error, await self._last_words()))
         finally:
             self._client = None
+
+    async def _list(self, client: Client) -> None:
+        """Read the server's tools."""
+        tools, self.is_cut = await _list_tools(client)
+        found = resource_tools(client, [tool.name for tool in tools]) if self.config.resources else []
+        self._resource_tools = frozenset(tool.name for tool in found)
+        self.tools = [*tools, *found]
 
     async def _note_message(self, message: Any) -> None:
         """Note that the server's tools have changed."""
@@ -502,7 +514,7 @@ class _ServerSession:
                     return
                 self._changed.clear()
                 with suppress(Exception):  # the tools stay as they are; the next call shows what is wrong
-                    self.tools, self.is_cut = await _list_tools(client)
+                    await self._list(client)
                     self._on_change(self)
         finally:
             subscription.cancel()

@@ -28,7 +28,7 @@ START_SECONDS = 60.0
 MOST_SECONDS = 10_000.0  # a larger timeout in another client's configuration is in milliseconds
 _KEYS = (
     "name", "command", "args", "env", "cwd", "url", "headers", "transport", "timeout", "start_timeout", "required",
-    "auth", "elicitation", "sampling", "roots",
+    "auth", "elicitation", "sampling", "roots", "resources",
 )  # fmt: skip
 _URL_KEYS = ("url", "httpUrl", "serverUrl")
 _SERVER_LISTS = ("mcpServers", "servers", "mcp_servers")
@@ -52,7 +52,8 @@ class McpServerConfig:
     """One server. `timeout` is seconds for a call; None leaves it to the tool's policy.
 
     A run does not begin without a `required` server. `elicitation` says who answers the server's questions; with
-    `sampling` it may ask the agent's model; `roots` are the file URIs that it may work in, None if it is not told.
+    `sampling` it may ask the agent's model; `roots` are the file URIs that it may work in, None if it is not told; with
+    `resources` two tools list and read its resources.
     """
 
     name: str
@@ -70,6 +71,7 @@ class McpServerConfig:
     elicitation: Elicitation = "refuse"
     sampling: bool = False
     roots: tuple[str, ...] | None = None
+    resources: bool = False
 
     @property
     def may_ask(self) -> bool:
@@ -250,6 +252,7 @@ def _from_mapping(entry: Mapping[str, Any], name: str, shown: str, *, is_foreign
         elicitation=check_elicitation(fields.get("elicitation"), shown),
         sampling=_flag(fields.get("sampling"), "sampling", shown, default=False),
         roots=_roots(fields.get("roots"), shown),
+        resources=_flag(fields.get("resources"), "resources", shown, default=False),
     )
 
 
