@@ -24,6 +24,7 @@ import pytest_asyncio
 from rich.console import Console
 
 from bing_executor import Bing
+from cli_process import here
 from closeout import Agent
 from closeout.cli.display import Display
 from closeout.cli.options import RunOptions
@@ -119,6 +120,14 @@ async def test_resources_are_listed_read_and_paged() -> None:
     assert "note 4711" in part
     assert "3" in picture
     assert "notes://nothing" in missing
+
+
+def test_prompts_of_a_server_are_listed_and_printed_with_their_arguments() -> None:
+    options = ["--mcp", shlex.join([sys.executable, str(SERVERS / "everything.py")])]
+    assert here("mcp", "prompts", "everything", *options).out == "plan city=… [day=…]  Plan a day\n"
+    assert here("mcp", "prompt", "everything", "plan", "city=罗马", *options).out == "Plan Monday in 罗马.\n"
+    assert "needs city=… as well" in here("mcp", "prompt", "everything", "plan", *options).sentence
+    assert "No prompt 'nope'. There are: plan." in here("mcp", "prompt", "everything", "nope", *options).sentence
 
 
 # ------------------------------------------------------------------------------------------------ stdio

@@ -103,6 +103,12 @@ def portrait(name: str) -> bytes:
     return name.encode()
 
 
+@server.prompt(description="Plan a day")
+def plan(city: str, day: str = "Monday") -> str:
+    """Plan a day."""
+    return f"Plan {day} in {city}."
+
+
 met, all_met = 0, anyio.Event()
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,6 +123,56 @@ def list_tools(
         print(visible(f"{each.name}  {one_line(each.description, 100)}".rstrip()))
     for problem in offer.problems:
         say_error(problem)
+    return OK
+
+
+@mcp_app.command("prompts")
+@guarded
+def list_prompts(
+    name: ServerName,
+    agent: AgentSource = None,
+    mcp: Mcp = None,
+    config: Settings = None,
+    profile: Profile = None,
+    json: Json = False,
+) -> int:
+    """Start a server and list its prompts with their arguments."""
+    from closeout.cli.terminal import one_line, print_json
+    from closeout.tools.mcp_prompts import listed_prompts
+    from closeout.visible import visible
+
+    found = asyncio.run(_used(_chosen(name, _servers(agent, mcp, config, profile)), listed_prompts))
+    if json:
+        print_json(found)
+        return OK
+    for each in found:
+        takes = " ".join(f"{a['name']}=…" if a["required"] else f"[{a['name']}=…]" for a in each["arguments"])
+        print(visible(f"{each['name']} {takes}  {one_line(each['description'], 100)}".rstrip()))
+    return OK
+
+
+@mcp_app.command("prompt")
+@guarded
+def show_prompt(
+    name: ServerName,
+    prompt: Annotated[str, typer.Argument(help="One of the server's prompts")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]…", help="Its arguments")] = None,
+    agent: AgentSource = None,
+    mcp: Mcp = None,
+    config: Settings = None,
+    profile: Profile = None,
+) -> int:
+    """Print a server's prompt with its arguments filled in: closeout mcp prompt shop plan city=Rome | closeout run -"""
+    from functools import partial
+
+    from closeout.errors import UsageError
+    from closeout.tools.mcp_prompts import rendered_prompt
+
+    pairs = [each.partition("=") for each in arguments or ()]
+    if bad := next((each for each in pairs if not each[1]), None):
+        raise UsageError(f"An argument is written NAME=VALUE, got {bad[0]!r}.")
+    act = partial(rendered_prompt, name=prompt, arguments={key: value for key, _, value in pairs})
+    print(asyncio.run(_used(_chosen(name, _servers(agent, mcp, config, profile)), act)))
     return OK
 
 
@@ -275,6 +325,17 @@ async def _offer_of(config: McpServerConfig) -> Any:
     server = McpServer(config)
     try:
         return await server.open()
+    finally:
+        await server.aclose()
+
+
+async def _used(config: McpServerConfig, act: Callable[[Any], Awaitable[Any]]) -> Any:
+    from closeout.tools.mcp_client import McpServer, require_mcp
+
+    require_mcp()
+    server = McpServer(config)
+    try:
+        return await server.use(act)
     finally:
         await server.aclose()
 

@@ -14,12 +14,12 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
@@ -74,8 +74,12 @@ STDERR_SHOWN = 600  # characters of it in a message
 MAX_EVENT_BYTES = 256_000_000
 LINES_SHOWN = 4
 CONNECT_SECONDS = 30.0
+USE_SECONDS = 60.0  # for what is not a call of a tool
 # Seconds that an event stream may be silent: a slow tool may be, and calls have their own deadlines.
 SILENCE_SECONDS = 86_400.0
+
+
+Outcome = TypeVar("Outcome")
 
 
 class McpServerFailed(ToolError):
@@ -152,6 +156,25 @@ class McpServer:
         except _Died as death:
             verb = "forgot its session" if death.is_forgotten else "ended"
             raise ToolError(f"MCP server {self.name!r} {verb} twice during the call of {name}.{death}") from None
+
+    async def use(self, act: Callable[[Client], Awaitable[Outcome]]) -> Outcome:
+        """Start the server if it does not run, and use its client beside the tools.
+
+        Raises:
+            ToolError: The server failed. Other errors of `act` are raised as they are.
+        """
+        from mcp import MCPError
+
+        session = await self._live()
+        try:
+            async with asyncio.timeout(self.config.timeout or USE_SECONDS):
+                return await session.use(act)
+        except _Died as death:
+            raise ToolError(f"MCP server {self.name!r} ended.{death}") from None
+        except MCPError as error:
+            raise ToolError(redact(error.message, self.config.secrets)) from None
+        except TimeoutError:
+            raise ToolError(f"MCP server {self.name!r} did not answer in time.") from None
 
     def _not_repeated(self, name: str, death: _Died) -> str:
         if death.is_forgotten:
@@ -270,6 +293,12 @@ class _ServerSession:
             finally:
                 answers.over.set()
                 self._answers = None
+
+    async def use(self, act: Callable[[Client], Awaitable[Outcome]]) -> Outcome:
+        if self._client is None or self.ended:
+            raise _Died(self._errors.quoted())
+        outcome: Outcome = await self._unless_ended(asyncio.ensure_future(act(self._client)), None)
+        return outcome
 
     async def _call(
         self,

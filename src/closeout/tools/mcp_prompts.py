@@ -1,0 +1,69 @@
+"""The prompts of an MCP server: templates of a task, with arguments that are texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from closeout.errors import ToolError, UsageError
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+__all__ = ["listed_prompts", "rendered_prompt"]
+
+MAX_PROMPTS = 1_000
+MAX_PAGES = 200
+
+
+async def listed_prompts(client: Client) -> list[dict[str, Any]]:
+    """Return the server's prompts with `name`, `description` and `arguments`, which have a name and a description too.
+
+    `required` in an argument says whether it must be given.
+    """
+    if client.session.server_capabilities is None or client.session.server_capabilities.prompts is None:
+        return []
+    found: list[dict[str, Any]] = []
+    cursor: str | None = None
+    for _ in range(MAX_PAGES):
+        page = await client.list_prompts(cursor=cursor)
+        for prompt in page.prompts[: MAX_PROMPTS - len(found)]:
+            arguments = [
+                {"name": each.name, "description": each.description or "", "required": bool(each.required)}
+                for each in prompt.arguments or ()
+            ]
+            about = prompt.description or prompt.title or ""
+            found.append({"name": prompt.name, "description": about, "arguments": arguments})
+        cursor = page.next_cursor
+        if not cursor or len(found) >= MAX_PROMPTS:
+            break
+    return found
+
+
+async def rendered_prompt(client: Client, name: str, arguments: Mapping[str, str]) -> str:
+    """Return the text of a prompt with its arguments filled in; messages of the assistant are marked as such.
+
+    Raises:
+        UsageError: The server has no such prompt, or the arguments are not those that it takes.
+        ToolError: The prompt holds something besides text.
+    """
+    prompts = await listed_prompts(client)
+    prompt = next((each for each in prompts if each["name"] == name), None)
+    if prompt is None:
+        raise UsageError(f"No prompt {name!r}. There are: {', '.join(each['name'] for each in prompts) or 'none'}.")
+    taken = {each["name"]: each["required"] for each in prompt["arguments"]}
+    if unknown := [each for each in arguments if each not in taken]:
+        raise UsageError(f"The prompt {name!r} has no argument {unknown[0]!r}. It takes: {', '.join(taken) or 'none'}.")
+    if missing := [each for each, required in taken.items() if required and each not in arguments]:
+        raise UsageError(f"The prompt {name!r} needs {missing[0]}=… as well.")
+    texts = []
+    for message in (await client.get_prompt(name, dict(arguments))).messages:
+        content: Any = message.content
+        if content.type == "resource" and hasattr(content.resource, "text"):
+            text = content.resource.text
+        elif content.type == "text":
+            text = content.text
+        else:
+            raise ToolError(f"The prompt {name!r} holds {content.type}, which is not a text.")
+        texts.append(text if message.role == "user" else f"(assistant) {text}")
+    return "\n\n".join(texts)
