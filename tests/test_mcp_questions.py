@@ -70,6 +70,7 @@ async def test_a_persons_answer_continues_the_call(tmp_path: Path, protocol: str
         "The MCP server 'shop' asks:\n> Which box for tea?\n- size (integer, minimum 1, maximum 9, default 3): Of the "
         "box\n- gift (boolean, default false)\nAnswer with a JSON object of these fields."
     )
+    assert pending.arguments.keys() == {"question", "options", "form"}, "not what the server wants back with the answer"
     assert shop.did == ["began tea"] + ["cancelled"] * (protocol == "old")
     assert (await shop.agent(call("order", item="tea")).resume("r")).waiting == waiting.waiting
     result = await shop.agent(call("order", item="tea")).resume("r", decisions={"r1.q1": '{"size": 5}'})

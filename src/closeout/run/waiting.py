@@ -169,12 +169,18 @@ def pending_of(request: DecisionRequested) -> PendingDecision:
         id=_id(request),
         kind=request.kind,
         tool=request.name,
-        arguments=json.loads(request.arguments),
+        arguments=_shown_arguments(request),
         hash=request.digest,
         reason=request.reason,
         default=request.default,
         expires=request.expires,
     )
+
+
+def _shown_arguments(request: DecisionRequested) -> dict[str, Any]:
+    """The arguments without what a server wants back with an answer."""
+    arguments: dict[str, Any] = json.loads(request.arguments)
+    return {name: value for name, value in arguments.items() if name != "context" or request.kind != "question"}
 
 
 def pending_decisions(rows: Iterable[Row]) -> tuple[PendingDecision, ...]:
