@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from cli_process import here, on_terminal
 from closeout import Agent, Decision, ToolManager
 from closeout.cli.deciding import describe_pending
-from closeout.errors import ConfigError, DecisionRefused
+from closeout.errors import ConfigError, DecisionRefused, ToolError
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
@@ -257,6 +258,40 @@ async def test_a_server_is_told_what_it_may_know(
     async with ToolManager(mcp_servers=[Shop(tmp_path, protocol, **options).entry]) as tools:
         found = await tools.execute_tool_call("shop", name, {})
     assert says in str(found.get("result", found.get("error")))
+
+
+# ------------------------------------------------------------------------------------------------ tasks
+
+
+async def test_a_resumed_run_asks_for_the_result_of_its_task(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "new", "ask", tasks=True)
+    run = await shop.agent(call("bake")).run("Bake", run_id="r")
+    assert [pending.id for pending in run.waiting] == ["r1.q1"]
+    run = await shop.agent(call("bake")).resume("r", decisions={"r1.q1": "7"})
+    assert results(run) == ["[bread] done 7"]
+    assert shop.did == ["ordered bread as a task", "updated"]
+
+
+async def test_a_task_that_takes_too_long_is_cancelled(tmp_path: Path, skip_time: Callable[[float], None]) -> None:
+    shop = Shop(tmp_path, "new", lambda question: {"size": 9}, tasks=True)
+    looks: list[str] = []
+
+    def look(done: float, total: float | None, message: str) -> None:
+        looks.append(message)
+        if len(looks) == 3:
+            skip_time(2000)
+
+    async with ToolManager(mcp_servers=[shop.entry]) as tools:
+        (bake,) = [spec for spec in tools.specs() if spec.name == "bake"]
+        with pytest.raises(ToolError, match="bake did not answer within 120 s of its last report of progress"):
+            await tools.call(bake, {}, look)
+    assert set(looks) == {"works on a task"}
+    assert shop.did == ["ordered bread as a task", "updated", "task cancelled"]
+
+
+async def test_without_tasks_a_server_answers_at_once(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "new", "accept")
+    assert results(await shop.agent(call("bake")).run("Bake")) == ["[bread] done 3"]
 
 
 # ------------------------------------------------------------------------------------------------ hostile servers

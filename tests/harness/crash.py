@@ -3,9 +3,9 @@
 Run as a script: it forks a child for each kill point, so that the dead process is really dead. Prints one JSON object.
 The scenario is "run"; "waiting", where every payment needs an approval and there are questions; "fork", where the run
 that is killed is a fork of a finished one; "timers", where tools wait for signals and times; "asking_old" and
-"asking_new", where an MCP server of an older or the newest protocol asks during its calls; "program", where the model
-writes programs; or "waiting_program", where the payments of a program need approvals. With a stride only every so many
-events are tried.
+"asking_new", where an MCP server of an older or the newest protocol asks during its calls; "asking_task", where it
+answers a call with a task; "program", where the model writes programs; or "waiting_program", where the payments of a
+program need approvals. With a stride only every so many events are tried.
 
     python tests/harness/crash.py FOLDER [SCENARIO] [STRIDE]
 """
@@ -79,6 +79,7 @@ TIMERS_PLAN: list[list[tuple[str, str]]] = [
     [("expect", "s5"), ("pay", "p1")],
 ]
 ASKING_PLAN = [[("order", "p1"), ("look", "a")], [("order", "p2")]]
+TASK_PLAN = [[("bake", "p1"), ("look", "a")]]
 FORK_AT = 6  # the turn that the fork begins with
 PLANS = {
     "run": PLAN,
@@ -87,6 +88,7 @@ PLANS = {
     "timers": TIMERS_PLAN,
     "asking_old": ASKING_PLAN,
     "asking_new": ASKING_PLAN,
+    "asking_task": TASK_PLAN,
 }
 SCENARIOS = (*PLANS, "program", "waiting_program")
 
@@ -105,7 +107,7 @@ def act(plan: list[list[tuple[str, str]]], view: RequestView) -> Turn:
 def _next(name: str, key: str, text: str) -> Any:
     if name == "ask":
         return call("ask_user", question=key)
-    if name not in ("pay", "order"):
+    if name not in ("pay", "order", "bake"):
         return call(name, **({"task": f"pay {key}"} if name in ("clerk", "watch") else {"key": key}))
     unsure = text.rfind("Interrupted") > text.rfind(f"{key} is not paid")
     return call("was_paid", key=key) if unsure else call(name, **{"key" if name == "pay" else "item": key})
@@ -178,8 +180,9 @@ def agent_for(folder: Path, scenario: str = "run") -> Agent:
         tools += [expect, nap, watcher.as_tool("watch", "Waits for you.")]
     servers = []
     if scenario.startswith("asking"):
-        command = [sys.executable, str(ASKING), scenario.removeprefix("asking_"), str(folder / "asked.txt")]
-        servers = [{"name": "shop", "command": command, "elicitation": "ask"}]
+        protocol = "old" if scenario == "asking_old" else "new"
+        command = [sys.executable, str(ASKING), protocol, str(folder / "asked.txt")]
+        servers = [{"name": "shop", "command": command, "elicitation": "ask", "tasks": scenario == "asking_task"}]
     return Agent(main, tools, servers, home=folder / "home")
 
 

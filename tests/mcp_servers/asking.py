@@ -99,7 +99,15 @@ def where() -> Steps:
     return str([root["uri"] for root in found["roots"]])
 
 
-TOOLS = {each.__name__: each for each in (order, paint, visit, endless, huge, nested, forged, stray, think, where)}
+def bake(item: str = "bread") -> Steps:
+    """A task, if the client takes tasks: asks for the size, and is ready at the third look."""
+    answer = yield form("How large?", size=SIZE)
+    return f"[{item}] done {answer['content']['size']}"
+
+
+TOOLS = {
+    each.__name__: each for each in (order, paint, visit, endless, huge, nested, forged, stray, think, where, bake)
+}
 
 
 def send(message: dict[str, Any]) -> None:
@@ -159,6 +167,42 @@ def ask_in_rounds(call: Any, params: dict[str, Any]) -> None:
     }})  # fmt: skip
 
 
+TASKS = "io.modelcontextprotocol/tasks"
+STORE = Path(f"{LEDGER}.task")  # the one task: it survives the server
+
+
+def task_request(number: Any, method: str, params: dict[str, Any]) -> None:
+    if not STORE.exists() or params["taskId"] != "t1":
+        send({"id": number, "error": {"code": -32602, "message": "Unknown task"}})
+        return
+    task = json.loads(STORE.read_text())
+    if method == "tasks/update":
+        task |= {"status": "working", "size": params["inputResponses"]["size"]["content"]["size"]}
+        note("updated")
+    elif method == "tasks/cancel":
+        task["status"] = "cancelled"
+        note("task cancelled")
+    else:
+        task["looks"] += 1
+        if task["status"] == "working" and task["looks"] > 3 and task["size"] != 9:
+            task["status"] = "completed"
+    STORE.write_text(json.dumps(task))
+    shown = {"taskId": "t1", "status": task["status"], "pollIntervalMs": 100}
+    if task["status"] == "input_required":
+        shown["inputRequests"] = {"size": as_request(form("How large?", size=SIZE))}
+    if task["status"] == "completed":
+        shown["result"] = {
+            "content": [{"type": "text", "text": f"[{task['item']}] done {task['size']}"}],
+            "isError": False,
+        }
+    reply(number, **(shown if method == "tasks/get" else {}))
+
+
+def is_task(params: dict[str, Any]) -> bool:
+    capabilities = params.get("_meta", {}).get("io.modelcontextprotocol/clientCapabilities", {})
+    return params["name"] == "bake" and TASKS in capabilities.get("extensions", {})
+
+
 def main() -> None:
     info = {"capabilities": {"tools": {}}, "serverInfo": {"name": "asking", "version": "1"}}
     cached = {"ttlMs": 0, "cacheScope": "private"} if IS_NEW else {}
@@ -186,8 +230,18 @@ def main() -> None:
         elif method == "tools/list":
             schema = {"type": "object", "properties": {"item": {"type": "string"}, "times": {"type": "integer"}}}
             reply(number, tools=[{"name": name, "inputSchema": schema} for name in TOOLS], **cached)
+        elif method.startswith("tasks/"):
+            task_request(number, method, params)
         elif method == "tools/call":
-            if IS_NEW:
+            if is_task(params):
+                item = params.get("arguments", {}).get("item", "bread")
+                note(f"ordered {item} as a task")
+                STORE.write_text(json.dumps({"status": "input_required", "looks": 0, "item": item}))
+                send({"id": number, "result": {
+                    "resultType": "task", "taskId": "t1", "status": "working", "pollIntervalMs": 100,
+                    "createdAt": "2026-11-26T00:00:00Z", "lastUpdatedAt": "2026-11-26T00:00:00Z", "ttlMs": 600000,
+                }})  # fmt: skip
+            elif IS_NEW:
                 ask_in_rounds(number, params)
             else:
                 ask(number, TOOLS[params["name"]](**params.get("arguments", {})), None)

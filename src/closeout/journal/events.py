@@ -50,6 +50,7 @@ __all__ = [
     "RunStarted",
     "ServerAsked",
     "ServerTold",
+    "TaskCreated",
     "ToolFinished",
     "ToolStarted",
     "ToolsChanged",
@@ -577,6 +578,15 @@ class AnswerGiven(Event):
 
     identity = "request"
     request: str
+
+
+@record
+class TaskCreated(Event):
+    """An MCP server works on a call as a task. A resumed run asks for its result instead of making the call again."""
+
+    identity = "handle"
+    handle: str
+    task: str
 
 
 @record

@@ -12,7 +12,7 @@ from typing import Any
 
 from closeout.codec import decode_json, encode_json
 from closeout.errors import Suspended
-from closeout.journal.events import AnswerGiven, DecisionMade, DecisionRequested
+from closeout.journal.events import AnswerGiven, DecisionMade, DecisionRequested, TaskCreated
 from closeout.journal.run_journal import Journal
 from closeout.messages import ToolSpec
 from closeout.run.plan import Scope
@@ -32,7 +32,9 @@ def _recorded(journal: Journal, agent: str, handle: str) -> Iterator[DecisionReq
 
 
 def may_continue(journal: Journal, agent: str, handle: str) -> bool:
-    """Return True if a call was given up while it waited for an answer that its server has not got."""
+    """Return True if a call can be continued: its server works on a task, or has not got the answer it waited for."""
+    if journal.recorded(TaskCreated, agent, handle) is not None:
+        return True
     last = ""
     for asked in _recorded(journal, agent, handle):
         last = asked.request
@@ -57,6 +59,7 @@ class CallQuestions:
         self._answers: list[ServerAnswer] | None = None
         self._unused: list[ServerAnswer] = []
         self._asked = 0
+        self._task = ""
 
     async def recall(self) -> list[ServerAnswer]:
         """Return the answers so far, in the order of their questions, and let each be used once more.
@@ -135,3 +138,17 @@ class CallQuestions:
         for answer in answers:
             journal.append(AnswerGiven(self._scope.path, answer.request), durable=True)
         await journal.committed()
+
+    def task(self) -> str:
+        """Return the id of the task that the call has become; empty if it has not."""
+        journal, place = self._scope.journal, (self._scope.path, self._handle)
+        if not self._task and isinstance(found := journal.recorded(TaskCreated, *place), TaskCreated):
+            self._task = found.task
+            journal.append(found)
+        return self._task
+
+    async def became(self, task: str) -> None:
+        """Record the task that the call has become."""
+        self._task = task
+        self._scope.journal.append(TaskCreated(self._scope.path, self._handle, task), durable=True)
+        await self._scope.journal.committed()

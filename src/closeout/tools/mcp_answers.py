@@ -21,6 +21,7 @@ from closeout.tools.run_context import RunContext, ServerAnswer
 
 if TYPE_CHECKING:
     from mcp import MCPError
+    from mcp.client.session import ClientSession
     from mcp.types import (
         CallToolResult,
         CreateMessageResult,
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
         InputRequiredResult,
         InputResponses,
         ListRootsResult,
+        Result,
     )
+
+    from closeout.tools.mcp_tasks import TaskRequests
 
 __all__ = ["CallAnswers", "roots_of"]
 
@@ -39,6 +43,8 @@ MAX_PROMPT = 200_000  # characters of what a server sends to the model at once
 MAX_REPLY = 8_192  # tokens of a reply to a server
 MAX_STOPS = 4  # the most that every vendor takes
 MAX_STATE = 100_000  # characters of a server's state that are recorded
+CANCEL_SECONDS = 3.0  # for a server to take note that nobody waits for a task
+POLL_LEAST, POLL_MOST = 0.1, 10.0  # seconds between two questions about a task
 STATE_SECONDS = 0.25  # before a call is made again for which a server wants nothing but time
 ALIVE_SECONDS = 5.0  # between two extensions of a call's deadline while an answer is being made
 ELICITATION = "elicitation/create"
@@ -52,7 +58,8 @@ class CallAnswers:
     Attributes:
         stopped: Why the call must be given up, once it must: a person is to answer, or the server asks too much.
         over: Set when the call has ended.
-        alive: Called while an answer is being made, to extend the call's deadline.
+        alive: Called with a message while an answer is being made, or a task, to extend the call's deadline.
+        task: The task that the call has become.
 
     Args:
         config: The server.
@@ -68,7 +75,8 @@ class CallAnswers:
         self._round = 0
         self.stopped: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.over = asyncio.Event()
-        self.alive: Callable[[], object] = lambda: None
+        self.alive: Callable[[str], object] = lambda message: None
+        self.task: TaskRequests | None = None
 
     async def begin(self) -> None:
         """Take the answers that the run has already. Raises Suspended if one is missing: then no call is made."""
@@ -158,7 +166,7 @@ class CallAnswers:
         answering = asyncio.ensure_future(answer)
         try:
             while not (await asyncio.wait((answering,), timeout=ALIVE_SECONDS))[0]:
-                self.alive()
+                self.alive("waits for an answer")
             return answering.result()
         finally:
             answering.cancel()
@@ -170,12 +178,16 @@ class CallAnswers:
     # ---------------------------------------------------------------------------------------- calls in rounds
 
     async def in_rounds(
-        self, send: Callable[[InputResponses | None, str | None], Awaitable[CallToolResult | InputRequiredResult]]
+        self,
+        session: ClientSession,
+        send: Callable[[InputResponses | None, str | None], Awaitable[CallToolResult | InputRequiredResult | Result]],
     ) -> CallToolResult:
-        """Make a call, and again with answers for as long as the server needs input."""
+        """Make a call, and again with answers for as long as the server needs input; or follow the call's task."""
         from mcp import MCPError
-        from mcp.types import INVALID_PARAMS, InputRequiredResult
+        from mcp.types import INVALID_PARAMS, CallToolResult, InputRequiredResult
 
+        if self._questions is not None and (task := self._questions.task()):
+            return await self._followed(session, task)
         responses, state = await self._resumed()
         is_resumed = responses is not None
         for _ in range(MAX_ROUNDS):
@@ -187,14 +199,48 @@ class CallAnswers:
                 # The state has expired, or was of an earlier process: the call is made from its beginning.
                 result, self._round = await send(None, None), 0
             is_resumed = False
-            if not isinstance(result, InputRequiredResult):
+            if isinstance(result, CallToolResult):
                 return result
+            if not isinstance(result, InputRequiredResult):
+                task = str(getattr(result, "task_id", ""))
+                if self._questions is not None:
+                    await self._questions.became(task)
+                return await self._followed(session, task)
             responses, state = None, result.request_state
             if result.input_requests:
                 responses = await self._answer_all(result.input_requests, state)
             else:
                 await asyncio.sleep(STATE_SECONDS)
         raise ToolError(f"MCP server {self._config.name!r} still needs input after {MAX_ROUNDS} rounds of one call.")
+
+    async def _followed(self, session: ClientSession, task: str) -> CallToolResult:
+        """Ask for the result of a task until it is there."""
+        from mcp.types import CallToolResult
+
+        from closeout.tools.mcp_tasks import TaskRequests
+
+        self.task = TaskRequests(session, task)
+        answered: set[str] = set()
+        while True:
+            state = await self.task.state()
+            if state.status == "completed":
+                return CallToolResult.model_validate(state.result)
+            if state.status in ("failed", "cancelled"):
+                said = (state.error or {}).get("message") or state.status_message or state.status
+                raise ToolError(f"The task of MCP server {self._config.name!r} ended: {said}")
+            wanted = {key: each for key, each in (state.input_requests or {}).items() if key not in answered}
+            if state.status == "input_required" and wanted:
+                await self.task.update(await self._answer_all(wanted, None))
+                answered.update(wanted)
+            self.alive(state.status_message or "works on a task")
+            await asyncio.sleep(min(max((state.poll_interval_ms or 1_000) / 1_000, POLL_LEAST), POLL_MOST))
+
+    async def give_up_task(self) -> None:
+        """Tell the server that nobody waits for the call's task, if it is one."""
+        if self.task is not None:
+            with suppress(Exception):  # it may hang, or know nothing of the task
+                async with asyncio.timeout(CANCEL_SECONDS):
+                    await self.task.cancel()
 
     async def _resumed(self) -> tuple[InputResponses | None, str | None]:
         """The answers of the last round before the run was suspended, and the state that belongs to them."""

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 from weakref import WeakKeyDictionary
@@ -38,6 +37,7 @@ from closeout.tools.schema import is_json_schema, without_titles
 
 if TYPE_CHECKING:
     from mcp import Client
+    from mcp.client.extension import ClientExtension
     from mcp.shared.dispatcher import ProgressFnT
     from mcp.types import (
         CallToolResult,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         InputRequiredResult,
         InputResponses,
         ListRootsResult,
+        Result,
     )
     from mcp.types import Tool as McpTool
 
@@ -320,17 +321,17 @@ class _ServerSession:
             has_progressed = True
             extend(progress, total, message or "")
 
+        def alive(message: str) -> None:
+            nonlocal has_progressed
+            has_progressed = True
+            extend(0, None, message)
+
         self._errors.forgotten = False
         schema = next((tool.input_schema for tool in self.tools if tool.name == name), None)
         sent = _as_named(arguments, schema)
-        request: asyncio.Future[CallToolResult]
-        if name in self._resource_tools:
-            request = asyncio.ensure_future(call_resource_tool(client, name, sent))
-        elif answers is None:
-            request = asyncio.ensure_future(client.call_tool(name, sent, progress_callback=report))
-        else:
-            answers.alive = partial(extend, 0, None, "waits for an answer")
-            request = asyncio.ensure_future(self._answered(client, name, sent, report, answers))
+        if answers is not None:
+            answers.alive = alive
+        request = asyncio.ensure_future(self._sent(client, name, sent, report, answers))
         try:
             async with deadline:
                 result = await self._unless_ended(request, answers)
@@ -347,6 +348,8 @@ class _ServerSession:
             raise ToolError(redact(error.message, self.config.secrets)) from None
         except (RuntimeError, ValueError, TimeoutError) as error:  # too late, or a result that breaks its schema
             if deadline.expired():
+                if answers is not None:
+                    await answers.give_up_task()
                 within = f"{timeout:g} s"
                 if has_progressed and timeout is not None:
                     within += f" of its last report of progress, or {timeout * MAX_EXTENSION:g} s in all"
@@ -359,6 +362,15 @@ class _ServerSession:
             raise ToolError(outcome.text or f"{name} failed and said nothing.")
         return outcome
 
+    async def _sent(
+        self, client: Client, name: str, sent: dict[str, Any], report: ProgressFnT, answers: CallAnswers | None
+    ) -> CallToolResult:
+        if name in self._resource_tools:
+            return await call_resource_tool(client, name, sent)
+        if answers is None:
+            return await client.call_tool(name, sent, progress_callback=report)
+        return await self._answered(client, name, sent, report, answers)
+
     async def _answered(
         self, client: Client, name: str, sent: dict[str, Any], report: ProgressFnT, answers: CallAnswers
     ) -> CallToolResult:
@@ -368,7 +380,7 @@ class _ServerSession:
 
         async def send(
             responses: InputResponses | None = None, state: str | None = None
-        ) -> CallToolResult | InputRequiredResult:
+        ) -> CallToolResult | InputRequiredResult | Result:
             return await client.session.call_tool(
                 name,
                 sent,
@@ -376,11 +388,12 @@ class _ServerSession:
                 input_responses=responses,
                 request_state=state,
                 allow_input_required=True,
+                allow_claimed=True,
             )
 
         async def send_listed(
             responses: InputResponses | None, state: str | None
-        ) -> CallToolResult | InputRequiredResult:
+        ) -> CallToolResult | InputRequiredResult | Result:
             try:
                 return await send(responses, state)
             except MCPError as error:
@@ -390,7 +403,7 @@ class _ServerSession:
             return await send(responses, state)
 
         if _has_rounds(client):
-            return await answers.in_rounds(send_listed)
+            return await answers.in_rounds(client.session, send_listed)
         try:
             return await client.call_tool(name, sent, progress_callback=report)
         except MCPError as error:
@@ -497,6 +510,7 @@ class _ServerSession:
                             message_handler=self._note_message,
                             elicitation_callback=None if self.config.elicitation == "refuse" else self._elicit,
                             sampling_callback=self._sample if self.config.sampling else None,
+                            extensions=_extensions(self.config),
                             list_roots_callback=None if self.config.roots is None else self._list_roots,
                         )
                     )
@@ -657,6 +671,14 @@ def _reason(error: BaseException, status: int | None = None) -> str:
     if text and text[0] == "Connection closed":
         return "it ended before it was ready"
     return text[0][:300] if text else type(cause).__name__
+
+
+def _extensions(config: McpServerConfig) -> list[ClientExtension] | None:
+    if not config.tasks:
+        return None
+    from closeout.tools.mcp_tasks import TasksExtension
+
+    return [TasksExtension()]
 
 
 def _has_rounds(client: Client) -> bool:

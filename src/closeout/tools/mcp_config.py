@@ -28,7 +28,7 @@ START_SECONDS = 60.0
 MOST_SECONDS = 10_000.0  # a larger timeout in another client's configuration is in milliseconds
 _KEYS = (
     "name", "command", "args", "env", "cwd", "url", "headers", "transport", "timeout", "start_timeout", "required",
-    "auth", "elicitation", "sampling", "roots", "resources",
+    "auth", "elicitation", "sampling", "roots", "resources", "tasks",
 )  # fmt: skip
 _URL_KEYS = ("url", "httpUrl", "serverUrl")
 _SERVER_LISTS = ("mcpServers", "servers", "mcp_servers")
@@ -53,7 +53,7 @@ class McpServerConfig:
 
     A run does not begin without a `required` server. `elicitation` says who answers the server's questions; with
     `sampling` it may ask the agent's model; `roots` are the file URIs that it may work in, None if it is not told; with
-    `resources` two tools list and read its resources.
+    `resources` two tools list and read its resources; with `tasks` it may answer a call with a task.
     """
 
     name: str
@@ -72,11 +72,12 @@ class McpServerConfig:
     sampling: bool = False
     roots: tuple[str, ...] | None = None
     resources: bool = False
+    tasks: bool = False
 
     @property
     def may_ask(self) -> bool:
-        """True if the server may ask anything during a call."""
-        return self.elicitation != "refuse" or self.sampling or self.roots is not None
+        """True if a call may be more than one request and its result."""
+        return self.elicitation != "refuse" or self.sampling or self.roots is not None or self.tasks
 
     @property
     def address(self) -> str:
@@ -253,6 +254,7 @@ def _from_mapping(entry: Mapping[str, Any], name: str, shown: str, *, is_foreign
         sampling=_flag(fields.get("sampling"), "sampling", shown, default=False),
         roots=_roots(fields.get("roots"), shown),
         resources=_flag(fields.get("resources"), "resources", shown, default=False),
+        tasks=_flag(fields.get("tasks"), "tasks", shown, default=False),
     )
 
 

@@ -114,6 +114,10 @@ class ServerQuestions(Protocol):
 
     async def give(self, answers: Sequence[ServerAnswer]) -> None: ...
 
+    def task(self) -> str: ...
+
+    async def became(self, task: str) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext(Generic[Deps]):

@@ -16,6 +16,7 @@ from closeout.journal.events import (
     RunEnded,
     RunResumed,
     ServerAsked,
+    TaskCreated,
 )
 from closeout.journal.store import Row
 from closeout.journal.story import AgentStory, CallStory, RequestStory, Story, TurnStory
@@ -181,8 +182,8 @@ class StoryItems:
 
 def _is_shown(event: Event) -> bool:
     match event:
-        case ServerAsked() | AnswerGiven():
-            return False  # the answer is shown
+        case ServerAsked() | AnswerGiven() | TaskCreated():
+            return False  # what follows is shown
         case AttemptStarted():
             return event.attempt > 0 or bool(event.experiences)
         case AttemptEnded():
