@@ -86,6 +86,7 @@ async def test_a_call_that_asks_again_is_asked_only_what_is_new(tmp_path: Path, 
     agent = shop.agent(call("paint"))
     run = await agent.run("Paint", run_id="r")
     assert run.waiting[0].arguments["options"] == ["red", "blue"]
+    assert "- colour (one of 'red' (Brick), 'blue' (Sky), required)" in run.waiting[0].arguments["question"]
     run = await agent.resume("r", decisions={"r1.q1": "blue"})
     assert [pending.id for pending in run.waiting] == ["r1.q2"]
     run = await agent.resume("r", decisions={"r1.q2": Decision(verdict="answer", text="2", by="Ada")})

@@ -16,7 +16,7 @@ OLD, NEW = "2025-11-25", "2026-07-28"
 IS_NEW, LEDGER = sys.argv[1] == "new", sys.argv[2]
 SIZE = {"type": "integer", "minimum": 1, "maximum": 9, "default": 3, "description": "Of the box"}
 GIFT = {"type": "boolean", "default": False}
-COLOUR = {"type": "string", "enum": ["red", "blue"]}
+COLOUR = {"type": "string", "oneOf": [{"const": "red", "title": "Brick"}, {"const": "blue", "title": "Sky"}]}
 Steps = Generator[dict[str, Any], dict[str, Any], str]
 muted = False
 

@@ -191,7 +191,8 @@ def _narrowed_field(name: str, field: Any) -> dict[str, Any]:
         kept["items"] = {"type": "string", "enum": options}
     elif options:
         kept["enum"] = options
-    return kept
+    titles = _titles(field)
+    return {**kept, "enumNames": titles} if len(titles) == len(options) > 0 else kept
 
 
 def _choices(field: Any) -> list[Any]:
@@ -206,10 +207,24 @@ def _choices(field: Any) -> list[Any]:
     return _choices(field["items"]) if isinstance(field.get("items"), Mapping) else []
 
 
+def _titles(field: Any) -> list[str]:
+    """What the allowed values are called; empty without names."""
+    if not isinstance(field, Mapping):
+        return []
+    for key in ("oneOf", "anyOf"):
+        if isinstance(field.get(key), list):
+            return [str(each.get("title", "")) if isinstance(each, Mapping) else "" for each in field[key]]
+    if isinstance(field.get("enumNames"), list):
+        return [str(each) for each in field["enumNames"]]
+    return _titles(field.get("items"))
+
+
 def _described(name: str, field: Mapping[str, Any], required: bool) -> str:
     """A line about a field."""
     kind = "any of" if field["type"] == "array" else "one of"
-    notes = [f"{kind} {', '.join(map(repr, options))}" if (options := _choices(field)) else field["type"]]
+    titles = _titles(field)
+    options = [f"{each!r} ({titles[at]})" if titles else repr(each) for at, each in enumerate(_choices(field))]
+    notes = [f"{kind} {', '.join(options)}" if options else field["type"]]
     notes += [f"{key} {field[key]}" for key in ("format", *_NUMBERS) if key in field]
     if "default" in field:
         notes.append(f"default {json.dumps(field['default'], ensure_ascii=False)}")
