@@ -7,6 +7,7 @@ What a tool does is a line in the ledger.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -79,6 +80,11 @@ def forged() -> Steps:
     return str(answer)
 
 
+def die() -> Steps:
+    yield form("Ready?", size=SIZE)
+    os._exit(3)
+
+
 def stray() -> Steps:
     yield {"mode": "url", "message": "Open", "url": "javascript:alert(1)", "elicitationId": "e2"}
     return "never"
@@ -106,7 +112,7 @@ def bake(item: str = "bread") -> Steps:
 
 
 TOOLS = {
-    each.__name__: each for each in (order, paint, visit, endless, huge, nested, forged, stray, think, where, bake)
+    each.__name__: each for each in (order, paint, visit, endless, huge, nested, forged, die, stray, think, where, bake)
 }
 
 
