@@ -204,6 +204,14 @@ async def test_an_address_is_opened_by_a_person(tmp_path: Path, protocol: str, t
     assert results(await agent.resume("r", decisions={"r1.q1": text})) == [result]
 
 
+@pytest.mark.parametrize(("text", "result"), [("done", "unlocked"), (False, "Sign in first")])
+async def test_a_call_that_needs_an_address_first_is_made_again(tmp_path: Path, text: Any, result: str) -> None:
+    agent = Shop(tmp_path, "old", "ask").agent(call("locked"))
+    run = await agent.run("Open", run_id="r")
+    assert "https://example.org/in" in run.waiting[0].arguments["question"]
+    assert result in results(await agent.resume("r", decisions={"r1.q1": text}))[0]
+
+
 async def test_a_rule_opens_no_address(tmp_path: Path) -> None:
     assert results(await Shop(tmp_path, "old", "accept").agent(call("visit")).run("Sign in")) == ["decline"]
 

@@ -57,6 +57,16 @@ def visit() -> Steps:
     return str(answer["action"])
 
 
+def locked() -> Steps:
+    """Refused twice, as the protocol of 2025-11-25 has it: an address must be opened first."""
+    note("knocked")
+    if Path(LEDGER).read_text().count("knocked") > 2:
+        return "unlocked"
+    address = {"mode": "url", "message": "Sign in", "url": "https://example.org/in", "elicitationId": "e3"}
+    yield {"error": {"code": -32042, "message": "Sign in first", "data": {"elicitations": [address]}}}
+    return "never"
+
+
 def endless() -> Steps:
     number = 0
     while True:
@@ -111,9 +121,8 @@ def bake(item: str = "bread") -> Steps:
     return f"[{item}] done {answer['content']['size']}"
 
 
-TOOLS = {
-    each.__name__: each for each in (order, paint, visit, endless, huge, nested, forged, die, stray, think, where, bake)
-}
+ALL = (order, paint, visit, locked, endless, huge, nested, forged, die, stray, think, where, bake)
+TOOLS = {each.__name__: each for each in ALL}
 
 
 def send(message: dict[str, Any]) -> None:
@@ -142,6 +151,9 @@ def ask(call: Any, steps: Steps, answer: dict[str, Any] | None) -> None:
         question = next(steps) if answer is None else steps.send(answer)
     except StopIteration as done:
         text(call, done.value)
+        return
+    if "error" in question:
+        send({"id": call, **question})
         return
     name = f"q{call}-{len(waiting)}"
     waiting[name] = (call, steps)
