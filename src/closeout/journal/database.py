@@ -39,7 +39,7 @@ JOURNAL_FILES = (
     "journal.synced",
     "journal.messages",
 )
-VERSION = 3  # 2 had no checksums, 1 had a row for each event
+VERSION = 3  # 2 had no checksums; 1, in the end, had the rows of 2, and before that a row for each event
 LOCK_SECONDS = 20.0  # how long a commit waits while another process holds the write lock
 _LITTLE_SPACE = 64 * 1024  # bytes: less than SQLite needs for its index and a page
 _OPEN_SECONDS = 20.0  # how long opening waits while another process turns the file into a journal
@@ -52,7 +52,16 @@ CREATE TABLE IF NOT EXISTS events (place INTEGER PRIMARY KEY, body BLOB NOT NULL
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS bodies (hash BLOB PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 """
-_COLUMNS = {2: ["place", "body"], 3: ["place", "body", "crc"]}
+_FROM_PLACES = (
+    "INSERT INTO events SELECT place, CAST('[[' || printf('%.6f', time) || ',' || json_quote(type) || ',' || "
+    "CAST(body AS TEXT) || iif(refs IS NULL, '', ',' || refs) || ']]' AS BLOB) FROM events_1"
+)
+_OF_EVENT = ["time", "type", "body", "refs"]
+_COLUMNS = {
+    1: [["run", "seq", *_OF_EVENT], ["place", *_OF_EVENT], ["place", "body"]],
+    2: [["place", "body"]],
+    3: [["place", "body", "crc"]],
+}
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -92,16 +101,28 @@ def prepare(db: sqlite3.Connection, path: Path) -> None:
         if version == 0:
             for statement in _SCHEMA.split(";"):
                 db.execute(statement)
-        elif version == 2:
+        if version == 1:
+            _join_columns(db)
+        if version in (1, 2):
             db.execute("ALTER TABLE events ADD COLUMN crc INTEGER")
         db.execute(f"PRAGMA user_version={VERSION}")
 
 
+def _join_columns(db: sqlite3.Connection) -> None:
+    """Write the events of format 1, whose parts had columns of their own, as rows of format 2."""
+    db.execute("ALTER TABLE events RENAME TO events_1")
+    for statement in _SCHEMA.replace(", crc INTEGER", "").split(";"):
+        db.execute(statement)
+    keys = {name for _, name, *_ in db.execute("PRAGMA table_info(events_1)")}
+    db.execute(_FROM_PLACES if "place" in keys else _FROM_PLACES.replace("place", "(run << 32) + seq"))
+    db.execute("DROP TABLE events_1")
+
+
 def version_of(db: sqlite3.Connection, path: Path) -> int:
-    """Return the format of a journal: 0 for an empty file, else 2 or 3.
+    """Return the format of a journal: 0 for an empty file, else 1 to 3.
 
     Raises:
-        JournalError: the format is newer than this version of Closeout, or older than the previous one.
+        JournalError: the format is newer than this version of Closeout, or of none.
     """
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if version > VERSION:
@@ -109,12 +130,12 @@ def version_of(db: sqlite3.Connection, path: Path) -> int:
     columns = [name for _, name, *_ in db.execute("PRAGMA table_info(events)")]
     if not columns:
         return 0
-    if columns != _COLUMNS.get(version):
+    if columns not in _COLUMNS.get(version, []):
         raise JournalError(
             f"{path} was written by a version of Closeout whose runs this one cannot read. "
             "Move the file away, or set another CLOSEOUT_HOME."
         )
-    return version
+    return 2 if columns in _COLUMNS[2] else version
 
 
 def _wait_while_locked(act: Callable[[], None]) -> None:

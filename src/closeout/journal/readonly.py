@@ -78,6 +78,12 @@ class _ReadOnlyJournal(SqliteJournal):
             version = version_of(db, self.path)
             if version == VERSION:
                 return db
+            if version == 1:
+                db.close()
+                raise JournalError(
+                    f"{self.path} is of an old format, and cannot be written here. Copy it to a folder of your own, "
+                    "and set CLOSEOUT_HOME to that."
+                )
             if version:
                 # The previous format had no checksums, and it may not be migrated here.
                 self.select_events = "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"

@@ -431,6 +431,7 @@ class Journal:
                 raise Suspended([started])
             place = f"{type(started).__name__} {started.key} of agent {started.agent}"
             raise JournalError(f"The record of run {self.run_id} ends here: it has no outcome for {place}.")
+        run = self._doing(started, run)
         if interrupted is None:
             return self.append(await run())
         if started_before:
@@ -439,6 +440,10 @@ class Journal:
         finished = self.append(await run(), durable=True)
         await self.committed()
         return finished
+
+    def _doing(self, started: Event, run: Callable[[], Awaitable[Event]]) -> Callable[[], Awaitable[Event]]:
+        """Return what does an effect that is not in the record: `run`, unless a subclass supplies outcomes."""
+        return run
 
     # ------------------------------------------------------------------------------------------ the end
 

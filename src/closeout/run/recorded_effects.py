@@ -7,6 +7,7 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from closeout.errors import JournalError
@@ -295,31 +296,21 @@ class WhatIfJournal(Journal):
         super()._write(event, durable=durable)
         self._lane.add(event)
 
-    async def effect(
-        self,
-        started: Event,
-        run: Callable[[], Awaitable[Event]],
-        *,
-        interrupted: Callable[[], Event] | None = None,
-        below: Callable[[Event], object] | None = None,
-        failed: Callable[[Event], object] | None = None,
-    ) -> Event:
+    def _doing(self, started: Event, run: Callable[[], Awaitable[Event]]) -> Callable[[], Awaitable[Event]]:
+        return partial(self._outcome, started, run)
+
+    async def _outcome(self, started: Event, run: Callable[[], Awaitable[Event]]) -> Event:
         """Return the recorded outcome of an equal effect, or do the effect if it may be done.
 
         Raises:
             JournalError: The effect must not be done: the run has left the record.
         """
-        self._raise_failure()
-        outcome = self._outcome(started)
-        if outcome is not None:
-            self._write(started)
-            self.subscribers.publish(started)
-            return super().append(outcome)
-        if isinstance(started, ModelRequested):
-            return await self._ask(started, run)
-        return await super().effect(started, run)
+        found = self._found(started)
+        if found is not None:
+            return found
+        return await (self._ask(started, run) if isinstance(started, ModelRequested) else run())
 
-    def _outcome(self, started: Event) -> Event | None:
+    def _found(self, started: Event) -> Event | None:
         if isinstance(started, ModelRequested):
             digest, number = self._requests.digest(started), self._asked
             self._asked += 1
@@ -343,12 +334,9 @@ class WhatIfJournal(Journal):
             self._stop(self._cost.reached)
         await self._lane.begin(self)
 
-        async def paid() -> Event:
-            outcome = self._count(started, await run())
-            self._cost.charge(usage_of(outcome))
-            return outcome
-
-        return await super().effect(started, paid)
+        outcome = self._count(started, await run())
+        self._cost.charge(usage_of(outcome))
+        return outcome
 
     def _count(self, started: ModelRequested, outcome: Event) -> Event:
         self._lane.note_paid(started)
