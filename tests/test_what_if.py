@@ -326,6 +326,8 @@ async def test_a_comparison_that_was_stopped_is_continued_and_pays_nothing_twice
         done = await again()
         assert sent == 8 + 16 + 2 + 2, "two lanes; two requests were under way at the stops"
         assert (done.paid, done.reused, done.changed, done.baseline_changed) == (16, 7, (), ())
+        assert (done.calls.difference, done.cases[0].now.run_cost) == (0, done.cases[0].now.cost)
+        assert done.run_cost.difference == pytest.approx(done.tokens.difference / 1e6)
         store = open_store(home)
         kept = {run.run_id: run.status for run in store.each_run() if run.run_id.startswith("what-if.")}
         assert len(kept) == 9

@@ -63,7 +63,7 @@ def what_if_command(agent: Agent, runs: int | list[str], *, as_json: bool, **opt
 def _data(report: WhatIfReport) -> dict[str, Any]:
     estimates = {
         name: None if (found := getattr(report, name)) is None else asdict(found)
-        for name in ("grade", "tokens", "turns", "baseline_grade")
+        for name in ("grade", "tokens", "turns", "calls", "run_cost", "baseline_grade")
     }
     names = ("changed", "added", "lost", "page")
     cases = [{**asdict(case), **{name: getattr(case, name) for name in names}} for case in report.cases]
@@ -88,10 +88,12 @@ def _print_report(report: WhatIfReport) -> None:
         print(_described(case))
     if len(changed) + len(skipped) > LISTED:
         print(f"        at most {LISTED} are listed (--json has all)")
-    for name, unit in (("grade", ""), ("tokens", " per run"), ("turns", " per run"), ("baseline_grade", "")):
+    units = {"tokens": " per run", "turns": " per run", "calls": " per run", "run_cost": " USD per run"}
+    for name in ("grade", *units, "baseline_grade"):
         found: PairedEstimate | None = getattr(report, name)
         if found is not None:
-            print(f"{name.replace('_', ' ')}: {found.difference:+.3g}{unit} ({found.low:.3g} to {found.high:.3g})")
+            value = f"{found.difference:+.3g}{units.get(name, '')}"
+            print(f"{name.replace('_', ' ')}: {value} ({found.low:.3g} to {found.high:.3g})")
     cost = "unknown cost" if report.cost is None else f"{report.cost:.4f} USD"
     before = f", {report.reused} of them before the comparison was stopped" if report.reused else ""
     print(f"{report.paid} requests paid, {cost}{before}")

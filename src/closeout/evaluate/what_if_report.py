@@ -29,6 +29,8 @@ class WhatIfReport:
         grade: The difference of the grades, None if no run was run again.
         tokens: The difference of the tokens of a run.
         turns: The difference of the turns of a run.
+        calls: The difference of the tool calls of a run.
+        run_cost: The difference of the dollars of a run, of the runs whose prices are known.
         baseline_grade: The difference of the grades of the baseline and the recorded runs, None without a baseline.
     """
 
@@ -36,6 +38,8 @@ class WhatIfReport:
     grade: PairedEstimate | None = None
     tokens: PairedEstimate | None = None
     turns: PairedEstimate | None = None
+    calls: PairedEstimate | None = None
+    run_cost: PairedEstimate | None = None
     baseline_grade: PairedEstimate | None = None
 
     @property
@@ -148,14 +152,19 @@ def _report(cases: list[WhatIfCase], grader: AnswerGrader | None) -> WhatIfRepor
         if case.baseline is not None and case.baseline.status != "stopped"
     }
     complete = {name for name, lane in now.items() if not lane.left}  # what a run that left needs is unknown
-    counted = [
-        {name: lanes[name].tokens for name in complete if then[name].tokens is not None} for lanes in (then, now)
-    ]
+
+    def difference(of: Callable[[Lane], float | None]) -> PairedEstimate | None:
+        pairs = {name: (of(then[name]), of(now[name])) for name in complete}
+        known = {name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None}
+        return _scaled(*({name: pair[lane] for name, pair in known.items()} for lane in (0, 1)))
+
     return replace(
         report,
         grade=paired_estimate(grades(then), grades(now)),
-        tokens=_scaled(*({name: tokens or 0 for name, tokens in each.items()} for each in counted)),
-        turns=_scaled(*({name: lanes[name].turns for name in complete} for lanes in (then, now))),
+        tokens=difference(lambda lane: lane.tokens),
+        turns=difference(lambda lane: lane.turns),
+        calls=difference(lambda lane: len(lane.calls)),
+        run_cost=difference(lambda lane: lane.run_cost),
         baseline_grade=paired_estimate(grades(then), grades(again)) if again else None,
     )
 
@@ -169,7 +178,7 @@ def _grade(case: WhatIfCase, lane: Lane, grader: AnswerGrader | None) -> float:
     return value
 
 
-def _scaled(first: Mapping[str, int], second: Mapping[str, int]) -> PairedEstimate | None:
+def _scaled(first: Mapping[str, float], second: Mapping[str, float]) -> PairedEstimate | None:
     """Compare counts: the paired test is made for numbers from 0 to 1, so the largest count is 1 for it."""
     top = max((*first.values(), *second.values()), default=0)
     if not first:

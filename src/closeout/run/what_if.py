@@ -53,6 +53,7 @@ class Lane:
         calls: Its tool calls, agent by agent, in order.
         paid: The requests that were sent to the model.
         cost: What these cost in dollars; None if a price is unknown.
+        run_cost: What all its requests cost, also those that were taken from the record; None if a price is unknown.
         left: The call that it wanted to make, which the record does not have and which must not be made.
         problem: Why it failed or stopped.
         reused: The paid requests that were sent before the comparison was stopped and continued.
@@ -66,6 +67,7 @@ class Lane:
     calls: tuple[str, ...] = ()
     paid: int = 0
     cost: float | None = 0.0
+    run_cost: float | None = None
     left: str = ""
     problem: str = ""
     reused: int = 0
@@ -341,6 +343,7 @@ class _Lab:
             calls=_by_agent((agent, shown((names or tools).canonical(*each))) for agent, *each in journal.calls),
             paid=journal.requests_paid,
             cost=journal.paid.cost_usd if journal.requests_paid else 0.0,
+            run_cost=result.usage.cost_usd,
             left=journal.left,
             problem=journal.problem or result.error,
             reused=journal.reused,
@@ -381,6 +384,7 @@ def _as_recorded(rows: Sequence[Row], calls: Iterable[tuple[str, str]]) -> Lane:
         tokens=None if _is_clients(rows) else totals.usage.total_tokens,
         calls=_by_agent(calls),
         cost=totals.usage.cost_usd,
+        run_cost=None if _is_clients(rows) else totals.usage.cost_usd,
         problem=ended.error,
     )
 
