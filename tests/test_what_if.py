@@ -363,7 +363,8 @@ def test_the_command_compares_and_says_so_by_its_exit_code(tmp_path: Path, monke
         other = here("what-if", str(file), "--last", "5", "--instructions", str(text))
         assert other.code == 1, other.err
         assert "answer: 好 → 坏" in other.out
-        assert "#/compare/" in other.out
+        (page,) = (line.strip() for line in other.out.splitlines() if "#/compare/" in line)
+        assert page.endswith(".candidate")
         assert "1 requests paid" in other.out
         missing = here("what-if", str(file), "--instructions", str(tmp_path / "no.md"))
         assert "cannot be read" in missing.err

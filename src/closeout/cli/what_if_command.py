@@ -102,23 +102,26 @@ def _print_report(report: WhatIfReport) -> None:
 
 
 def _described(case: WhatIfCase) -> str:
-    lines = [f"{case.run_id}  {one_line(case.task, 60)}"]
+    lines: list[str] = []
     if case.problem:
-        lines.append(f"  {case.problem}")
+        lines.append(case.problem)
     if case.then is not None and case.now is not None:
         if case.divergence:
-            lines.append(f"  first difference: {case.divergence}")
-        if case.page:
-            lines.append(f"  {case.page}")
+            lines.append(f"first difference: {case.divergence}")
         if case.now.problem:
-            lines.append(f"  {case.now.problem}")
+            lines.append(case.now.problem)
         elif case.then.answer != case.now.answer:
-            lines.append(f"  answer: {_short(case.then.answer)} → {_short(case.now.answer)}")
+            lines.append(f"answer: {_short(case.then.answer)} → {_short(case.now.answer)}")
         if sorted(case.then.calls) == sorted(case.now.calls) and case.then.calls != case.now.calls:
-            lines.append("  the same calls in another order")
-        lines += [f"  + {_short(call)}" for call in case.added[:5]]
-        lines += [f"  - {_short(call)}" for call in case.lost[:5]]
-    return "\n".join(f"        {printable(one_line(line, 160))}" for line in lines)
+            lines.append("the same calls in another order")
+        lines += [f"+ {_short(call)}" for call in case.added[:5]]
+        lines += [f"- {_short(call)}" for call in case.lost[:5]]
+    head = f"{case.run_id}  {one_line(case.task, 60)}"
+    found = [
+        f"        {printable(one_line(head, 160))}",
+        *(f"          {printable(one_line(line, 160))}" for line in lines),
+    ]
+    return "\n".join([*found, f"          {case.page}"] if case.page else found)
 
 
 def _short(text: str | None) -> str:
