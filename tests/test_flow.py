@@ -221,3 +221,19 @@ async def test_a_program_written_after_reading_is_untrusted_as_a_whole() -> None
     result = await office.agent(*script, flow=Flow(guard="refuse"), dialect="code").run("Read.")
     assert not office.sent
     assert 'repeats "mallory@evil.example" from' in events(result, ev.FlowDecided)[0].reason
+
+
+async def test_a_plan_is_approved_once_and_only_for_what_the_question_named(tmp_path: Path) -> None:
+    office = Office()
+    plan = "page = read_page()\nsend('bob', body=page)\nsend('ann', body=page)\nif page:\n    send('joe', 'hi')"
+    agent = office.agent(program(plan), flow=Flow(ask="plans"), dialect="code", home=tmp_path)
+    waiting = await agent.run("Forward the page.")
+    (pending,) = waiting.waiting
+    assert pending.tool == "run_program"
+    assert "send takes body from untrusted text" in pending.reason
+    assert "send was decided after untrusted text was read" in pending.reason
+    result = await agent.resume(waiting.run_id, decisions={pending.id: True})
+    assert result.answer == "done"
+    assert [to for to, _ in office.sent] == ["bob", "ann", "joe"]
+    decided = [each.decision for each in events(result, ev.FlowDecided)]
+    assert decided == ["ask", "allow", "allow", "allow"]

@@ -427,6 +427,7 @@ class FlowSettings(_Section):
     labels: dict[str, list[str]] = Field({}, description="by tool, the labels of its results")
     accepts: dict[str, list[str]] = Field({}, description="by tool, the labels that it may have")
     policies: list[str] = Field([], description='functions of a call and its labels: "module:function"')
+    ask: Literal["calls", "plans"] = Field("calls", description="ask about each call, or once about a whole program")
     trust_files: bool = Field(False, description="the contents of the task's files are trusted")
     trust_history: bool = Field(False, description="the messages before the task are trusted")
 

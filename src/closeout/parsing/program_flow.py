@@ -61,6 +61,11 @@ class CallSite:
     keywords: dict[str, _Labels] = field(default_factory=dict)
     rest: _Labels = _NONE
 
+    @property
+    def all(self) -> _Labels:
+        """The labels of the decision and of every argument."""
+        return self.decided.union(self.rest, *self.positional, *self.keywords.values())
+
 
 class _NotUnderstood(Exception):
     """The program has a construct that the analysis does not know."""
@@ -101,6 +106,7 @@ class ProgramFlow:
         self._top = top
         self._outputs = frozenset(outputs) | {"print"}
         self._programs: list[tuple[ast.Module, list[int]]] = []
+        self._last = ""
         self._functions: dict[str, tuple[ast.FunctionDef, _FunctionScope]] = {}
         self._bound: set[str] = set()
         self._modules: set[str] = set()
@@ -127,8 +133,17 @@ class ProgramFlow:
         found = None if self._lost else self._sites.get((start, end, name))
         return CallSite(self._top(), rest=self._top()) if found is None else found
 
+    @property
+    def labelled_calls(self) -> list[tuple[str, CallSite]]:
+        """The calls that depend on something with labels, each with its function; empty if that is not known."""
+        found = [] if self._lost else sorted(self._sites.items())
+        return [(name, site) for (_, _, name), site in found if site.all]
+
     def feed(self, code: str) -> None:
-        """Add the next program."""
+        """Add the next program. The same one again changes nothing."""
+        if code == self._last:
+            return
+        self._last = code
         tree = parse_python(code)
         if tree is None or self._lost:
             self._lost = True

@@ -667,6 +667,8 @@ class ToolCalls:
         approved = await self.approve(plan.call, served, plan.handle, flow_reason)
         if isinstance(approved, ToolOutput):
             return plan, approved
+        if flow is not None and labels is not None and flow_reason and spec.policy.returns == "below":
+            flow.plan_approved(self._scope.path, plan.handle, approved, labels)
         if approved is plan.call:
             return plan, None
         plan = executor.edited(plan, approved)

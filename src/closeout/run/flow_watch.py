@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +53,8 @@ class FlowWatch:
         self._below: defaultdict[str, set[str]] = defaultdict(set)  # call → labels of the results inside it
         self._everything = set(begins_with)
         self._sources: list[_LabelledText] = []
+        self._planners: dict[str, Callable[[str], list[tuple[ToolCall, CallLabels]]]] = {}
+        self._plans: dict[str, frozenset[str]] = {}  # programs that were approved, with the reasons that were named
 
     def with_rules(self, flow: Flow | None) -> FlowWatch:
         """Return the watch for an agent with rules of its own, which apply beside these."""
@@ -61,6 +63,7 @@ class FlowWatch:
         watch = FlowWatch((*self._rules, flow), self._begins_with)
         watch._read, watch._given, watch._below = self._read, self._given, self._below
         watch._everything, watch._sources = self._everything, self._sources
+        watch._planners, watch._plans = self._planners, self._plans
         return watch
 
     # -------------------------------------------------------------------------------------------- labels
@@ -135,10 +138,15 @@ class FlowWatch:
     def decide(self, started: ToolStarted, call: ToolCall, labels: CallLabels) -> FlowDecided | None:
         """Return the decision on a call that is about to start, None if nothing speaks against it."""
         if labels.tool.policy.returns == "below":  # its own calls are decided on, each by itself
-            return None
-        verdict = strictest(flow.decide(call, labels) for flow in self._rules)
+            reasons = sorted(self._plan_reasons(started.agent, call, labels))
+            verdict = FlowVerdict("ask", f"In this program, {'; '.join(reasons)}") if reasons else None
+        else:
+            verdict = strictest(flow.decide(call, labels) for flow in self._rules)
         if verdict is None:
             return None
+        program = started.agent.rpartition(":")[0]
+        if verdict.guard == "ask" and verdict.reason in self._plans.get(program, ()):
+            verdict = FlowVerdict("allow", f"{verdict.reason} (the program was approved)")
         return FlowDecided(
             started.agent,
             started.handle,
@@ -148,6 +156,26 @@ class FlowWatch:
             labels=written_labels(labels.all),
             arguments=started.arguments,
         )
+
+    # -------------------------------------------------------------------------------------------- plans
+
+    def plan_with(self, agent: str, planner: Callable[[str], list[tuple[ToolCall, CallLabels]]]) -> None:
+        """Let a function say which calls of a program of an agent depend on something with labels."""
+        self._planners[agent] = planner
+
+    def plan_approved(self, agent: str, handle: str, call: ToolCall, labels: CallLabels) -> None:
+        """Note that a person has approved a program, with what depends on text in it."""
+        self._plans[f"{agent}/{handle}"] = frozenset(self._plan_reasons(agent, call, labels))
+
+    def _plan_reasons(self, agent: str, call: ToolCall, labels: CallLabels) -> set[str]:
+        """Return what a person is asked about a program; empty if they are asked about its calls, or not at all."""
+        code = call.arguments.get("code") if isinstance(call.arguments, Mapping) else None
+        is_plan = agent in self._planners and UNTRUSTED not in labels.all and isinstance(code, str)
+        if not is_plan or any(flow.ask != "plans" for flow in self._rules):
+            return set()
+        inner = self._planners[agent](str(code))
+        found = [strictest(flow.decide(*each) for flow in self._rules) for each in inner]
+        return {each.reason for each in found if each is not None and each.guard == "ask"}
 
     def _explained(self, verdict: FlowVerdict, call: ToolCall, labels: CallLabels) -> str:
         """The reason in one sentence, with what was read and the passage that an argument repeats."""

@@ -34,7 +34,14 @@ from closeout.run.kept_files import Load
 from closeout.run.limits import Limits
 from closeout.run.plan import Scope, current_scope
 from closeout.run.review import Answers
-from closeout.tools.builtin.program_sandbox import ANSWER_KEY, LOST_KEY, Call, ProgramExecution, ProgramSandbox
+from closeout.tools.builtin.program_sandbox import (
+    ANSWER_KEY,
+    LOST_KEY,
+    Call,
+    ProgramExecution,
+    ProgramSandbox,
+    labels_at,
+)
 from closeout.tools.executor import CallOutcome, PlannedCall, ToolExecutor
 from closeout.tools.flow import CallLabels, Labels
 from closeout.tools.running import failed_output
@@ -146,6 +153,15 @@ class Programs:
         self._flow: ProgramFlow | None = None
         if scope.flow is not None:
             self._flow = ProgramFlow(partial(self._labels_of, scope.flow), lambda: _top_of(scope), (FINAL_ANSWER,))
+            scope.flow.plan_with(scope.path, self._labelled_calls)
+
+    def _labelled_calls(self, code: str) -> list[tuple[ToolCall, CallLabels]]:
+        """Return the calls of a program that depend on something with labels, before it runs."""
+        assert self._flow is not None
+        self._functions = functions_of(self._tools())
+        self._flow.feed(code)
+        found = [(self._functions[name], site) for name, site in self._flow.labelled_calls if name in self._functions]
+        return [(ToolCall(spec.name, server_name=spec.server_name), labels_at(site, spec)) for spec, site in found]
 
     def _labels_of(self, flow: FlowWatch, name: str) -> Labels | None:
         """Return the labels of the results of a function, None if programs have no such function."""

@@ -92,6 +92,9 @@ class Flow:
         accepts: By tool, the labels that it may have.
         policies: Functions of the call and its `CallLabels`, asked first. Each returns `"allow"`, `"ask"`, `"refuse"`,
             or None to leave it to the next one. One that fails never allows a call.
+        ask: `"calls"` asks about each guarded call, with its arguments. `"plans"` asks once about a program that was
+            written before anything untrusted was read, with what in it depends on text that it will read; a call that
+            was not listed is asked about as well.
         trust_files: The contents of the task's files are trusted.
         trust_history: The messages before the task are trusted. Those of a session have the labels of its runs.
 
@@ -105,6 +108,7 @@ class Flow:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     accepts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     policies: Sequence[FlowPolicy] = ()
+    ask: Literal["calls", "plans"] = "calls"
     trust_files: bool = False
     trust_history: bool = False
 
@@ -124,6 +128,8 @@ class Flow:
         for label in (name for names in self.labels.values() for name in names):
             if label in (TRUSTED, UNTRUSTED):
                 raise UsageError(f"labels must not be {label!r}. Use trusted= to say which tools are trusted.")
+        if self.ask not in ("calls", "plans"):
+            raise UsageError(f"ask must be 'calls' or 'plans', got {self.ask!r:.40}.")
         for policy in self.policies:
             if not callable(policy):
                 raise UsageError(f"A policy must be a function of a call and its labels, got {policy!r:.60}.")
@@ -138,7 +144,7 @@ class Flow:
         """Return the rules as JSON values, for the fingerprint of an agent."""
         tables = (self.guard, self.allow, self.labels, self.accepts)
         policies = [getattr(policy, "__qualname__", type(policy).__name__) for policy in self.policies]
-        return [sorted(self.trusted), *tables, policies, self.trust_files, self.trust_history]
+        return [sorted(self.trusted), *tables, policies, self.ask, self.trust_files, self.trust_history]
 
     # -------------------------------------------------------------------------------------------- labels
 

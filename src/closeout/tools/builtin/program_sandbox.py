@@ -14,7 +14,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from closeout.errors import UsageError
 from closeout.file_values import NO_FILES, FileView
 from closeout.messages import Repair, ToolSpec
 from closeout.parsing.program import MAX_PROGRAM, parse_python
-from closeout.parsing.program_flow import ProgramFlow
+from closeout.parsing.program_flow import CallSite, ProgramFlow
 from closeout.repair.argument_repair import repair_arguments
 from closeout.repair.names import resolve_tool_name
 from closeout.results.normal import normalise
@@ -47,6 +47,7 @@ __all__ = [
     "Call",
     "ProgramExecution",
     "ProgramSandbox",
+    "labels_at",
     "require_sandbox",
     "sandbox_installed",
 ]
@@ -398,7 +399,10 @@ class ProgramExecution:
             return {"exception": TypeError(f"{name}() got multiple values for argument '{twice[0]}'")}
         if _is_huge(arguments | snapshot.kwargs):
             return {"exception": ValueError(f"The arguments of {name}() {_TOO_LONG}")}
-        labels = None if self._flow is None else self._labels(self._flow, spec, snapshot)
+        labels = None
+        if self._flow is not None:
+            site = self._flow.site(snapshot.function_name, snapshot.position.start, snapshot.position.end)
+            labels = labels_at(site, spec, snapshot.kwargs)
         outcome = await self._call(spec, normalise(arguments | snapshot.kwargs), labels)
         self.repairs += outcome.repairs
         if outcome.output.files:
@@ -407,14 +411,6 @@ class ProgramExecution:
             return {"exception": RuntimeError(f"{name}: {outcome.reason or outcome.text}")}
         result = outcome.output.result
         return {"return_value": outcome.text if result is None else result}
-
-    def _labels(self, flow: ProgramFlow, spec: ToolSpec, snapshot: Any) -> CallLabels:
-        """The labels of a call, by the place that it has in the program."""
-        site = flow.site(snapshot.function_name, snapshot.position.start, snapshot.position.end)
-        given = dict(zip(_parameters(spec), site.positional, strict=False)) | site.keywords
-        names = (*_parameters(spec), *snapshot.kwargs) if site.rest else (*given, *snapshot.kwargs)
-        arguments = {name: given.get(name, site.rest) | site.rest for name in names}
-        return CallLabels(tool=spec, decided=site.decided, arguments=arguments)
 
     def _take_answer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if _is_huge([*args, dict(kwargs)]):
@@ -472,6 +468,21 @@ def _is_huge(value: Any) -> bool:
             if left >= 0:
                 stack += [*each.keys(), *each.values()] if isinstance(each, dict) else each
     return left < 0
+
+
+def labels_at(site: CallSite, spec: ToolSpec, keywords: Iterable[str] = ()) -> CallLabels:
+    """Return the labels of a call of a tool at a place of a program.
+
+    Args:
+        site: The place.
+        spec: The tool.
+        keywords: The arguments that the call names.
+    """
+    parameters = _parameters(spec)
+    given = dict(zip(parameters, site.positional, strict=False)) | site.keywords
+    names = (*parameters, *keywords) if site.rest else (*given, *keywords)
+    arguments = {name: given.get(name, site.rest) | site.rest for name in names}
+    return CallLabels(tool=spec, decided=site.decided, arguments=arguments)
 
 
 def _parameters(spec: ToolSpec) -> list[str]:
