@@ -24,9 +24,14 @@ def program(name: str) -> str:
 
 
 class PostgresServer:
-    """A server. As root it runs as another user, because PostgreSQL refuses to be root."""
+    """A server. As root it runs as another user, because PostgreSQL refuses to be root.
 
-    def __init__(self) -> None:
+    Args:
+        fsync: "on" waits for the disk at each commit; tests have no power cuts.
+    """
+
+    def __init__(self, *, fsync: str = "off") -> None:
+        self._fsync = fsync
         self.folder = Path(tempfile.mkdtemp(prefix="closeout-pg-"))
         self._as: dict[str, Any] = {}
         if os.geteuid() == 0:
@@ -44,7 +49,7 @@ class PostgresServer:
         """Start it, and wait until it answers."""
         import psycopg
 
-        settings = {"listen_addresses": "", "unix_socket_directories": self.folder, "fsync": "off"}
+        settings = {"listen_addresses": "", "unix_socket_directories": self.folder, "fsync": self._fsync}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         log = (self.folder / "log").open("ab")
         with log:

@@ -20,7 +20,7 @@ from closeout.journal.events import DecisionRequested, Event, Noted, RunEnded, R
 from closeout.journal.inbox import Inbox, Mailbox
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.run_names import new_run_id
-from closeout.journal.store import Row, Store
+from closeout.journal.store import Row, RunRecord, Store
 from closeout.journal.subscribers import RunInfo, Subscribers
 from closeout.visible import visible
 
@@ -142,7 +142,13 @@ class Journal:
 
     @classmethod
     def reopen(
-        cls, store: Store, run_id: str, *, despite_damage: bool = False, resumed: RunResumed | None = None
+        cls,
+        store: Store,
+        run_id: str,
+        *,
+        despite_damage: bool = False,
+        resumed: RunResumed | None = None,
+        seen: RunRecord | None = None,
     ) -> Journal:
         """Return the journal of a recorded run, to continue it from where it stopped.
 
@@ -151,13 +157,14 @@ class Journal:
             run_id: the name of the run.
             despite_damage: continue although parts of the record are missing or cannot be read.
             resumed: the event that says so; its `idle` is set here.
+            seen: the run as the caller saw it.
 
         Raises:
             RunNotFound: no run has this name.
-            JournalLocked: the run is being executed.
+            JournalLocked: the run is being executed, or was executed since it was seen.
             JournalDamaged: the record is damaged.
         """
-        number = store.reopen_run(run_id)
+        number = store.reopen_run(run_id, seen)
         try:
             record = store.read(run_id)
             if record.problems and not despite_damage:
@@ -174,10 +181,16 @@ class Journal:
 
     @classmethod
     async def resume(
-        cls, store: Store, run_id: str, *, despite_damage: bool = False, resumed: RunResumed | None = None
+        cls,
+        store: Store,
+        run_id: str,
+        *,
+        despite_damage: bool = False,
+        resumed: RunResumed | None = None,
+        seen: RunRecord | None = None,
     ) -> Journal:
         """`reopen` without stopping the event loop."""
-        opening = store.submit(cls.reopen, store, run_id, despite_damage=despite_damage, resumed=resumed)
+        opening = store.submit(cls.reopen, store, run_id, despite_damage=despite_damage, resumed=resumed, seen=seen)
         return await _opened_off_loop(store, opening)
 
     @classmethod

@@ -149,6 +149,7 @@ class Store:
         self._job: Future[None] | None = None  # the next commit, until it begins
         self._notes: dict[str, str] = {}
         self._tries_again = False  # an earlier commit may have written some of the batch
+        self._ends: dict[int, _Entry] = {}  # the last events of runs, which are written together with their outcome
         self._lost: set[int] = set()  # runs that another process has taken over from this one
         self._writer = ThreadPoolExecutor(1, "closeout-journal", self._begin_writing)
         self._writer_thread = 0
@@ -226,18 +227,25 @@ class Store:
         with self.database.transaction(durable=True, holding=holding) as db:
             return act(db)
 
-    def reopen_run(self, run_id: str) -> int:
+    def reopen_run(self, run_id: str, seen: RunRecord | None = None) -> int:
         """Lock a run to continue it, and return its number.
+
+        Args:
+            run_id: the name of the run.
+            seen: the run as the caller saw it. If another process has continued it to an end since, it stays ended.
 
         Raises:
             RunNotFound: no run has this name.
-            JournalLocked: the run is being executed.
+            JournalLocked: the run is being executed, or was executed since it was seen.
         """
         number = self._number(run_id)
         with self._writing:
             self.database.locks.take(run_id, number)
             try:
                 with self.database.transaction(holding=(number,)) as db:
+                    (ended,) = db.execute("SELECT ended FROM runs WHERE id=?", (number,)).fetchone() or (None,)
+                    if seen is not None and _time(ended) != seen.ended:
+                        raise JournalLocked(f"Run {run_id} was continued by another process just now.")
                     db.execute(_REOPEN_RUN, (number,))
             except BaseException:
                 self.database.locks.drop(number)
@@ -354,7 +362,7 @@ class Store:
         durable: bool = False,
         contents: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Add a run's next event to the next commit.
+        """Add a run's next event to the next commit. Its end waits for `end_run`.
 
         Args:
             run: the number of the run.
@@ -370,6 +378,9 @@ class Store:
         if self._lost:
             self.check_held(run)
         with self._state:
+            if isinstance(event, RunEnded):
+                self._ends[run] = seq, at, event
+                return
             self._batch.events.setdefault(run, []).append((seq, at, event))
             self._batch.durable |= durable
             if contents:
@@ -407,6 +418,11 @@ class Store:
         at = time.time()
 
         def end() -> None:
+            with self._state:
+                last = self._ends.pop(number, None)
+                if last is not None:
+                    self._batch.events.setdefault(number, []).append(last)
+                    self._batch.durable = True
             try:
                 self._commit((number, _UPDATE_RUN, (status, at, _storable(answer), stop_reason, number)))
                 self.check_held(number)
@@ -439,6 +455,7 @@ class Store:
         """Drop events that could not be written of a run that is over, so that they do not hold up other runs."""
         with self._state:
             self._batch.events.pop(run, None)
+            self._ends.pop(run, None)
 
     def _commit(self, *updates: RunUpdate) -> None:
         """Write everything that has been put, and then the updates: all of it or nothing. In the writing thread.

@@ -131,7 +131,8 @@ class OnceRunner(Generic[Value]):
                 loaded = load_result(run_id, rows, plan.contract, lambda: store.read(run_id).rows, load=store.content)
                 return Once(loaded, loaded=True)
             listeners = options.get("listeners", ())
-            return Once(await resume_run(plan, store, run_id, listeners, despite_changes=self.despite_changes))
+            resumed = resume_run(plan, store, run_id, listeners, despite_changes=self.despite_changes, seen=record)
+            return Once(await resumed)
 
 
 # ------------------------------------------------------------------------------------------------ many tasks

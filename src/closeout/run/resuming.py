@@ -20,7 +20,7 @@ from closeout.journal.events import (
     ToolStarted,
 )
 from closeout.journal.run_journal import Journal, describe_damage
-from closeout.journal.store import Row, Store
+from closeout.journal.store import Row, RunRecord, Store
 from closeout.journal.subscribers import Listener
 from closeout.records import record
 from closeout.run.kept_files import Load, no_content
@@ -72,12 +72,13 @@ async def resume_run(
     on_change: OnChange | None = None,
     despite_changes: bool = False,
     despite_damage: bool = False,
+    seen: RunRecord | None = None,
 ) -> RunResult:
     """Continue a recorded run from where it stopped, with decisions on what it waits for.
 
     Raises:
         RunNotFound: No such run.
-        JournalLocked: Another process is running it.
+        JournalLocked: Another process is running it, or has run it since it was `seen`.
         JournalDamaged: Parts of the record are missing or cannot be read, and `despite_damage` is not set.
         ResumeRefused: The agent cannot continue the run as it is, and `despite_changes` is not set.
         DecisionRefused: The run does not wait for a decision, or it was decided before.
@@ -108,7 +109,7 @@ async def resume_run(
             resumed = replace(_in_force_from_now(plan, rows), differences=how.differences, on_change=mode)
         if decisions:
             await store.off_loop(record_decisions, store, run_id, decisions)
-        journal = await Journal.resume(store, run_id, despite_damage=despite_damage, resumed=resumed)
+        journal = await Journal.resume(store, run_id, despite_damage=despite_damage, resumed=resumed, seen=seen)
         return await execute_run(plan, task, journal, listeners)
 
 
