@@ -10,6 +10,7 @@ import pytest
 from cli_process import here
 from closeout import Agent, ToolOutput, tool
 from closeout.errors import UsageError
+from closeout.homes import Home
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
 from closeout.run.compare import agent_differences, first_difference
@@ -167,7 +168,7 @@ async def test_a_run_that_is_over_at_that_point_is_not_forked(world: World) -> N
         await world.agent.fork("origin", at=f"e{last}")
 
 
-async def test_a_waiting_run_is_forked_before_its_decision(home: Path) -> None:
+async def test_a_waiting_run_is_forked_before_its_decision(any_home: Home) -> None:
     paid: list[str] = []
 
     @tool(approval="always")
@@ -181,14 +182,16 @@ async def test_a_waiting_run_is_forked_before_its_decision(home: Path) -> None:
             return answer("denied" if "denied" in view.text else "paid")
         return Turn(calls=[call("pay", key="a")])
 
-    agent = Agent(ScriptedClient(script), [pay], home=home)
+    agent = Agent(ScriptedClient(script), [pay], home=any_home)
     await agent.run("Pay", run_id="r")
-    requested = [n for n, row in enumerate(open_store(home).rows("r")) if isinstance(row.event, ev.DecisionRequested)]
+    requested = [
+        n for n, row in enumerate(open_store(any_home).rows("r")) if isinstance(row.event, ev.DecisionRequested)
+    ]
     assert (await agent.resume("r", decisions={"r1": False})).answer == "denied"
     fork = await agent.fork("r", at=f"e{requested[0]}")
     assert (fork.status, [pending.id for pending in fork.waiting], paid) == ("waiting", ["r1"], [])
     assert (await agent.resume(fork.run_id, decisions={"r1": True})).answer == "paid"
-    assert first_difference(list(open_store(home).rows("r")), list(open_store(home).rows(fork.run_id))) is not None
+    assert first_difference(*(list(open_store(any_home).rows(name)) for name in ("r", fork.run_id))) is not None
 
 
 async def test_a_fork_after_a_decision_asks_again(home: Path) -> None:
@@ -214,7 +217,7 @@ async def test_a_fork_after_a_decision_asks_again(home: Path) -> None:
     assert paid == ["a"]
 
 
-async def test_a_sub_agent_in_the_prefix_is_not_run_again(home: Path) -> None:
+async def test_a_sub_agent_in_the_prefix_is_not_run_again(any_home: Home) -> None:
     asked: list[str] = []
 
     def clerk_script(view: RequestView) -> Turn:
@@ -225,15 +228,15 @@ async def test_a_sub_agent_in_the_prefix_is_not_run_again(home: Path) -> None:
         asked.append("main")
         return answer("done") if "settled" in view.text else Turn(calls=[call("clerk", task="settle a")])
 
-    clerk = Agent(ScriptedClient(clerk_script), home=home).as_tool("clerk", "Settles a bill.")
-    agent = Agent(ScriptedClient(script), [clerk], home=home)
+    clerk = Agent(ScriptedClient(clerk_script), home=any_home).as_tool("clerk", "Settles a bill.")
+    agent = Agent(ScriptedClient(script), [clerk], home=any_home)
     first = await agent.run("Settle", run_id="r")
-    within = [n for n, row in enumerate(open_store(home).rows("r")) if row.event.agent != "main"]
+    within = [n for n, row in enumerate(open_store(any_home).rows("r")) if row.event.agent != "main"]
     for at in (2, f"e{within[1]}"):
         asked.clear()
         fork = await agent.fork("r", at=at)
         assert (fork.answer, asked, fork.usage.requests) == ("done", ["main"], first.usage.requests)
-        assert first_difference(list(open_store(home).rows("r")), list(open_store(home).rows(fork.run_id))) is None
+        assert first_difference(*(list(open_store(any_home).rows(name)) for name in ("r", fork.run_id))) is None
 
 
 def test_the_command_line_forks_and_compares(home: Path) -> None:

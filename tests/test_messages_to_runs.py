@@ -17,6 +17,7 @@ import pytest
 
 from closeout import Agent, HistoryView, tool
 from closeout.errors import MessageRefused, UsageError
+from closeout.homes import Home
 from closeout.journal import events as ev
 from closeout.journal.inbox import Inbox, Mailbox, mailbox_of
 from closeout.journal.recorded import RecordedRun
@@ -86,7 +87,7 @@ def sends(home: Path, run_id: str, *words: str, **options: Any) -> Callable[[], 
     return send
 
 
-async def test_a_message_joins_before_the_next_request_and_is_recorded(home: Path) -> None:
+async def test_a_message_joins_before_the_next_request_and_is_recorded(any_home: Home) -> None:
     sent = asyncio.Event()
 
     @tool(read_only=True)
@@ -95,7 +96,7 @@ async def test_a_message_joins_before_the_next_request_and_is_recorded(home: Pat
         await sent.wait()
         return f"[{key}] known"
 
-    run = Agent(ScriptedClient(counting()), [look], home=home).stream("Look three keys up.", run_id="r")
+    run = Agent(ScriptedClient(counting()), [look], home=any_home).stream("Look three keys up.", run_id="r")
     with pytest.raises(UsageError, match="not begun"):
         await run.send("too early")
     async for event in run:
@@ -105,7 +106,7 @@ async def test_a_message_joins_before_the_next_request_and_is_recorded(home: Pat
             sent.set()
     assert run.run_id == "r"
     assert run.result.answer == "alpha beta"
-    first, second = received(home, "r")
+    first, second = received(any_home, "r")
     assert (first.text, first.by, first.request, first.agent) == ("say alpha", "ann", 1, "main")
     assert (second.text, second.request) == ("say beta", 1)
     assert first.sent <= second.sent
@@ -219,24 +220,24 @@ async def test_an_ended_run_names_what_to_do_instead(home: Path) -> None:
         await made_agent(False).send("r", "more")
 
 
-async def test_of_messages_sent_all_the_time_each_is_in_the_run_or_refused(home: Path) -> None:
+async def test_of_messages_sent_all_the_time_each_is_in_the_run_or_refused(any_home: Home) -> None:
     """Two threads send while short runs end: what counts as sent is in the conversation, once and in order."""
 
     def send_all(run_id: str, name: str) -> list[str]:
         sent: list[str] = []
         with suppress(MessageRefused):
             for number in range(30):
-                mailbox_of(open_store(home), run_id).send(f"{name}{number}")
+                mailbox_of(open_store(any_home), run_id).send(f"{name}{number}")
                 sent.append(f"{name}{number}")
         return sent
 
-    agent = made_agent(home, counting(1))
+    agent = made_agent(any_home, counting(1))
     for run_id in ("r0", "r1", "r2", "r3"):
         await agent.submit("Go", run_id=run_id)
         senders = [asyncio.create_task(asyncio.to_thread(send_all, run_id, name)) for name in ("a", "b")]
         result = await agent.resume(run_id)
         sent = await asyncio.gather(*senders)
-        heard = [event.text for event in received(home, run_id)]
+        heard = [event.text for event in received(any_home, run_id)]
         assert [[word for word in heard if word[0] == name] for name in ("a", "b")] == sent
         assert result.status in ("answered", "unanswered")
         assert not result.warnings
@@ -323,19 +324,19 @@ def test_killed_at_every_event_a_run_has_each_message_once_and_in_order(tmp_path
     assert found["problems"] == []
 
 
-async def test_a_message_to_a_run_that_waits_is_kept_until_it_continues(home: Path) -> None:
+async def test_a_message_to_a_run_that_waits_is_kept_until_it_continues(any_home: Home) -> None:
     @tool(approval="always")
     def look(key: str) -> str:
         """Look up a key."""
         return f"[{key}] known"
 
-    agent = Agent(ScriptedClient(counting(1)), [look], home=home)
+    agent = Agent(ScriptedClient(counting(1)), [look], home=any_home)
     waiting = await agent.run("Go", run_id="r")
     assert waiting.status == "waiting"
     await agent.send("r", "say alpha")
     still = await agent.resume("r")
     assert still.status == "waiting"
-    assert received(home, "r") == []
+    assert received(any_home, "r") == []
     result = await agent.resume("r", decisions={"r1": True})
     assert result.answer == "alpha"
     assert not result.warnings

@@ -13,6 +13,7 @@ import pytest
 from cli_process import here
 from closeout import Agent, RunContext, ToolOutput, delete_data, export_data, find_data, tool
 from closeout.errors import ConfigError, JournalLocked, UsageError
+from closeout.homes import Home
 from closeout.journal.ledger import close_ledgers
 from closeout.journal.store import Store, close_stores, open_store
 from closeout.journal.text_search import SearchIndex
@@ -155,16 +156,16 @@ async def test_runs_that_are_executed_or_wait_are_not_deleted(home: Path) -> Non
     assert places_of(home, SECRET) == []
 
 
-async def test_a_session_is_deleted_by_its_id_and_others_of_the_name_stay(home: Path) -> None:
-    agent = Agent(ScriptedClient([answer("done")] * 9), home=home)
+async def test_a_session_is_deleted_by_its_id_and_others_of_the_name_stay(any_home: Home) -> None:
+    agent = Agent(ScriptedClient([answer("done")] * 9), home=any_home)
     for session_id in ("s", "s.1", "ss"):
         await agent.session(session_id).run("Hello.")
-    assert [run.run_id for run in delete_data(session="s", home=home).runs] == ["s.1"]
-    assert sorted(run.run_id for run in open_store(home).runs()) == ["s.1.1", "ss.1"]
-    assert delete_data(session="nobody", home=home).runs == ()
+    assert [run.run_id for run in delete_data(session="s", home=any_home).runs] == ["s.1"]
+    assert sorted(run.run_id for run in open_store(any_home).runs()) == ["s.1.1", "ss.1"]
+    assert delete_data(session="nobody", home=any_home).runs == ()
     for names in ({}, {"user": "a", "session": "b"}):
         with pytest.raises(UsageError, match="either a user or a session"):
-            find_data(**names, home=home)
+            find_data(**names, home=any_home)
 
 
 def test_data_on_the_command_line(home: Path, tmp_path: Path) -> None:

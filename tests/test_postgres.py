@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
 import closeout.journal.events as ev
 from cli_process import here
@@ -24,6 +25,7 @@ from closeout.homes import DatabaseHome, as_home
 from closeout.journal.run_journal import Journal
 from closeout.journal.store import BODY_LIMIT, Store, close_stores, open_store
 from closeout.journal.text_search import SearchIndex
+from closeout.server.serving import viewer_app
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from postgres_server import PostgresServer
 
@@ -311,3 +313,14 @@ def test_a_forked_process_neither_ends_its_parents_leases_nor_uses_its_connectio
     store.flush()
     assert texts(store, "run") == ["on"]
     journal.abandon()
+
+
+async def test_the_viewer_shows_and_follows_runs_of_a_database(database: DatabaseHome) -> None:
+    agent = Agent(ScriptedClient([answer("晴")]))
+    run_id = (await agent.run("北京的天气")).run_id
+    async with TestClient(TestServer(viewer_app(database))) as client:
+        (shown,) = (await (await client.get("/viewer/api/runs?q=天气")).json())["runs"]
+        assert (shown["run_id"], shown["status"]) == (run_id, "answered")
+        async with client.get(f"/viewer/api/runs/{run_id}/follow") as followed:
+            text = (await followed.read()).decode()
+        assert "晴" in text

@@ -12,6 +12,7 @@ import pytest
 
 from cli_process import here
 from closeout import Agent, File, RunContext, ToolOutput, UsageError, tool
+from closeout.homes import Home
 from closeout.journal import events as ev
 from closeout.journal.check import check_home
 from closeout.journal.store import close_stores, open_store
@@ -247,21 +248,20 @@ def test_a_run_in_memory_has_files_too() -> None:
 # ------------------------------------------------------------------------------------------------ the record
 
 
-def contents(home: Path) -> set[bytes]:
-    with sqlite3.connect(home / "journal.sqlite3") as db:
-        return {body for (body,) in db.execute("SELECT body FROM bodies")}
+def contents(home: Home) -> set[bytes]:
+    return {body for (body,) in open_store(home).query("SELECT body FROM bodies")}
 
 
-def test_content_is_kept_once_and_goes_with_the_last_run_that_has_it(home: Path) -> None:
+def test_content_is_kept_once_and_goes_with_the_last_run_that_has_it(any_home: Home) -> None:
     code = "open('a.bin', 'wb').write(b'\\0same')"
-    first, second = (script_agent(home, code).run_sync("Go.") for _ in range(2))
-    store = open_store(home)
-    assert b"\0same" in contents(home)
+    first, second = (script_agent(any_home, code).run_sync("Go.") for _ in range(2))
+    store = open_store(any_home)
+    assert b"\0same" in contents(any_home)
     store.delete_runs([first.run_id])
     assert second.files[0].data == b"\0same"
     store.delete_runs([second.run_id])
-    assert b"\0same" not in contents(home)
-    third = script_agent(home, code).run_sync("Go.")  # the store knows that it has to write it again
+    assert b"\0same" not in contents(any_home)
+    third = script_agent(any_home, code).run_sync("Go.")  # the store knows that it has to write it again
     assert third.files[0].data == b"\0same"
 
 
@@ -491,13 +491,13 @@ def test_the_media_type_of_a_file_cannot_write_to_the_terminal(home: Path) -> No
     assert here("runs", "files", agent.run_sync("Go.").run_id).out == "a.txt  text/[2Jplain  1 byte\n"
 
 
-def test_exported_runs_have_their_files(home: Path, tmp_path: Path) -> None:
+def test_exported_runs_have_their_files(any_home: Home, tmp_path: Path) -> None:
     from closeout.journal.copying import copy_runs
 
-    run_id = report_agent(home, "one").run_sync("Go.").run_id
+    run_id = report_agent(any_home, "one").run_sync("Go.").run_id
     close_stores()
     other = open_store(tmp_path / "other")
-    assert copy_runs(home, other) == 1
+    assert copy_runs(any_home, other) == 1
     assert other.content(next(open_files(other, run_id))["sha256"]) == b"1"
 
 

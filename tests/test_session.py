@@ -68,6 +68,7 @@ async def test_a_request_extends_the_last_one_of_the_message_before() -> None:
         assert after[: len(before)] == before
 
 
+@pytest.mark.usefixtures("any_home")
 async def test_the_same_id_continues_the_conversation() -> None:
     await agent_for().session("zoo").run("Hello")
     again = agent_for().session("zoo")
@@ -149,6 +150,7 @@ async def test_a_message_that_is_resumed_after_another_one_was_answered_joins_th
     assert (await agent.session("zoo").run("End")).answer == "Hello | Next | Ox? | Last | End"
 
 
+@pytest.mark.usefixtures("any_home")
 async def test_a_message_that_waits_for_a_decision_stays_in_the_conversation() -> None:
     refunded: list[int] = []
 

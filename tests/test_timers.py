@@ -15,6 +15,7 @@ import pytest
 from cli_process import here
 from closeout import Agent, RunContext, tool
 from closeout.errors import DecisionRefused, RunNotFound, SignalRefused, ToolError, UsageError
+from closeout.homes import Home
 from closeout.journal import events as ev
 from closeout.journal.sent_signals import MAX_PAYLOAD, open_signals
 from closeout.journal.store import open_store
@@ -168,14 +169,14 @@ async def test_a_signal_resumes_the_run_with_its_payload(home: Path) -> None:
     assert len(shop.shipped) == 1
 
 
-async def test_signals_that_arrive_before_the_waits_are_received_once_and_in_order(home: Path) -> None:
+async def test_signals_that_arrive_before_the_waits_are_received_once_and_in_order(any_home: Home) -> None:
     @tool(read_only=True)
     async def collect(context: RunContext) -> str:
         """Collect three payments."""
         return str([await context.wait_for("payment") for _ in range(3)])
 
     model = ScriptedClient(calls_then_done(call("collect")))
-    agent = Agent(model, [collect], home=home)
+    agent = Agent(model, [collect], home=any_home)
     run_id = await agent.submit("Collect.", run_id="r")
     for number in (1, 2):
         await agent.signal(run_id, "payment", number)
@@ -185,7 +186,7 @@ async def test_signals_that_arrive_before_the_waits_are_received_once_and_in_ord
     await agent.signal(run_id, "payment", 4)
     (result,) = await agent.resume_due()
     assert result.answer == "[1, 2, 3]"
-    assert [each.payload for each in open_signals(open_store(home), "r", "payment")] == ["4"]
+    assert [each.payload for each in open_signals(open_store(any_home), "r", "payment")] == ["4"]
 
 
 async def test_concurrent_waits_receive_one_signal_each(home: Path) -> None:
@@ -366,8 +367,8 @@ async def test_a_session_waits_with_its_message(home: Path) -> None:
     assert "paid 5" in str(session.messages)
 
 
-async def test_map_with_a_key_continues_runs_whose_wait_is_over(home: Path) -> None:
-    agent = shop_agent(home, call("await_payment", order="a"))
+async def test_map_with_a_key_continues_runs_whose_wait_is_over(any_home: Home) -> None:
+    agent = shop_agent(any_home, call("await_payment", order="a"))
     first = await agent.run_many(["Ship 1.", "Ship 2."], key="orders")
     assert [each.status for each in first] == ["waiting", "waiting"]
     await agent.signal(first[1].run_id, "payment", 9)

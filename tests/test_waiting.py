@@ -18,6 +18,7 @@ from closeout import Agent, Decision, RunContext, ToolManager, tool
 from closeout.cli.deciding import describe_pending
 from closeout.config import load_config
 from closeout.errors import ConfigError, DecisionRefused, JournalLocked, ToolDefinitionError, UsageError
+from closeout.homes import Home
 from closeout.journal import events as ev
 from closeout.journal.store import Store, open_store
 from closeout.messages import ToolCall
@@ -92,14 +93,14 @@ async def test_a_call_that_needs_approval_suspends_the_run_after_its_siblings(ho
     assert json.loads(json.dumps(result.to_dict()))["waiting"][0]["id"] == "r1"
 
 
-async def test_an_approved_call_runs_once_in_another_agent_object(home: Path) -> None:
+async def test_an_approved_call_runs_once_in_another_agent_object(any_home: Home) -> None:
     bank = Bank()
-    await bank_agent(home, bank, "a").run("Pay a", run_id="r")
-    result = await bank_agent(home, bank, "a").resume("r", decisions={"r1": True})
+    await bank_agent(any_home, bank, "a").run("Pay a", run_id="r")
+    result = await bank_agent(any_home, bank, "a").resume("r", decisions={"r1": True})
     assert (result.status, result.answer) == ("answered", "done")
     assert (bank.paid, bank.looked) == ([("a", 1)], ["x"])
     assert result.usage.requests == 2
-    assert (await bank_agent(home, bank, "a").resume("r")).answer == "done"
+    assert (await bank_agent(any_home, bank, "a").resume("r")).answer == "done"
     assert bank.paid == [("a", 1)]
 
 
@@ -294,22 +295,22 @@ async def test_an_approval_is_for_the_tool_as_it_was_shown(home: Path, when: str
     assert paid == [100]
 
 
-async def test_of_many_decisions_at_once_one_counts(home: Path) -> None:
+async def test_of_many_decisions_at_once_one_counts(any_home: Home) -> None:
     bank = Bank()
-    agent = bank_agent(home, bank, "a")
+    agent = bank_agent(any_home, bank, "a")
     await agent.run("Pay a", run_id="r")
 
     def try_it(number: int) -> bool:
         try:
-            record_decisions(store_of(home), "r", {"r1": Decision(verdict="deny", text=str(number))})
+            record_decisions(store_of(any_home), "r", {"r1": Decision(verdict="deny", text=str(number))})
         except (DecisionRefused, JournalLocked):
             return False
         return True
 
     with ThreadPoolExecutor(8) as threads:
         assert sum(threads.map(try_it, range(24))) == 1
-    assert sum(isinstance(row.event, ev.DecisionMade) for row in store_of(home).rows("r")) == 1
-    assert store_of(home).read("r").problems == ()
+    assert sum(isinstance(row.event, ev.DecisionMade) for row in store_of(any_home).rows("r")) == 1
+    assert store_of(any_home).read("r").problems == ()
 
 
 async def test_a_run_in_memory_waits_but_cannot_be_resumed() -> None:
