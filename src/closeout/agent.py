@@ -12,6 +12,7 @@ from closeout.assembly import checks
 from closeout.errors import UsageError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
     from datetime import datetime
     from pathlib import Path
@@ -893,6 +894,59 @@ class Agent(Generic[Deps, Value]):
         listeners = checks.check_listeners(listeners)
         plan = self.plan(streamed=bool(listeners)).given(deps)
         return await resume_due(plan, store, listeners, limit=checks.check_limit(limit), now=checks.check_time(now))
+
+    async def work(
+        self,
+        stop: asyncio.Event | None = None,
+        *,
+        limit: int = 10,
+        drain_seconds: float = 30.0,
+        until_idle: bool = False,
+        listeners: Sequence[Listener] = (),
+        deps: Deps | None = None,
+    ) -> None:
+        """Execute the agent's runs that were submitted, interrupted, or can continue, until it is stopped.
+
+        Any number of workers, on any number of machines with the same home, share the work. Runs of agents with another
+        name are left alone.
+
+        Args:
+            stop: Set it to stop. None: work until cancelled.
+            limit: The maximum number of concurrent runs.
+            drain_seconds: How long runs may continue after the stop. Then they are left to other workers.
+            until_idle: Return when there is nothing to do.
+            listeners: As for `run`.
+            deps: As for `run`, for all of the runs.
+
+        Raises:
+            UsageError: An argument is not valid, or the agent keeps its runs in memory.
+        """
+        import asyncio
+
+        from closeout.run.working import Worker
+
+        store, listeners = self._kept_runs(), checks.check_listeners(listeners)
+        plan = self.plan(streamed=bool(listeners)).given(deps)
+        worker = Worker(plan, store, limit=checks.check_limit(limit), drain_seconds=drain_seconds, listeners=listeners)
+        await worker.work(stop or asyncio.Event(), until_idle=until_idle)
+
+    async def result(self, run_id: str, *, timeout: float | None = None) -> RunResult[Value]:
+        """Wait for the end of a run that was submitted, wherever it is executed, and return its result.
+
+        A run that waits for a decision, a time or a signal has no end yet.
+
+        Args:
+            run_id: The run.
+            timeout: Seconds to wait; None: as long as it takes.
+
+        Raises:
+            TimeoutError: The run has not ended in time.
+            RunNotFound: No run in the home has this id.
+            JournalError: The run cannot be read.
+        """
+        from closeout.run.working import awaited_result
+
+        return await awaited_result(self.plan(), self._kept_runs(), run_id, timeout)
 
     def resume_sync(
         self,

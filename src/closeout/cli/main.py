@@ -527,6 +527,36 @@ def serve(
 
 @app.command()
 @guarded
+def work(
+    agent: Annotated[str, typer.Argument(help="FILE.yaml or package.module:agent")],
+    model: Model = None,
+    base_url: BaseUrl = None,
+    config: Settings = None,
+    profile: Profile = None,
+    limit: Annotated[int, typer.Option(help="Runs at the same time", min=1)] = 10,
+    drain: Annotated[float, typer.Option(help="Seconds that runs may continue after Ctrl-C or SIGTERM", min=0)] = 30.0,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when there is nothing to do")] = False,
+    health: Annotated[
+        int | None, typer.Option(help="Offer /healthz at this port; 0 chooses a free one", min=0, max=65535)
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where /healthz listens")] = "127.0.0.1",
+    json: Json = False,
+) -> int:
+    """Execute an agent's runs that were submitted, interrupted, or whose time or signal has come.
+
+    Any number of workers share the work, also of several machines whose home is a database.
+    """
+    from closeout.cli.options import options_in
+    from closeout.cli.work_command import work_command
+
+    place = None if health is None else (host, health)
+    return work_command(
+        options_in(locals()), limit=limit, drain=drain, until_idle=until_idle, health=place, as_json=json
+    )
+
+
+@app.command()
+@guarded
 def usage(
     by: Annotated[str, typer.Option(help="Groups, separated by commas: day, key, model, agent")] = "day,model",
     since: Annotated[str, typer.Option(help="The first day, such as 2026-11-01 (UTC)")] = "",

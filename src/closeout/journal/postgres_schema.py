@@ -20,6 +20,7 @@ _STEPS = (
       started double precision NOT NULL, ended double precision, status text NOT NULL, task text NOT NULL,
       model text NOT NULL, answer text, stop_reason text);
     CREATE INDEX runs_waiting ON runs (id) WHERE status = 'waiting';
+    CREATE INDEX runs_running ON runs (id) WHERE status = 'running';
     CREATE TABLE events (place bigint PRIMARY KEY, body bytea NOT NULL, crc bigint);
     CREATE TABLE notes (name text COLLATE "C" PRIMARY KEY, value text NOT NULL);
     CREATE TABLE bodies (hash bytea PRIMARY KEY, body bytea NOT NULL);

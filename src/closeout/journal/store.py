@@ -378,6 +378,8 @@ class Store:
         if self._lost:
             self.check_held(run)
         with self._state:
+            if self._ends and run in self._ends:  # it was no end
+                self._batch.events.setdefault(run, []).append(self._ends.pop(run))
             if isinstance(event, RunEnded):
                 self._ends[run] = seq, at, event
                 return
@@ -519,6 +521,22 @@ class Store:
         found = self.query("SELECT value FROM notes WHERE name=?", (name,))
         return str(found[0][0]) if found else None
 
+    def forget_note(self, name: str) -> None:
+        """Forget what was remembered under a name. Failures are ignored."""
+
+        def write() -> None:
+            with suppress(JournalError), self.database.transaction() as db:
+                db.execute("DELETE FROM notes WHERE name=?", (name,))
+
+        self._notes.pop(name, None)
+        self.submit(write)
+
+    def notes_that_begin_with(self, text: str) -> list[str]:
+        """Return the rest of each name under which something is remembered and that begins with a text."""
+        last = f"{text[:-1]}{chr(ord(text[-1]) + 1)}"
+        found = self.query("SELECT name FROM notes WHERE name>=? AND name<? ORDER BY name", (text, last))
+        return [name.removeprefix(text) for (name,) in found]
+
     # -------------------------------------------------------------------------------------------- reading
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -549,6 +567,12 @@ class Store:
         statement = _SELECT_BEGINNING.format(contains=self.database.contains)
         needles = (to_json(_storable(text))[1:], json.dumps(text)[1:].encode())
         return [str(run_id) for (run_id,) in self.query(statement, needles)]
+
+    def interrupted_runs(self) -> list[str]:
+        """Return the ids of the runs that nobody executes and that have no end, the oldest first."""
+        rows = self.query("SELECT id, run_id FROM runs WHERE status='running' ORDER BY id")
+        held = self.database.locks.held_of([number for number, _ in rows])
+        return [run_id for number, run_id in rows if number not in held]
 
     def waiting_runs(self) -> list[tuple[str, int]]:
         """Return the ids of suspended runs, the oldest first, each with a number that changes with its record."""

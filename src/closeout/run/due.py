@@ -112,7 +112,10 @@ async def _resumed(plan: AgentPlan, store: Store, run_id: str, listeners: Sequen
         rows = await store.off_loop(store.rows_from, run_id, 0, 1)
         if not rows or not isinstance(rows[0].event, RunStarted) or not is_run_of(plan, rows[0].event):
             return None
-        return await resume_run(plan, store, run_id, listeners)
+        seen = await store.off_loop(store.run, run_id)
+        if seen.status != "waiting":  # another process was faster
+            return None
+        return await resume_run(plan, store, run_id, listeners, seen=seen)
     except (RunNotFound, JournalLocked):
         return None
     except CloseoutError as error:  # the other runs continue

@@ -25,7 +25,15 @@ from closeout.server.runs_api import add_runs_api
 from closeout.server.safety import is_loopback, key_check, origin_check
 from closeout.server.viewer.routes import add_viewer
 
-__all__ = ["agent_app", "check_address", "listening", "proxy_app", "serve_until_stopped", "viewer_app"]
+__all__ = [
+    "agent_app",
+    "check_address",
+    "listening",
+    "on_first_signal",
+    "proxy_app",
+    "serve_until_stopped",
+    "viewer_app",
+]
 
 MAX_PROXY_BODY = 256 * 2**20  # bytes: conversations may hold pictures
 CLOSE_SECONDS = 2.0  # seconds that connections may take after the runs have been stopped
@@ -145,23 +153,33 @@ async def serve_until_stopped(
     Raises:
         ConfigError: It cannot listen there.
     """
-    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    stopped = asyncio.Event()
 
     def stop() -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError):
-                loop.remove_signal_handler(number)
-                signal.signal(number, signal.SIG_DFL)
         before_stop()
         stopped.set()
 
     async with listening(app, address, port) as url:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
-                loop.add_signal_handler(number, stop)
-        loop.set_exception_handler(_few_reports())
+        on_first_signal(stop)
+        asyncio.get_running_loop().set_exception_handler(_few_reports())
         on_ready(url)
         await stopped.wait()
+
+
+def on_first_signal(act: Callable[[], object]) -> None:
+    """Call a function at the first SIGINT or SIGTERM. A second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+
+    def first() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError):
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)
+        act()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
+            loop.add_signal_handler(number, first)
 
 
 @asynccontextmanager

@@ -1,0 +1,94 @@
+"""`closeout work`: a worker that executes the runs of an agent."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from closeout.cli import exits, servers
+from closeout.cli.options import RunOptions, make_agent
+from closeout.cli.terminal import amount, print_json
+from closeout.errors import UsageError
+from closeout.run.working import Worker
+from closeout.server.app import create_app
+from closeout.server.safety import is_loopback
+from closeout.server.serving import listening, on_first_signal
+
+if TYPE_CHECKING:
+    from closeout.homes import Home
+
+__all__ = ["work_command"]
+
+
+def work_command(
+    options: RunOptions,
+    *,
+    limit: int,
+    drain: float,
+    until_idle: bool,
+    health: tuple[str, int] | None,
+    as_json: bool,
+) -> int:
+    """Execute the runs of an agent until SIGINT or SIGTERM. Return the exit code.
+
+    Args:
+        options: The agent.
+        limit: The most runs at the same time.
+        drain: Seconds that runs may continue after the signal.
+        until_idle: Return when there is nothing to do.
+        health: The address and the port of `/healthz`; None: it is not offered.
+        as_json: Print what was done as JSON.
+    """
+    from closeout.run.subagents import clients_of
+
+    agent = make_agent(options)
+    store = agent.store()
+    if store is None:
+        raise UsageError("This agent keeps its runs in memory (home: false), so others cannot submit any.")
+    worker = Worker(agent.plan(), store, limit=limit, drain_seconds=drain)
+
+    async def work() -> None:
+        stop = asyncio.Event()
+
+        def stopping() -> None:
+            servers.say("Stopping. Runs that do not end in time are left to other workers.")
+            stop.set()
+
+        async with AsyncExitStack() as stack:
+            if health is not None:
+                url = await stack.enter_async_context(listening(_health_app(store.home, worker, health[0]), *health))
+                servers.say(f"Health: {url}/healthz")
+            on_first_signal(stopping)
+            servers.say(f"Working on the runs of {agent.plan().name} in {store.home} (Ctrl-C stops)")
+            try:
+                await worker.work(stop, until_idle=until_idle)
+            finally:
+                for client in clients_of(agent.plan()):
+                    await client.aclose()
+
+    servers.log_warnings()
+    asyncio.run(work())
+    if as_json:
+        print_json({"runs": sum(worker.ended.values()), "by_status": dict(worker.ended)})
+    else:
+        servers.say(f"{amount(sum(worker.ended.values()), 'run')} executed.")
+    return exits.OK
+
+
+def _health_app(home: Home, worker: Worker, address: str) -> web.Application:
+    """Return an application that says how a worker is. It names no runs, so it needs no key."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        state = {
+            "status": "problem" if worker.problem else "ok",
+            "executing": worker.executing,
+            "ended": dict(worker.ended),
+        }
+        return web.json_response(state, status=503 if worker.problem else 200)
+
+    app = create_app(home) if is_loopback(address) else create_app(home, hosts=None)
+    app.router.add_get("/healthz", healthz)
+    return app
