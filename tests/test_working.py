@@ -47,6 +47,7 @@ async def test_workers_share_what_was_submitted_and_others_wait_for_the_result(a
     ids = [await agent.submit(f"订单 {number}") for number in range(8)]
     waiting = await agent.submit("wait")
     strange = await paying_agent(any_home, paid, name="other").submit("not ours")
+    served = await agent.submit("a server's", origin={"serve": {"agent": "shop"}})
     with pytest.raises(TimeoutError):
         await agent.result(ids[0], timeout=0.01)
     results = asyncio.gather(*(agent.result(run_id) for run_id in ids))
@@ -57,7 +58,7 @@ async def test_workers_share_what_was_submitted_and_others_wait_for_the_result(a
     assert [result.answer for result in await results] == ["done"] * 8
     assert sorted(paid) == [f"订单 {number}" for number in range(8)]
     store = open_store(any_home)
-    assert (store.run(waiting).status, store.run(strange).status) == ("waiting", "interrupted")
+    assert [store.run(each).status for each in (waiting, strange, served)] == ["waiting", *["interrupted"] * 2]
     await agent.signal(waiting, "money", 5)
     await agent.work(until_idle=True)
     assert (await agent.result(waiting)).answer == "done"

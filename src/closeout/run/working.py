@@ -31,6 +31,7 @@ LOOK_SECONDS = 0.5  # between two looks for runs. A lease that ends is no event
 REFUSED_SECONDS = 60.0  # until a run that could not be resumed is tried again
 FIRST_LOOK, LAST_LOOK = 0.05, 1.0  # seconds between two looks whether a run has ended: they grow
 _NO_END = ("running", "interrupted", "waiting")
+_SERVED = "serve"  # in the origin of the runs of a server, which executes them itself and streams them
 _HANDED_OVER = "handed over "  # begins a note on a run that a stopping worker cancelled
 
 
@@ -129,7 +130,8 @@ class Worker:
             except RunNotFound:
                 return False
             started = rows[0].event if rows else None
-            known = self._is_own[run_id] = isinstance(started, RunStarted) and is_run_of(self.plan, started)
+            known = isinstance(started, RunStarted) and is_run_of(self.plan, started) and _SERVED not in started.origin
+            self._is_own[run_id] = known
         return known
 
     async def _execute(self, run_id: str) -> None:
