@@ -268,7 +268,7 @@ def judged(server: PostgresServer, home: str, runs: int, done: Counter[str], sec
         interrupted += CALLS - paid
     twice = {purpose: times for purpose, times in effects.items() if times > 1}
     lines = (server.folder / "workers.log").read_text(errors="replace").splitlines()
-    kinds = Counter(line.split(": ")[1] if ": " in line else line[:60] for line in lines)
+    kinds = Counter(line.split(": ")[1] for line in lines if line[:1].isdigit() and line.count(": ") > 1)
     print(f"{runs} runs of {TURNS} turns, {dict(done)} in {seconds:.0f} s; errors in workers: {dict(kinds)}")
     print(f"statuses {dict(statuses)}, answers of a run {dict(ends)}, resumed {resumed} times")
     print(f"ends before that, after which a run was resumed: {dict(failures)}")
