@@ -923,11 +923,13 @@ class Agent(Generic[Deps, Value]):
         """
         import asyncio
 
-        from closeout.run.working import Worker
+        from closeout.run.working import AgentWorker
 
         store, listeners = self._kept_runs(), checks.check_listeners(listeners)
         plan = self.plan(streamed=bool(listeners)).given(deps)
-        worker = Worker(plan, store, limit=checks.check_limit(limit), drain_seconds=drain_seconds, listeners=listeners)
+        worker = AgentWorker(
+            plan, store, limit=checks.check_limit(limit), drain_seconds=drain_seconds, listeners=listeners
+        )
         await worker.work(stop or asyncio.Event(), until_idle=until_idle)
 
     async def result(self, run_id: str, *, timeout: float | None = None) -> RunResult[Value]:

@@ -12,7 +12,7 @@ from closeout.cli import exits, servers
 from closeout.cli.options import RunOptions, make_agent
 from closeout.cli.terminal import amount, print_json
 from closeout.errors import UsageError
-from closeout.run.working import Worker
+from closeout.run.working import AgentWorker
 from closeout.server.app import create_app
 from closeout.server.safety import is_loopback
 from closeout.server.serving import listening, on_first_signal
@@ -48,7 +48,7 @@ def work_command(
     store = agent.store()
     if store is None:
         raise UsageError("This agent keeps its runs in memory (home: false), so others cannot submit any.")
-    worker = Worker(agent.plan(), store, limit=limit, drain_seconds=drain)
+    worker = AgentWorker(agent.plan(), store, limit=limit, drain_seconds=drain)
 
     async def work() -> None:
         stop = asyncio.Event()
@@ -78,7 +78,7 @@ def work_command(
     return exits.OK
 
 
-def _health_app(home: Home, worker: Worker, address: str) -> web.Application:
+def _health_app(home: Home, worker: AgentWorker, address: str) -> web.Application:
     """Return an application that says how a worker is. It names no runs, so it needs no key."""
 
     async def healthz(_: web.Request) -> web.Response:

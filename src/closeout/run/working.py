@@ -23,7 +23,7 @@ from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import resume_run
 
-__all__ = ["Worker", "awaited_result"]
+__all__ = ["AgentWorker", "awaited_result"]
 
 log = logging.getLogger("closeout")
 
@@ -36,7 +36,7 @@ _HANDED_OVER = "handed over "  # begins a note on a run that a stopping worker c
 
 
 @dataclass(slots=True)
-class Worker:
+class AgentWorker:
     """Executes the runs of an agent until it is stopped. Which worker gets a run is decided by its lock or lease.
 
     Attributes:
