@@ -137,6 +137,23 @@ def test_a_conversation_is_judged_by_the_states_and_results_of_its_turns(categor
     assert GOODBYE in seen[-1]
 
 
+@pytest.mark.usefixtures("package")
+def test_functions_that_a_conversation_lacks_appear_with_their_turn() -> None:
+    offered: list[bool] = []
+
+    def noting(item: Any) -> Any:
+        def turn(request: RequestView) -> Any:
+            offered.append("halve" in request.tools)
+            return item
+
+        return turn
+
+    told = call("answer_user", message="Done, or not.")
+    script = [call("add", number=3), told, told, call("halve", number=4), told, DONE]
+    assert verdict(play("multi_turn_miss_func", list(map(noting, script)))) == (True, "As BFCL's checker expects.")
+    assert offered == [False] * 3 + [True] * 3
+
+
 @pytest.mark.parametrize(
     ("script", "reason"),
     [

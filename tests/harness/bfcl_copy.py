@@ -65,6 +65,11 @@ _COUNTING = {
     "path": [],
     "involved_classes": ["Counter", "Halves"],
 }
+_MISSING = {
+    **_COUNTING,
+    "question": [*_asked("Add 3.", "Halve the sum."), []],
+    "missed_function": {"2": ["halve"]},
+}
 TASKS: dict[str, list[dict[str, Any]]] = {
     "simple_python": [{"question": _asked("A triangle of 10 by 5 m?"), "function": [AREA]}],
     "parallel": [{"question": _asked("Triangles of 10 by 5 and 3 by 4?"), "function": [AREA]}],
@@ -73,11 +78,13 @@ TASKS: dict[str, list[dict[str, Any]]] = {
     "live_relevance": [{"question": _asked("Some triangle, please."), "function": [AREA]}],
     "multi_turn_base": [_COUNTING],
     "multi_turn_long_context": [_COUNTING],
+    "multi_turn_miss_func": [_MISSING],
 }
 ANSWERS: dict[str, list[Any]] = {
     "simple_python": [[_TRIANGLE]],
     "parallel": [[_TRIANGLE, _OTHER]],
     "simple_java": [[{"Geometry.create": {"sizes": [[1, 2]], "parent": ["area"]}}]],
+    "multi_turn_miss_func": [[["add(number=3)"], [], ["halve(number=4)"]]],
     "multi_turn_base": [[["add(number=3)"], ["add(number=4)", "read()"], ["halve(number=8)"]]],
     "multi_turn_long_context": [[["add(number=3)"], ["add(number=4)", "read()"], ["halve(number=8)"]]],
 }

@@ -1,4 +1,7 @@
-"""The tools that one agent is offered. MCP servers may change theirs, which takes effect at the next turn."""
+"""The tools that one agent is offered.
+
+MCP servers may change theirs, and a tool may need a name in the run's state: both take effect at the next turn.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ class OfferedTools:
     """
 
     def __init__(self, manager: ToolManager, scope: Scope, search_budget: int | None = None) -> None:
-        self.specs: tuple[ToolSpec, ...] = with_functions(manager.specs())
+        self._state = scope.state
+        self._all: Sequence[ToolSpec] = manager.specs()  # with those that wait for the run's state
+        self.specs: tuple[ToolSpec, ...] = with_functions(self._available())
         self._search: tuple[ToolSpec, ...] = ()
         if search_budget is not None and definition_tokens(self.specs) > search_budget:
             self._search = manager.search_specs
@@ -65,12 +70,23 @@ class OfferedTools:
         Returns:
             Whether the list has changed.
         """
+        changed = self._refresh_servers(request)
+        if any(spec.policy.needs_state is not None for spec in self._all):  # the state follows from the record
+            specs = with_functions(self._available()) + self._search
+            changed, self.specs = changed or specs != self.specs, specs
+        return changed
+
+    def _available(self) -> Sequence[ToolSpec]:
+        if all(spec.policy.needs_state is None for spec in self._all):
+            return self._all
+        return [each for each in self._all if each.policy.needs_state is None or each.policy.needs_state in self._state]
+
+    def _refresh_servers(self, request: int) -> bool:
         recorded = self._journal.recorded(ToolsChanged, self._agent, str(request))
         if isinstance(recorded, ToolsChanged):
             self._listed = ()  # compare by value when the record ends
-            self.specs = (
-                with_functions(with_server_tools(self._manager.specs(), load_specs(recorded.tools))) + self._search
-            )
+            self._all = with_server_tools(self._manager.specs(), load_specs(recorded.tools))
+            self.specs = with_functions(self._available()) + self._search
             self._journal.append(recorded)
             return True
         if self._journal.replaying or self._journal.replay_only:
@@ -78,8 +94,8 @@ class OfferedTools:
         listed = self._manager.specs()
         if listed is self._listed:
             return False
-        self._listed = listed
-        specs = with_functions(listed) + self._search
+        self._listed = self._all = listed
+        specs = with_functions(self._available()) + self._search
         if specs == self.specs:
             return False
         self.specs = specs

@@ -78,6 +78,7 @@ class PolicyFields(TypedDict, total=False):
     round_floats: int | None
     html_to_text: bool
     example: Literal["look_up", "compute"] | None
+    needs_state: str | None
     returns: Literal["trusted", "untrusted"] | None
     allow: Literal["trusted", "untrusted"] | Sequence[str] | None
     labels: Iterable[str]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from closeout.errors import UsageError
@@ -26,7 +27,7 @@ __all__ = ["CATEGORIES", "make_benchmark"]
 NON_LIVE = ("simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple")
 LIVE = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple")
 WITHOUT_ANSWER = ("irrelevance", "live_irrelevance", "live_relevance")  # judged by whether there is a call at all
-MULTI_TURN = ("multi_turn_base", "multi_turn_miss_param", "multi_turn_long_context")
+MULTI_TURN = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
 GROUPS = {"single_turn": (*NON_LIVE, *LIVE, *WITHOUT_ANSWER), "multi_turn": MULTI_TURN}
 CATEGORIES = (*GROUPS["single_turn"], *MULTI_TURN)
 
@@ -37,6 +38,7 @@ CONVERSATION = """\
 The task is the first request of a user. Do what it asks with the functions, then call answer_user: it returns the next
 request. If a request cannot be done with these functions, or a value is missing, say so with answer_user. When the user
 has no more requests, answer: done."""
+MORE_FUNCTIONS = "There are more functions now. Can you do it with them?"
 GOODBYE = "The user has no more requests. Answer: done."
 
 _TYPES = {
@@ -154,27 +156,30 @@ def _simulated_tools(entry: Mapping[str, Any], category: str) -> list[Tool[..., 
 
     A run that another process resumes has its earlier calls in its state: they are repeated in new backends first.
     """
-    requests = [_text(messages) for messages in entry["question"][1:]]
+    # A turn without a request brings functions that were missing until then.
+    requests = [_text(messages) or MORE_FUNCTIONS for messages in entry["question"][1:]]
+    later = {name: _since(turn) for turn, names in entry.get("missed_function", {}).items() for name in names}
     backends = Backends(entry, long_context="long_context" in category)
     done: set[str] = set()
-    turn = asyncio.Lock()
+    in_turn = asyncio.Lock()
 
     def method(name: str) -> Any:
         async def call(context: RunContext, **arguments: Any) -> ToolOutput:
-            async with turn:
-                earlier = [handle for handle in context.state if handle.startswith("call ") and handle not in done]
-                for handle in sorted(earlier, key=lambda handle: int(handle.rpartition("r")[2])):
-                    backends.call(*context.state[handle])
+            place = f"call {context.agent} {context.handle}"  # handles of programs begin anew
+            async with in_turn:
+                earlier = [each for each in context.state if each.startswith("call ") and each not in done]
+                for each in earlier:
+                    backends.call(*context.state[each])
                 result = backends.call(name, arguments)
-                done.update((*earlier, f"call {context.handle}"))
-            return ToolOutput(result=result, state_update={f"call {context.handle}": [name, arguments]})
+                done.update((*earlier, place))
+            return ToolOutput(result=result, state_update={place: [name, arguments]})
 
         return call
 
     async def answer_user(message: str, context: RunContext) -> ToolOutput:
         answered = int(context.state.get("answered", 0))
         request = requests[answered] if answered < len(requests) else GOODBYE
-        return ToolOutput(result=request, state_update={"answered": answered + 1})
+        return ToolOutput(result=request, state_update={"answered": answered + 1, _since(answered + 1): True})
 
     policy = ToolPolicy(repeatable=True, accept_empty=True, on_crash="rerun")
     told = "Answer the user's request, and get the next one."
@@ -186,11 +191,16 @@ def _simulated_tools(entry: Mapping[str, Any], category: str) -> list[Tool[..., 
                 name=function["name"],
                 description=function["description"],
                 parameters=_parameters(function["parameters"]),
-                policy=policy,
+                policy=replace(policy, needs_state=later.get(function["name"])),
             )
             for function in backends.functions
         ),
     ]
+
+
+def _since(turn: int | str) -> str:
+    """The name in the state of a run whose conversation has come to a turn, counted from 0."""
+    return f"turn {turn}"
 
 
 # ------------------------------------------------------------------------------------------------ the verdict
