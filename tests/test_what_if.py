@@ -321,6 +321,7 @@ async def test_a_comparison_that_was_stopped_is_continued_and_pays_nothing_twice
         again: Any = partial(what_if, agents["new"], 4, baseline=agents["old"], parallel=1)
         await agents["old"].run("茶 later", run_id="later")  # it is not among the runs that were chosen
         assert sent == 8 + 9 + 2
+        assert (await agents["new"].check_runs()).others == 0, "a stopped comparison is no open run"
         limited = await again(limit_cost=1e-9)
         assert (sent, len(limited.skipped)) == (8 + 9 + 2, 2), "what was paid before counts against the limit"
         done = await again()

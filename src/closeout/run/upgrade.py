@@ -12,6 +12,7 @@ from closeout.journal.run_journal import describe_damage
 from closeout.journal.store import Store
 from closeout.records import record
 from closeout.run.handoff import is_run_of
+from closeout.run.kept_lanes import LAB
 from closeout.run.lifecycle import as_recorded
 from closeout.run.plan import AgentPlan, OnChange
 from closeout.run.resuming import continuation
@@ -109,7 +110,7 @@ async def check_open_runs(
 async def _checks(
     plan: AgentPlan, store: Store, run_ids: Iterable[str] | None, on_change: OnChange
 ) -> AsyncIterator[RunCheck | None]:
-    found = store.each_run() if run_ids is None else map(store.run, run_ids)
+    found = store.each_run(not_under=[LAB]) if run_ids is None else map(store.run, run_ids)
     for run in found:
         if run_ids is None and run.status not in _OPEN:
             continue

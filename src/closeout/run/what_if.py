@@ -30,7 +30,7 @@ from closeout.journal.totals import RunTotals
 from closeout.records import record
 from closeout.run.client_conversation import CONVERSATION, as_client
 from closeout.run.compare import agent_differences, first_difference
-from closeout.run.kept_lanes import KeptComparison, KeptLane
+from closeout.run.kept_lanes import LAB, KeptComparison, KeptLane
 from closeout.run.lifecycle import as_recorded, beginning, execute_run, new_started, recorded_task
 from closeout.run.plan import AgentPlan
 from closeout.run.recorded_effects import CostLimit, KnownTools, RecordedEffects, WhatIfJournal, shown
@@ -227,7 +227,7 @@ def _chosen(store: Store, name: str, runs: int | Iterable[str]) -> list[str]:
     if number < 1:
         raise UsageError(f"runs must be run ids or the number of runs, at least 1; got {number}.")
     found: list[str] = []
-    for run in store.each_run():
+    for run in store.each_run(not_under=[LAB]):
         if run.status not in _ENDED:
             continue
         first = next(store.rows(run.run_id), None)
