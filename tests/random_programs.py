@@ -29,10 +29,17 @@ class _Writer:
 
     def program(self) -> str:
         """Return the program."""
-        start = ["a = 'one'", "b = trusted()", "xs = ['p', 'q']", "ys = []", "c = a", "d = b"]
+        start = [
+            "a = 'one'",
+            "b = trusted()",
+            "xs = ['p', 'q']",
+            "ys = []",
+            f"c = {self._pick.choice(['a', 'read()'])}",
+            "d = b",
+        ]
         self._texts, self._lists = ["a", "b", "c", "d"], ["xs", "ys"]
         self._lines = start
-        if self._pick.random() < 0.4:
+        if self._pick.random() < 0.7:
             self._function()
         for _ in range(self._pick.randint(3, 9)):
             self._statement("", 0)
@@ -48,13 +55,13 @@ class _Writer:
     def _function(self) -> None:
         self._functions.append("helper")
         self._write("", "def helper(v, w='w'):")
-        kind = self._pick.randrange(4)
+        kind = self._pick.choice([0, 1, 1, 2, 3])
         if kind == 0:
             self._write("    ", "act(v, 'from helper')")
         elif kind == 1:
             self._write("    ", f"if {self._condition('v')}:\n        return w\n    act('in helper', w)")
         elif kind == 2:
-            self._write("    ", "xs.append(v)")
+            self._write("    ", "if len(xs) < 9: xs.append(v)")
         self._write("    ", "return v + w")
 
     def _text(self, depth: int = 0) -> str:
@@ -62,7 +69,7 @@ class _Writer:
         name, other = self._pick.choice(self._texts), self._pick.choice(self._lists)
         if kind == 0:
             return repr(self._pick.choice(["x", "yes", "no"]))
-        if kind <= 2 or (kind == 4 and self._pick.random() < 0.5):
+        if kind <= 2:
             return name
         if kind == 3:
             return f"''.join({other})"
@@ -114,15 +121,17 @@ class _Writer:
         text, name, other = self._text(), self._pick.choice(self._texts), self._pick.choice(self._lists)
         inner = f"{indent}    "
         if kind <= 1:
-            self._write(indent, f"{name} = {text}")
+            self._write(indent, f"{name} = ({text})[:12]")
         elif kind == 2:
-            self._write(indent, f"{other} = {self._list()}")
+            self._write(indent, f"{other} = ({self._list()})[:4]")
         elif kind == 3:
-            self._write(indent, f"{other}.append({text})")
+            self._write(indent, f"{other}.append(({text})[:12])")
+            if self._pick.random() < 0.3:
+                self._write(indent, f"ys = xs\n{indent}xs.append(read()[:12])")
         elif kind == 4:
-            self._write(indent, f"if {other}: {other}[0] = {text}")
+            self._write(indent, f"if {other}: {other}[0] = ({text})[:12]")
         elif kind == 5:
-            self._write(indent, f"{name} += {text}")
+            self._write(indent, f"{name} += ({text})[:2]")
         elif kind <= 8:
             self._write(indent, f"act({self._text()}, {self._pick.choice(['', 'body='])}{self._text()})")
         elif kind <= 10:
@@ -135,7 +144,7 @@ class _Writer:
             self._write(indent, f"for each in list({other}):")
             self._body(inner, depth)
             if self._pick.random() < 0.5:
-                self._write(inner, f"if {self._condition('each')}: {self._pick.choice(['break', 'continue'])}")
+                self._write(inner, f"if {self._condition()}: {self._pick.choice(['break', 'continue'])}")
                 self._body(inner, depth)
         elif kind == 13:
             self._write(indent, "try:")
@@ -151,7 +160,7 @@ class _Writer:
             self._write(inner, f"i{depth} += 1")
             self._body(inner, depth)
         elif self._functions:
-            self._write(indent, f"{name} = helper({self._text()}, w={self._text()})")
+            self._write(indent, f"{name} = helper({self._text()}, w={self._text()})[:12]")
         else:
             self._write(indent, f"{other} = {self._pick.choice(self._lists)}")
 
@@ -170,7 +179,7 @@ def random_program(seed: int) -> str:
 # ------------------------------------------------------------------------------------------------ the check
 
 UNTRUSTED: Labels = frozenset({"untrusted"})
-TEXTS = (("hello", "yes sir", "3", "zebra", "", "eeee"), ("no", "7", "", "yes", "abc yes me", "q"))
+TEXTS = (("",), ("yes, zee me 3",), ("b", "7", "eee"))
 _ACT = {"type": "object", "properties": {"to": {}, "body": {}}, "required": ["to", "body"]}
 TOOLS = {"read": ToolSpec("read"), "trusted": ToolSpec("trusted"), "act": ToolSpec("act", "", _ACT)}
 LABELS: dict[str, Labels] = {
@@ -191,13 +200,16 @@ class Checked:
 
 
 async def check_program(sandbox: ProgramSandbox, seed: int) -> Checked:
-    """Run a random program with two sets of untrusted texts, and compare the calls that are not guarded."""
+    """Run a random program with several sets of untrusted texts, and compare the calls that are not guarded."""
     code = random_program(seed)
-    (one, guarded, one_failed), (two, _, two_failed) = [await _run(sandbox, code, texts) for texts in TEXTS]
-    shared = min(len(one), len(two))
-    cut = (len(one) < len(two) and one_failed) or (len(two) < len(one) and two_failed)
-    same = one[:shared] == two[:shared] and (len(one) == len(two) or cut)
-    return Checked(len(one), guarded, "" if same else f"{one} and {two} in\n{code}")
+    ran = [await _run(sandbox, code, texts) for texts in TEXTS]
+    one, guarded, failed = ran[0]
+    for other, _, other_failed in ran[1:]:
+        shared = min(len(one), len(other))
+        is_cut = (len(one) < len(other) and failed) or (len(other) < len(one) and other_failed)
+        if one[:shared] != other[:shared] or not (len(one) == len(other) or is_cut):
+            return Checked(len(one), guarded, f"{one} and {other} in\n{code}")
+    return Checked(len(one), guarded, "")
 
 
 async def _run(sandbox: ProgramSandbox, code: str, texts: Sequence[str]) -> tuple[list[Any], int, bool]:
