@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import threading
 import time
-import webbrowser
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -109,6 +107,8 @@ def list_tools(
     json: Json = False,
 ) -> int:
     """Start a server and list its tools."""
+    import asyncio
+
     from closeout.cli.terminal import one_line, print_json, say_error
     from closeout.visible import visible
 
@@ -137,6 +137,8 @@ def list_prompts(
     json: Json = False,
 ) -> int:
     """Start a server and list its prompts with their arguments."""
+    import asyncio
+
     from closeout.cli.terminal import one_line, print_json
     from closeout.tools.mcp_prompts import listed_prompts
     from closeout.visible import visible
@@ -163,6 +165,7 @@ def show_prompt(
     profile: Profile = None,
 ) -> int:
     """Print a server's prompt with its arguments filled in: closeout mcp prompt shop plan city=Rome | closeout run -"""
+    import asyncio
     from functools import partial
 
     from closeout.errors import UsageError
@@ -190,6 +193,8 @@ def login(
     json: Json = False,
 ) -> int:
     """Sign in to a server over HTTP: in the browser, or by typing the address or the code that it shows at the end."""
+    import asyncio
+
     from closeout.cli.terminal import amount, print_json
     from closeout.errors import UsageError
     from closeout.tools.mcp_logins import delete_login, read_login
@@ -246,6 +251,7 @@ def pin_tools(
 
     With tools.mcp_lock in the settings, a server whose tools have changed since is not used.
     """
+    import asyncio
     from pathlib import Path
 
     from closeout.cli.terminal import amount, print_json
@@ -341,6 +347,8 @@ async def _used(config: McpServerConfig, act: Callable[[Any], Awaitable[Any]]) -
 
 
 async def _sign_in(config: McpServerConfig, scopes: Sequence[str], port: int | None, *, with_browser: bool) -> Any:
+    import webbrowser
+
     from closeout.tools.mcp_auth import McpAuth
     from closeout.tools.mcp_callback import callback_on
 
