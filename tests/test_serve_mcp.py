@@ -16,7 +16,7 @@ from mcp.types import ElicitResult
 
 from closeout import Agent, tool
 from closeout.journal.events import DecisionMade, ToolFinished
-from closeout.testing import ScriptedClient, answer, call
+from closeout.testing import ScriptedClient, Turn, answer, call
 from closeout.tools.manager import ToolManager
 from serving import Served, serving
 
@@ -135,6 +135,35 @@ async def test_the_person_at_the_client_approves_what_the_run_asks_for(mode: str
     ]
     assert [row.event.verdict for row in rows if isinstance(row.event, DecisionMade)] == ["approve", "deny"]
     assert [row.event.ok for row in rows if isinstance(row.event, ToolFinished)] == [True]
+
+
+async def test_a_stateless_client_may_answer_one_question_after_another() -> None:
+    async def never(context: Any, form: Any) -> ElicitResult:
+        return ElicitResult(action="cancel")
+
+    script = [Turn("", calls=[call("erase", name="a"), call("erase", name="b")]), answer("Done.")]
+    yes = ElicitResult(action="accept", content={"approve": True})
+    async with (
+        serving(agent(*script, tools=[erase])) as served,
+        client_of(served, elicitation_callback=never) as client,
+    ):
+
+        async def ask(answers: dict[str, Any], state: str | None) -> Any:
+            return await client.session.call_tool(
+                "oracle",
+                {"task": "Erase a and b."},
+                input_responses=answers or None,
+                request_state=state,
+                allow_input_required=True,
+            )
+
+        first = await ask({}, None)
+        assert list(first.input_requests) == ["r1", "r2"]
+        second = await ask({"r1": yes}, first.request_state)
+        assert list(second.input_requests) == ["r2"]
+        done = await ask({"r2": yes}, second.request_state)
+        assert done.structured_content["answer"] == "Done."
+        assert len(served.host.store.runs(5)) == 1
 
 
 async def test_a_client_cannot_answer_for_the_call_of_another() -> None:

@@ -121,8 +121,11 @@ class _McpEndpoint:
                 ended = await run.followed()
                 while ended is not None and ended.status == "waiting":
                     pending = await run.pending()
-                    await host.decide(run.id, decisions or await decisions_by_client(run.context, pending, run.id))
-                    decisions, ended = {}, await run.followed()
+                    decisions = decisions or await decisions_by_client(run.context, pending, run.id)
+                    left = await host.decide(run.id, decisions)
+                    decisions = {}
+                    if not any(each.by_person for each in left):
+                        ended = await run.followed()
             except asyncio.CancelledError:  # the client does not want the answer any more
                 if not host.stopping:
                     await host.cancel(run.id)
