@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import pickle
 import sqlite3
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,14 @@ import pytest
 
 from cli_process import here
 from closeout import Agent, File, RunContext, ToolOutput, UsageError, tool
+from closeout.file_values import FileView
 from closeout.homes import Home
 from closeout.journal import events as ev
 from closeout.journal.check import check_home
 from closeout.journal.store import close_stores, open_store
-from closeout.testing import ScriptedClient, Turn, answer, call
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from closeout.tools.builtin import python_tool
+from closeout.tools.mcp_result import McpResult
 from journal_file import as_if_killed, store_events, stored_events
 
 run_python = python_tool(isolation="none")  # test_python_isolation.py runs scripts in a sandbox
@@ -503,3 +507,48 @@ def test_exported_runs_have_their_files(any_home: Home, tmp_path: Path) -> None:
 
 def open_files(store: Any, run_id: str) -> Any:
     return (file for row in store.rows(run_id) if isinstance(row.event, ev.ToolFinished) for file in row.event.files)
+
+
+async def test_what_an_mcp_server_hands_over_becomes_a_file_and_is_there_after_a_kill(home: Path) -> None:
+    server = {
+        "name": "everything",
+        "command": sys.executable,
+        "args": [str(Path(__file__).parent / "mcp_servers" / "everything.py")],
+    }
+    look = call("run_python", code="import os; print(sorted(os.listdir()))")
+
+    def agent() -> tuple[Agent, ScriptedClient]:
+        def script(view: RequestView) -> Any:
+            if "['image.png']" in view.text:
+                return answer("done")
+            return look if "image.png" in view.text else call("picture")
+
+        client = ScriptedClient(script)
+        return Agent(client, [run_python], mcp_servers=[server], home=home), client
+
+    first, client = agent()
+    result = await first.run("Draw.", run_id="r")
+    assert [file.name for file in result.files] == ["image.png"]
+    assert (result.answer, len(client.requests)) == ("done", 3)
+    close_stores()
+    events = stored_events(home)
+    kept = next(place for place, event in events.items() if event[1] == "ToolFinished")
+    store_events(home, {place: event for place, event in events.items() if place <= kept})
+    as_if_killed(home)
+    again, client = agent()
+    resumed = await again.resume("r")
+    assert resumed.files[0].data == result.files[0].data
+    assert (resumed.answer, len(client.requests)) == ("done", 2)
+
+
+def test_parts_of_an_mcp_result_are_kept_while_the_run_has_room() -> None:
+    data = base64.b64encode(b"%PDF-1").decode()
+    resource = {"uri": "file:///a/%E6%8A%A5.pdf", "mimeType": "application/pdf", "blob": data}
+    part = {"type": "resource", "resource": resource}
+    sound = {"type": "audio", "mimeType": "audio/x-wav", "data": data}
+    view = FileView({"报.pdf": File("报.pdf", "x")})
+    output = McpResult((part, part, sound, {"type": "image", "data": "?"})).output(view)
+    assert [file.name for file in output.files] == ["报-2.pdf", "报-3.pdf", "audio.wav"]
+    assert [each.get("file") for each in output.result] == ["报-2.pdf", "报-3.pdf", "audio.wav", None]
+    full = FileView({}, size=200_000_000)
+    assert McpResult((part,)).output(full).files == ()

@@ -21,7 +21,7 @@ from closeout.tools.calls import Progress
 from closeout.tools.mcp_client import McpServer, McpServerFailed, ServerOffer, require_mcp
 from closeout.tools.mcp_config import McpEntry, read_servers
 from closeout.tools.mcp_lock import PinnedTools
-from closeout.tools.run_context import reporting_to
+from closeout.tools.run_context import RunContext, reporting_to
 from closeout.tools.search_tools import make_search_tools
 from closeout.tools.shipped_policies import governed
 from closeout.tools.tool import Tool
@@ -309,7 +309,7 @@ class ToolManager:
             with reporting_to(progress):
                 return await route.home.call(arguments)
         result = await route.home.call(route.name, arguments, route.spec.policy, progress)
-        return result.value if result.is_plain else result.output()
+        return result.value if result.is_plain else result.output(RunContext.current().files)
 
     async def _call_by_override(self, route: _Route, arguments: Mapping[str, Any], progress: Progress | None) -> Any:
         """Have a subclass's `execute_tool_call` make a call. What it passes on from `super()` keeps its whole value."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import mimetypes
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
+from closeout.file_values import NO_FILES, File, FileView, safe_file_name
 from closeout.results.normal import map_texts
 
 if TYPE_CHECKING:
@@ -53,7 +57,15 @@ class McpResult:
 
         Servers repeat structured content as text; it is shown once. Binary data is named by type and size only.
         """
-        others = [_outline(part) for part in self.content if part.get("type") != "text"]
+        return self._shown({})
+
+    def _shown(self, files: Mapping[int, File]) -> Any:
+        """Return the value with the names of the files that the run keeps, by the indexes of their parts."""
+        outlined = [
+            {**_outline(part), "file": files[index].name} if index in files else _outline(part)
+            for index, part in enumerate(self.content)
+        ]
+        others = [each for each in outlined if each.get("type") != "text"]
         if self.structured is not None:
             shown = _without_base64(self.structured, self._data)
             if isinstance(shown, Mapping) and set(shown) == {"result"}:  # how servers wrap what is not an object
@@ -62,7 +74,7 @@ class McpResult:
         if not others:
             return self.text
         if len(others) < len(self.content):
-            return [_outline(part) for part in self.content]
+            return outlined
         return others[0] if len(others) == 1 else others
 
     @property
@@ -78,16 +90,41 @@ class McpResult:
         found = (part.get("data") or (part.get("resource") or {}).get("blob") for part in self.content)
         return frozenset(data for data in found if isinstance(data, str))
 
-    def output(self) -> ToolOutput:
-        """Return the result with all its parts: `result` is `value`, `metadata` has "content" and "images"."""
+    def output(self, view: FileView = NO_FILES) -> ToolOutput:
+        """Return the result with all its parts: `result` is `value`, `metadata` has "content" and "images".
+
+        Args:
+            view: The files of the run. Binary parts become files of it, as far as there is room.
+        """
         from closeout.results.summary import summarise
         from closeout.results.tool_output import ToolOutput, format_observation
 
-        value = self.value
+        files = self._files(view)
+        value = self._shown(files)
         whole = {**self.to_json(), "images": [dict(image) for image in self.images]}
-        output = ToolOutput(result=value, summary=summarise(value), metadata=whole)
+        names = ", ".join(file.name for file in files.values())
+        summary = f"{summarise(value)}\nFiles: {names}" if names else summarise(value)
+        output = ToolOutput(result=value, summary=summary, metadata=whole, files=tuple(files.values()))
         output.observation = format_observation(output)
         return output
+
+    def _files(self, view: FileView) -> dict[int, File]:
+        """Return the files in the parts that the run has room for, by the indexes of the parts."""
+        found: dict[int, File] = {}
+        for index, part in enumerate(self.content):
+            inner = part.get("resource")
+            inner = inner if isinstance(inner, Mapping) else part
+            data = inner.get("blob", inner.get("data"))
+            try:
+                content = base64.b64decode(data, validate=True) if isinstance(data, str) else b""
+            except ValueError:
+                continue
+            taken = [*view, *(file.name for file in found.values())]
+            file = File(safe_file_name(_file_name(part, inner), taken), content)
+            added = sum(each.size for each in found.values())
+            if content and not view.refusal(file.name, file.size, [each.name for each in found.values()], added):
+                found[index] = file
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return everything, as it is stored."""
@@ -140,5 +177,12 @@ def _outline(part: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: value for key, value in part.items() if key not in ("_meta", "annotations", "icons")}
 
 
-def _size(base64: Any) -> int:
-    return len(base64) * 3 // 4 - base64[-2:].count("=") if isinstance(base64, str) else 0
+def _file_name(part: Mapping[str, Any], inner: Mapping[str, Any]) -> str:
+    """Return the last part of a resource's address, else the kind of the part with the suffix of its media type."""
+    last = unquote(urlsplit(str(inner.get("uri") or "")).path).rstrip("/").rpartition("/")[2]
+    suffix = mimetypes.guess_extension(str(inner.get("mimeType") or "")) or ""
+    return last or f"{part.get('type') or 'file'}{suffix}"
+
+
+def _size(data: Any) -> int:
+    return len(data) * 3 // 4 - data[-2:].count("=") if isinstance(data, str) else 0
