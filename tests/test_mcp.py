@@ -181,6 +181,8 @@ async def test_results_of_every_kind_arrive_whole(manager: ToolManager) -> None:
     assert [part["type"] for part in output.result] == ["text", "image", "resource"]
     assert output.metadata["images"][0]["image_url"]["url"].startswith("data:image/png;base64,")
     assert output.metadata["content"][2]["resource"]["text"] == "a note"
+    (outcome,) = await ToolExecutor(manager).execute_calls([ToolCall("picture", {})])
+    assert "a note" in outcome.text, "the model is shown every text, not only an outline"
 
 
 @shared

@@ -97,16 +97,14 @@ class McpResult:
             view: The files of the run. Binary parts become files of it, as far as there is room.
         """
         from closeout.results.summary import summarise
-        from closeout.results.tool_output import ToolOutput, format_observation
+        from closeout.results.tool_output import ToolOutput
 
         files = self._files(view)
         value = self._shown(files)
         whole = {**self.to_json(), "images": [dict(image) for image in self.images]}
         names = ", ".join(file.name for file in files.values())
         summary = f"{summarise(value)}\nFiles: {names}" if names else summarise(value)
-        output = ToolOutput(result=value, summary=summary, metadata=whole, files=tuple(files.values()))
-        output.observation = format_observation(output)
-        return output
+        return ToolOutput(result=value, summary=summary, metadata=whole, files=tuple(files.values()))
 
     def _files(self, view: FileView) -> dict[int, File]:
         """Return the files in the parts that the run has room for, by the indexes of the parts."""
