@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli_process import here, on_terminal
-from closeout import Agent, Decision, ToolManager
+from closeout import Agent, Decision, Secret, ToolManager
 from closeout.cli.deciding import describe_pending
 from closeout.errors import ConfigError, DecisionRefused, ToolError
 from closeout.journal import events as ev
@@ -230,6 +230,7 @@ async def test_a_server_asks_the_agents_model_within_its_budget(tmp_path: Path, 
         if view.last.startswith("Think "):
             assert [each["role"] for each in view.messages] == ["system", "user"]
             assert view.body["max_tokens"] == 50
+            assert "secret:tone secret:tone" in str(view.messages[0]["content"]), "the value is sent to no model"
             return Turn(f"thought {view.last[-1]}")
         times = 2 if view.question == "Twice" else 15
         return answer("done") if "tool" in str(view.messages[-1]["role"]) else Turn(calls=[call("think", times=times)])
@@ -237,6 +238,7 @@ async def test_a_server_asks_the_agents_model_within_its_budget(tmp_path: Path, 
     shop = Shop(tmp_path, protocol, sampling=True)
     with serve_script(model) as server:
         given: dict[str, Any] = {"base_url": server.base_url, "api_key": "key", "mcp_servers": [shop.entry]}
+        given["secrets"] = [Secret("tone", "Be brief.", tools=["shop"])]
         agent = Agent("openai:scripted", dialect="function_call", **given)
         run = await agent.run("Twice", run_id="r")
         assert results(run) == ["thought 0 thought 1"]

@@ -380,6 +380,51 @@ def test_a_sub_agent_uses_its_own_secrets():
     assert SAFE not in repr(inner.requests) + repr(model.requests)
 
 
+@pytest.mark.parametrize("value", [SAFE, lambda context: SAFE], ids=["constant", "function"])
+@pytest.mark.parametrize("leaks", ["helper", "handed", "main"])
+async def test_no_agent_of_a_run_reveals_the_secret_of_another(tmp_path: Path, leaks: str, value: object):
+    caught: list[object] = []
+    seen: list[str] = []
+
+    @tool
+    def use(token: str) -> str:
+        seen.append(token)
+        return "used"
+
+    @tool(on_crash="rerun")
+    def look(context: RunContext) -> str:
+        context.logger.info(f"log {SAFE}")
+        context.progress(1, 2, f"progress {SAFE}")
+        return f"found {SAFE}"
+
+    made = call("use", token="secret:k")
+    secrets = [Secret("k", value, tools=["use"])]
+    other = ScriptedClient([made, answer("used")] if leaks == "main" else [call("look"), answer("done")])
+    if leaks == "main":  # calls a sub-agent that has the secret, and then the tool that reveals it
+        below = Agent(other, [use], secrets=secrets).as_tool("helper", "Help.")
+        model = ScriptedClient([call("helper", task="Use it."), call("look"), answer("done")])
+        agent = Agent(model, [below, look], home=tmp_path)
+    elif leaks == "helper":
+        below = Agent(other, [look]).as_tool("helper", "Help.")
+        model = ScriptedClient([made, call("helper", task="Look."), answer("done")])
+        agent = Agent(model, [below, use], secrets=secrets, home=tmp_path)
+    else:
+        model = ScriptedClient([made, call("transfer_to_other")])
+        agent = Agent(model, [use], handoffs=[Agent(other, [look], name="other")], secrets=secrets, home=tmp_path)
+    result = await agent.run("Look.", listeners=[caught.append])
+    assert (result.answer, seen) == ("done", [SAFE])
+    assert "found secret:k" in repr(other.requests) + repr(model.requests)
+    assert SAFE not in repr(other.requests) + repr(model.requests) + repr(caught) + repr(result)
+    close_stores()
+    assert SAFE.encode() not in everything_written(tmp_path)
+
+
+def test_a_value_has_the_name_by_which_the_agent_knows_it_and_is_hidden_as_a_whole():
+    longer = Secrets([Secret("theirs", f"{SAFE}-and-more", tools=["greet"]), Secret("shared", SAFE, tools=["greet"])])
+    own = Secrets([Secret("mine", SAFE, tools=["greet"])]).beside([longer])
+    assert own.hide(f"{SAFE} {SAFE}-and-more") == "secret:mine secret:theirs"
+
+
 async def test_a_run_that_continues_after_any_of_its_events_uses_the_value(tmp_path: Path):
     got: list[str] = []
 

@@ -474,9 +474,11 @@ class ToolCalls:
         if self._scope.flow is not None:
             self._read = self._scope.flow.context(self._scope.path)
 
-    async def _sample(self, handle: str, request: ModelRequest) -> ModelReply:
+    async def _sample(self, handle: str, secrets: Secrets, request: ModelRequest) -> ModelReply:
         """Ask the agent's model for the server of a call."""
         assert self._sampling is not None
+        if secrets:
+            request = replace(request, messages=[Message(secrets.hide(each)) for each in request.messages])
         if handle not in self._samples:
             self._samples[handle] = self._sampling(handle)
         return await self._samples[handle](request)
@@ -510,7 +512,7 @@ class ToolCalls:
             asker=partial(self._ask, handle, spec, count(), secrets),
             waits=CallWaits(scope, handle, spec, self._memo),
             questions=partial(self._questions_of, handle, spec, secrets),
-            sample=None if self._sampling is None else partial(self._sample, handle),
+            sample=None if self._sampling is None else partial(self._sample, handle, secrets),
         )
 
     def _questions_of(self, handle: str, spec: ToolSpec, secrets: Secrets) -> CallQuestions:

@@ -31,7 +31,7 @@ from closeout.run.offered_tools import dump_definitions, dump_specs, load_specs
 from closeout.run.orchestrator import Orchestrator
 from closeout.run.plan import AgentPlan, Scope, note_problems
 from closeout.run.result import AgentResult, RunResult, Status
-from closeout.run.subagents import read_result_tool
+from closeout.run.subagents import read_result_tool, secrets_of
 from closeout.run.task import Task, dump_texts, load_texts
 from closeout.run.waiting import pending_of
 from closeout.tools.manager import ToolManager
@@ -141,6 +141,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Li
         log=log,
         clock=plan.clock,
         flow=None if plan.flow is None else FlowWatch((plan.flow,), labels_of_task(plan.flow, task)),
+        secrets=secrets_of(plan),
     )
     scope.files.begin(task.kept)
     journal.subscribers.subscribe(scope.files)

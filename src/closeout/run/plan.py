@@ -261,7 +261,7 @@ class AgentPlan:
             "model": self.client.name.rpartition(":")[2],
             "on_progress": on_progress,
             "format_observation": self.format_observation,
-            "secrets": self.secrets,
+            "secrets": self._secrets_in(scope),
             "encodings": self.encodings,
             "markers": self.call_markers,
         }
@@ -272,6 +272,12 @@ class AgentPlan:
             name: plan_of(False).manager for name, plan_of in below.items() if plan_of is not None
         }
         return _made(self.make_executor, arguments, options)
+
+    def _secrets_in(self, scope: Scope) -> Secrets:
+        """The agent's secrets, which hide those of the run's other agents too."""
+        if self.secrets and all(each is not self.secrets for each in scope.secrets):  # a function made this agent
+            scope.secrets.append(self.secrets)
+        return self.secrets.beside(scope.secrets)
 
     def _cache_ratio(self) -> float:
         """The price of a cached input token relative to a fresh one."""
@@ -485,6 +491,7 @@ class Scope:
         clock: Returns the time, in seconds since the epoch.
         waits: What the run waits for as far as this process has come, in all its agents.
         flow: The labels of what the run's agents have read, and their flow rules; None without any.
+        secrets: Those of every agent of the run that has any, shared by the run's agents: each hides all.
     """
 
     journal: Journal
@@ -510,6 +517,7 @@ class Scope:
     clock: Callable[[], float] = wall_clock
     waits: list[DecisionRequested] = field(default_factory=list)
     flow: FlowWatch | None = None
+    secrets: list[Secrets] = field(default_factory=list)
 
     @property
     def agent_type(self) -> str:
@@ -560,6 +568,7 @@ class Scope:
             clock=self.clock,
             waits=self.waits,
             flow=self.flow,
+            secrets=self.secrets,
         )
         below.share(self.shared.items())
         return below

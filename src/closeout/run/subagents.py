@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from closeout.run.orchestrator import Orchestrator
 from closeout.run.plan import MAX_DEPTH, current_scope, note_problems
 from closeout.tools.foreign import foreign_tool
 from closeout.tools.manager import AnyTool, is_tool
+from closeout.tools.secrets import NO_SECRETS, Secrets
 from closeout.tools.tool import ModelTool, Tool, tool
 
 if TYPE_CHECKING:
@@ -41,8 +43,11 @@ __all__ = [
     "may_destroy",
     "read_result_tool",
     "report_of",
+    "secrets_of",
     "sub_agent_tool",
 ]
+
+MOST_AGENTS = 100  # whose secrets are looked up before a run: a function may make another agent whenever it is called
 
 
 @tool(name="read_result", inline=True, policy=ToolPolicy(read_only=True, repeatable=True, returns="read"))
@@ -108,6 +113,21 @@ def clients_of(plan: AgentPlan, depth: int = MAX_DEPTH) -> list[BaseClient]:
             found += [client for client in clients_of(each.plan_of(False), depth - 1) if client not in found]
         elif isinstance(each, ModelTool) and isinstance(each.ask, PageModel) and each.ask.client not in found:
             found.append(each.ask.client)
+    return found
+
+
+def secrets_of(plan: AgentPlan) -> list[Secrets]:
+    """Return the secrets of an agent and of all that may work in its runs, without those that have none."""
+    plans, found = [plan], list[Secrets]()
+    for each in plans:  # grows; agents may hand over to each other
+        if each.secrets and all(each.secrets is not known for known in found):
+            found.append(each.secrets)
+        for below in each.manager.local_tools:
+            if isinstance(below, SubAgentTool) and len(plans) < MOST_AGENTS:
+                with suppress(Exception):  # of the user's function; it is raised again if the agent is needed
+                    made = below.plan_of(False)
+                    if all(made is not known for known in plans):
+                        plans.append(made)
     return found
 
 
@@ -196,8 +216,8 @@ class PageModel:
             return
         below = scope.child("reader", Limits())
         keeper = ContextKeeper(self.client, below.journal, below.path, policy=EvictionPolicy())
-        calls = ModelCalls(self.client, below, keeper)
-        for turn, prompt in enumerate(prompts):
+        calls, secrets = ModelCalls(self.client, below, keeper), NO_SECRETS.beside(scope.secrets)
+        for turn, prompt in enumerate(map(secrets.hide, prompts)):
             budget = below.budget
             if budget.limited and (limit := budget.forbids(estimate_tokens(prompt))):
                 raise ToolError(f"The run's budget ({limit}) does not allow reading this page with a model.")

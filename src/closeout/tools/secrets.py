@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from inspect import isawaitable
 from typing import Any
 from urllib.parse import quote, quote_plus, urlsplit
@@ -150,7 +151,10 @@ class Secrets:
     def __init__(self, secrets: Iterable[Secret] = ()) -> None:
         self._by_name: dict[str, Secret] = {}
         self._forms: dict[str, str] = {}  # every way to write a value → its name
+        self._others: Sequence[Secrets] = ()
+        self._names: dict[str, str] = {}  # the forms of all that is hidden, and what finds them
         self._pattern: re.Pattern[str] | None = None
+        self._known = 0  # forms when the pattern was made
         for each in secrets:
             if not isinstance(each, Secret):
                 raise UsageError(
@@ -163,10 +167,21 @@ class Secrets:
                 self._hide(each.name, each.constant)
 
     def __bool__(self) -> bool:
-        return bool(self._by_name)
+        return bool(self._by_name) or any(each._by_name for each in self._others)
 
     def __iter__(self) -> Iterator[Secret]:
         return iter(self._by_name.values())
+
+    def beside(self, others: Sequence[Secrets]) -> Secrets:
+        """Return these secrets for one agent of a run, hiding those of its other agents too.
+
+        Args:
+            others: The secrets of the run's agents. Agents and values that are added later are hidden too.
+        """
+        found = copy(self)  # which learns the same values
+        found._others = others
+        found._known = 0
+        return found
 
     def instruction(self) -> str:
         """Return what the model has to know of the secrets, empty without secrets."""
@@ -224,11 +239,11 @@ class Secrets:
         Args:
             value: A text, or lists and mappings of texts. Other values are returned as they are.
         """
-        pattern = self._pattern
+        pattern = self._found()
         if pattern is None:
             return value
         if isinstance(value, str):
-            return pattern.sub(lambda found: f"secret:{self._forms[found[0]]}", value)
+            return pattern.sub(lambda found: f"secret:{self._names[found[0]]}", value)
         if isinstance(value, Mapping):
             return {self.hide(key): self.hide(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -236,11 +251,20 @@ class Secrets:
         return value
 
     def _hide(self, name: str, value: str) -> None:
-        new = dict.fromkeys(_written(value), name)
-        if new.keys() - self._forms.keys():
-            self._forms |= new
-            longest_first = sorted(self._forms, key=len, reverse=True)
+        self._forms |= dict.fromkeys(_written(value), name)
+
+    def _found(self) -> re.Pattern[str] | None:
+        """The pattern of all values that are known by now: forms are only added, by any agent at any time."""
+        known = len(self._forms) + sum(len(each._forms) for each in self._others)
+        if known != self._known:
+            names: dict[str, str] = {}
+            for each in (*self._others, self):
+                names |= each._forms  # in one step: other threads may add some meanwhile
+            self._names = names
+            longest_first = sorted(names, key=len, reverse=True)
             self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+            self._known = known
+        return self._pattern
 
 
 NO_SECRETS = Secrets()
