@@ -359,3 +359,60 @@ async def test_a_cancelled_sub_agents_request_counts_too(home: Path) -> None:
     again = await agent().resume("run")
     assert resumed.usage == again.usage == billed(home)
     assert resumed.usage.requests == 4
+
+
+def _changed_agent(home: Path, key_type: type, *calls: Turn, paid: list[int] | None = None) -> tuple[Agent, Any]:
+    """An agent whose calls depend on the type of its tool's argument: a recorded reply with "1" is a call with 1."""
+
+    def look(key: Any) -> str:
+        return f"found {key!r}"
+
+    def pay(amount: int) -> str:
+        assert paid is not None
+        paid.append(amount)
+        return "paid"
+
+    look.__annotations__["key"] = key_type
+    model = ScriptedClient([*calls, answer("done")])
+    tools = [tool(read_only=True)(look), tool(on_crash="report")(pay)]
+    return Agent(model, tools, home=home), model
+
+
+async def _cut_after(home: Path, run_id: str, kind: str, number: int) -> None:
+    """Leave the record up to an event of a kind, as a process that was killed then does."""
+    rows = [type(row.event).__name__ for row in open_store(home).rows(run_id)]
+    end = [place for place, name in enumerate(rows) if name == kind][number] + 1
+    close_stores()
+    events = stored_events(home)
+    store_events(home, {place: events[place] for place in list(events)[:end]})
+    as_if_killed(home)
+
+
+async def test_a_changed_agent_gets_no_result_of_another_call(home: Path) -> None:
+    calls = [call("look", key="1"), call("look", key="2")]
+    await _changed_agent(home, str, *calls)[0].run("x", run_id="r")
+    await _cut_after(home, "r", "ToolFinished", 1)
+    agent, model = _changed_agent(home, int)
+    await agent.resume("r", despite_changes=True)
+    shown = [str(each["content"]) for each in model.requests[-1].messages if each["role"] == "tool"]
+    assert shown == ["found 1", "found 2"], "neither '1' nor '2' has been looked up by these calls"
+
+
+async def test_a_changed_call_that_was_interrupted_gets_no_result_of_the_former_one(home: Path) -> None:
+    await _changed_agent(home, str, call("look", key="1"))[0].run("x", run_id="r")
+    await _cut_after(home, "r", "ToolFinished", 0)
+    await _changed_agent(home, int)[0].resume("r", despite_changes=True)
+    await _cut_after(home, "r", "ToolStarted", 1)  # the process died while the changed call was made
+    agent, model = _changed_agent(home, int)
+    await agent.resume("r", despite_changes=True)
+    assert [each["content"] for each in model.requests[-1].messages if each["role"] == "tool"] == ["found 1"]
+
+
+async def test_a_changed_agent_repeats_no_payment_that_was_interrupted(home: Path) -> None:
+    paid: list[int] = []
+    await _changed_agent(home, str, call("look", key="1"), call("pay", amount=5), paid=paid)[0].run("x", run_id="r")
+    await _cut_after(home, "r", "ToolStarted", 1)
+    agent, model = _changed_agent(home, int, paid=paid)
+    await agent.resume("r", despite_changes=True)
+    assert paid == [5]
+    assert "the program stopped while this call was running" in str(model.requests[-1].messages[-1]["content"])

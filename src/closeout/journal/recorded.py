@@ -45,6 +45,7 @@ _Place: TypeAlias = tuple[str, str]  # type of event; its key, or its number amo
 @dataclass(frozen=True, slots=True)
 class _RecordedOutcome:
     event: Event
+    intent: Event | None  # what it is the outcome of; the code may have come to another one in this place since
     elapsed: float  # seconds that the run had been at work
 
 
@@ -52,8 +53,8 @@ class RecordedRun:
     """The recorded events of a run, found by their place in it.
 
     An event's place is its agent, its type, and its key, or without a key its number among that agent's events of the
-    type. A recorded event is reused if the code arrives at the same one. After the first event that differs, nothing
-    recorded is reused for that agent: what it then does is written as new.
+    type. A recorded event is reused if the code arrives at the same one. After the first event that differs, what that
+    agent does is written as new. An outcome is reused, and an interrupted effect not repeated, for the same call only.
 
     Every event is looked at a bounded number of times, so that resuming takes time proportional to the record.
 
@@ -80,8 +81,9 @@ class RecordedRun:
         self.message_ids: set[str] = set()
         self._messages: dict[str, list[MessageReceived]] = {}  # keyed by agent, the last one first
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self._events: dict[str, dict[_Place, Event]] = {}  # keyed by agent, like the next two
+        self._events: dict[str, dict[_Place, Event]] = {}  # keyed by agent, like the next three
         self._outcomes: dict[str, dict[_Place, _RecordedOutcome]] = {}
+        self._left: dict[str, dict[_Place, Event]] = {}  # events of agents that did something else before them
         self._failures: dict[str, dict[_Place, list[Event]]] = {}  # failures before the effect was tried again
         self._below: dict[str, list[Event]] = {}  # keyed by the beginning of their paths: "main/r4:"
         self._agents_below: dict[str, dict[str, None]] = {}
@@ -125,7 +127,8 @@ class RecordedRun:
                 self.outcomes_left += 1
             elif isinstance(before.event, ModelFailed):
                 self._add_failure(place, before.event)
-            outcomes[place] = _RecordedOutcome(event, row.time - rows[0].time - self.idle)
+            started = self._events.get(event.agent, {}).get(place)
+            outcomes[place] = _RecordedOutcome(event, started, row.time - rows[0].time - self.idle)
 
     def _index_below(self, event: Event) -> None:
         """Note that a sub-agent's event belongs to the call that started it, and to the calls above that one."""
@@ -186,7 +189,7 @@ class RecordedRun:
         if not self.departure:
             self.departure = _difference(recorded, event)
         if not isinstance(event, (ModelRequested, DecisionRequested, FlowDecided)):  # deciding again does nothing else
-            self._events.pop(event.agent, None)
+            self._left[event.agent] = self._events.pop(event.agent, {})
             self.broken = self.broken or (recorded, _difference(recorded, event))
 
     def unreached(self, waiting: Collection[tuple[str, str]]) -> Event | None:
@@ -205,8 +208,9 @@ class RecordedRun:
         return next(left, None)
 
     def has_started(self, started: Event) -> bool:
-        """True if the record holds this intent."""
-        recorded = self._events.get(started.agent, {}).get(_place_of(started))
+        """True if the record holds this intent, also if the agent has done something else since."""
+        events = self._events.get(started.agent) or self._left.get(started.agent, {})
+        recorded = events.get(_place_of(started))
         return recorded is not None and _same_call(recorded, started)
 
     def take_outcome(self, started: Event) -> Event | None:
@@ -217,8 +221,7 @@ class RecordedRun:
         self.outcomes_left -= 1
         if isinstance(started, DecisionRequested) and not _decides(found.event, started):
             return None
-        intent = self._events.get(started.agent, {}).get(_place_of(started))
-        if intent is not None and not _same_call(intent, started):
+        if found.intent is not None and not _same_call(found.intent, started):
             return None  # the agent makes another call in this place now
         self.elapsed = found.elapsed
         return found.event
