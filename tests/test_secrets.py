@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from closeout import Agent, Event, File, RunContext, Secret, ToolFinished, ToolOutput, tool
+from closeout import Agent, Event, File, RunContext, Secret, ToolFinished, ToolOutput, ToolPolicy, tool
 from closeout.errors import ConfigError, ToolError, UsageError
 from closeout.journal.store import close_stores
 from closeout.testing import ScriptedClient, answer, call
 from closeout.tools.secrets import Secrets
+from closeout.tools.tool import ModelTool
 
 VALUE = 'tök"en/9f&86 d0+81'
 SAFE = "tok-9f86d081884c"
@@ -417,6 +418,21 @@ async def test_no_agent_of_a_run_reveals_the_secret_of_another(tmp_path: Path, l
     assert SAFE not in repr(other.requests) + repr(model.requests) + repr(caught) + repr(result)
     close_stores()
     assert SAFE.encode() not in everything_written(tmp_path)
+
+
+def test_a_page_that_a_model_reads_for_a_tool_has_the_name_of_a_secret():
+    def make(ask: object) -> object:
+        async def read(topic: str) -> str:
+            return "".join([reply async for reply in ask([f"The page says {SAFE}."])])
+
+        return read
+
+    model = ScriptedClient([call("read", topic="x"), "a summary", answer("done")])
+    agent = Agent(
+        model, [ModelTool(make, policy=ToolPolicy(read_only=True)), greet], secrets=[Secret("k", SAFE, tools=["greet"])]
+    )
+    assert agent.run_sync("Read.").answer == "done"
+    assert "The page says secret:k." in str(model.requests[1].messages[-1].content)
 
 
 def test_a_value_has_the_name_by_which_the_agent_knows_it_and_is_hidden_as_a_whole():
