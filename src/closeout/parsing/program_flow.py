@@ -27,17 +27,18 @@ MAX_STEPS = 300_000  # expressions and statements that are looked at, in all rou
 # Built-in functions that return a new plain value, or nothing.
 _PLAIN = frozenset({
     "abs", "all", "any", "bool", "chr", "divmod", "float", "format", "hash", "int", "isinstance", "len", "ord", "pow",
-    "print", "range", "repr", "round", "str", "sum",
+    "print", "range", "repr", "round", "str",
 })  # fmt: skip
 # Those whose result may contain their arguments. None of them changes an argument.
 _LAZY = frozenset({"enumerate", "filter", "map", "reversed", "zip"})
-_BUILDING = frozenset({"dict", "frozenset", "list", "max", "min", "set", "sorted", "tuple"})
+_BUILDING = frozenset({"dict", "frozenset", "list", "max", "min", "set", "sorted", "sum", "tuple"})
 _CONSUMERS = frozenset({"extend", "join", "update"})  # methods that use up an iterator at once
 _KNOWN = _PLAIN | _LAZY | _BUILDING
 _ERRORS = frozenset(
     name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)
 )
-_MODULES = frozenset({"datetime", "json", "math", "random", "re", "time", "typing"})
+# Modules without a state of their own: what was done with them before makes no difference.
+_MODULES = frozenset({"datetime", "json", "math", "re", "time", "typing"})
 _JOINING = (
     ast.BinOp, ast.UnaryOp, ast.JoinedStr, ast.FormattedValue, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Subscript,
     ast.Slice, ast.Attribute, ast.Starred,
@@ -109,6 +110,7 @@ class ProgramFlow:
         self._last = ""
         self._functions: dict[str, tuple[ast.FunctionDef, _FunctionScope]] = {}
         self._bound: set[str] = set()
+        self._variables: set[str] = set()  # all names that are bound otherwise than by defining a function
         self._modules: set[str] = set()
         self._values: defaultdict[str, _Labels] = defaultdict(frozenset)
         self._above: dict[str, str] = {}  # variables that may share a value, as a forest
@@ -190,12 +192,14 @@ class ProgramFlow:
                 if name in _KNOWN or name in _ERRORS or self._is_host(name) or name in _MODULES:
                     raise _NotUnderstood
                 self._bound.add(name)
+                if not isinstance(node, ast.FunctionDef):
+                    self._variables.add(name)
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self._import(node)
         for node in tree.body:
             if isinstance(node, ast.FunctionDef):
                 self._define(node)
-        if self._modules & self._bound:
+        if self._modules & self._bound or self._variables & self._functions.keys():
             raise _NotUnderstood
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         inner = {id(each) for function in functions for each in ast.walk(function)}
@@ -229,10 +233,11 @@ class ProgramFlow:
         if node.name in self._functions or node.decorator_list:
             raise _NotUnderstood
         local = {each.arg for each in _parameters(node.args)}
+        elsewhere = {id(each) for inner in ast.walk(node) for part in _own_scopes(inner) for each in ast.walk(part)}
         for inner in ast.walk(node):
             if isinstance(inner, ast.FunctionDef) and inner is not node:
                 raise _NotUnderstood
-            if inner is not node:
+            if inner is not node and id(inner) not in elsewhere:
                 local.update(_names_bound(inner))
         self._functions[node.name] = node, _FunctionScope(f"{node.name}.", frozenset(local))
 
@@ -406,9 +411,8 @@ class ProgramFlow:
         if node.name not in self._functions or pc:
             raise _NotUnderstood
         for each in (*arguments.defaults, *filter(None, arguments.kw_defaults)):
-            labels = self._value(_not_lazy(each), pc)
-            for parameter in _parameters(arguments):
-                self._add(f"{node.name}.{parameter.arg}", labels)
+            if any(isinstance(part, ast.Name | ast.Lambda) for part in ast.walk(each)):
+                raise _NotUnderstood  # it shares a value with the function
 
     def _bind(self, targets: Iterable[ast.expr], value: ast.expr, pc: _Labels) -> None:
         labels = self._value(_not_lazy(value), pc)
@@ -424,8 +428,6 @@ class ProgramFlow:
                     self._assign(item, labels, pc)
             case ast.Starred(value=value):
                 self._assign(value, labels, pc)
-            case ast.Attribute(value=value):
-                self._change([value], labels | pc | self._value(value, pc))
             case ast.Subscript(value=value, slice=index):
                 self._change([value], labels | pc | self._value(value, pc) | self._value(index, pc))
             case _:
@@ -463,16 +465,17 @@ class ProgramFlow:
         self._block(node.finalbody, pc)
 
     def _raises(self, node: ast.AST) -> _Labels:
-        """The labels of what may decide whether a statement, or an expression, raises."""
+        """The labels of what may decide whether a statement, or an expression, raises.
+
+        A call of the host may fail for what was done before: it can be a duplicate.
+        """
         found: _Labels = _NONE
         for each in ast.walk(node):
             match each:
-                case ast.Name(id=name) if name in self._functions:
+                case ast.Name(id=name) if name in self._functions or self._is_host(name):
                     return self._everything
                 case ast.Name(id=name) if name in self._bound:
                     found |= self._values[self._key(name)]
-                case ast.Name(id=name) if self._is_host(name):
-                    found |= self._host_labels(name) or _NONE
                 case ast.For() | ast.While():
                     found |= self._loops.get(id(each), _NONE)
                 case _:
@@ -509,8 +512,6 @@ class ProgramFlow:
                 labels = self._value(_not_lazy(value), pc)
                 self._assign(target, labels, pc)
                 return labels | pc
-            case ast.Lambda():
-                return self._lambda(node, pc, self._everything)
             case _ if isinstance(node, _COMPREHENSIONS):
                 return self._comprehension(node, pc)
             case _ if isinstance(node, _JOINING):
@@ -566,6 +567,8 @@ class ProgramFlow:
                 return self._own_call(node, *self._functions[name], pc)
             if name not in _KNOWN and name not in _ERRORS and name not in self._modules:
                 raise _NotUnderstood
+            if not all(map(self._changes_nothing, _functions_given(name, node))):
+                raise _NotUnderstood
             labels = self._arguments(node, pc, _NONE, lazy=name in _KNOWN)
             if name in self._outputs:
                 self._show(labels | pc)
@@ -578,6 +581,14 @@ class ProgramFlow:
         labels |= self._arguments(node, pc, labels, lazy=function.attr in _CONSUMERS)
         self._change([node], labels | pc)
         return labels
+
+    def _changes_nothing(self, function: ast.expr) -> bool:
+        """Return whether a function that is passed to a built-in one is followed, or changes no variable."""
+        if isinstance(function, ast.Attribute):  # json.loads, str.upper
+            function = function.value
+        return isinstance(function, ast.Lambda | ast.Constant) or (
+            isinstance(function, ast.Name) and function.id not in self._bound
+        )
 
     def _arguments(self, node: ast.Call, pc: _Labels, labels: _Labels, *, lazy: bool) -> _Labels:
         """The labels of all arguments of a call that may call the functions among them."""
@@ -652,6 +663,18 @@ def _names_bound(node: ast.AST) -> Iterator[str]:
             raise _NotUnderstood
         case _:
             pass
+
+
+def _own_scopes(node: ast.AST) -> list[ast.AST]:
+    """The parts of an expression whose names exist only in it: a function may have a global of the same name."""
+    if isinstance(node, ast.Lambda):
+        return [*_parameters(node.args)]
+    return [node.target] if isinstance(node, ast.comprehension) else []
+
+
+def _functions_given(name: str, node: ast.Call) -> list[ast.expr]:
+    """The arguments of a call of a built-in function that it calls in turn."""
+    return [*node.args[: name in ("filter", "map")], *(each.value for each in node.keywords if each.arg == "key")]
 
 
 def _parameters(arguments: ast.arguments) -> list[ast.arg]:

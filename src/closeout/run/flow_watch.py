@@ -77,7 +77,12 @@ class FlowWatch:
     @property
     def top(self) -> Labels:
         """The labels of a value of which nothing is known: all that were read."""
-        return frozenset(self._everything) | {UNTRUSTED}
+        return self.everything | {UNTRUSTED}
+
+    @property
+    def everything(self) -> Labels:
+        """The labels of all that was read in the run."""
+        return frozenset(self._everything)
 
     @property
     def conversation(self) -> Labels:
@@ -87,7 +92,7 @@ class FlowWatch:
     def labels_of(self, tool: ToolSpec) -> Labels:
         """Return the labels of a tool's results, whatever it is called with."""
         if tool.policy.returns == "read":
-            return frozenset(self._everything)
+            return self.everything
         if tool.policy.returns == "below":
             return self.top
         return frozenset[str]().union(*(flow.labels_of(tool) for flow in self._rules))

@@ -164,9 +164,11 @@ class Programs:
         return [(ToolCall(spec.name, server_name=spec.server_name), labels_at(site, spec)) for spec, site in found]
 
     def _labels_of(self, flow: FlowWatch, name: str) -> Labels | None:
-        """Return the labels of the results of a function, None if programs have no such function."""
+        """Return the labels of the results of a function, None if that is not known before it is called."""
         spec = self._functions.get(name)
-        return flow.labels_of(spec) if spec is not None else frozenset() if name == FINAL_ANSWER else None
+        if spec is None:
+            return frozenset() if name == FINAL_ANSWER else None
+        return None if spec.policy.returns in ("read", "below") else flow.labels_of(spec)
 
     async def __aenter__(self) -> Programs:
         token = _current.set(self)
@@ -223,8 +225,10 @@ class Programs:
             flow=self._flow,
         )
         await execution.run(code)
-        if scope.flow is not None and self._flow is not None and not execution.failed:
-            scope.flow.shown(f"{scope.path}/{scope.handle}", self._flow.shown)
+        if scope.flow is not None and self._flow is not None and execution.began:
+            # An error may repeat any value, also one that an earlier program has read.
+            shown = scope.flow.everything if execution.failed else self._flow.shown
+            scope.flow.shown(f"{scope.path}/{scope.handle}", shown)
         for repair in execution.repairs:
             below.journal.append(
                 Repaired(below.path, 0, repair.kind, where=repair.where, before=repair.before, after=repair.after)

@@ -132,6 +132,7 @@ class ProgramExecution:
         flow: ProgramFlow | None = None,
     ) -> None:
         self.repairs: list[Repair] = []
+        self.began = False  # it was not refused before it ran
         self._sandbox = sandbox
         self._functions = functions
         self._call = call
@@ -256,12 +257,22 @@ class ProgramExecution:
         return await self._fed(session, code, unchecked=True)
 
     async def _fed(self, session: AsyncMontySession, code: str, unchecked: bool) -> AsyncSnapshot:
-        snapshot: Any = await session.feed_start(code, print_callback=self._printed, skip_type_check=unchecked)
+        from pydantic_monty import MontyRuntimeError
+
+        try:
+            snapshot: Any = await session.feed_start(code, print_callback=self._printed, skip_type_check=unchecked)
+        except MontyRuntimeError:  # before its first call
+            self._note_flow(code)
+            raise
         while getattr(snapshot, "function_name", "") == "import_stubs":  # the type checker asks for other modules
             snapshot = await snapshot.resume({"return_value": {}})
+        self._note_flow(code)
+        return snapshot
+
+    def _note_flow(self, code: str) -> None:
+        self.began = True
         if self._flow is not None:
             self._flow.feed(code)
-        return snapshot
 
     def _certain(self, diagnostics: str) -> list[_Finding]:
         found = [

@@ -1,0 +1,402 @@
+"""Programs in which untrusted text tries to choose an effect, or its argument: each such call must be guarded."""
+
+from __future__ import annotations
+
+import json
+
+from closeout import Agent, Flow, tool
+from closeout.journal import events as ev
+from closeout.testing import RequestView, ScriptedClient, Turn, answer
+
+# By name, a program, or several with a line of dashes between them. `page` returns "yes" in one run and "7" in another.
+ATTACKS = {
+    "break": """
+for each in ["a", "b"]:
+    if page() == "yes":
+        break
+    send(each)
+""",
+    "what follows a break inside the loop": """
+x = "a"
+for each in ["1", "2"]:
+    send(x)
+    if page() == "yes":
+        break
+    x = "b"
+""",
+    "continue": """
+for each in ["a", "b"]:
+    if page() == "yes":
+        continue
+    send(each)
+""",
+    "else of a while": """
+p, i = page(), 0
+while i < 1:
+    i += 1
+    if p == "yes":
+        break
+else:
+    send("a")
+""",
+    "else of a for": """
+p = page()
+for each in [1]:
+    if p == "yes":
+        break
+else:
+    send("a")
+""",
+    "return in a loop": """
+def act(p):
+    for each in ["a", "b"]:
+        send(each)
+        if p == "yes":
+            return
+act(page())
+""",
+    "value by branch": """
+def choose(p):
+    if p == "yes":
+        return "a"
+    return "b"
+send(choose(page()))
+""",
+    "handler": """
+try:
+    int(page())
+except ValueError:
+    send("a")
+""",
+    "after what can fail": """
+p = page()
+try:
+    int(p)
+    send("a")
+except ValueError:
+    pass
+""",
+    "assigned after what can fail": """
+x, p = "a", page()
+try:
+    int(p)
+    x = "b"
+except ValueError:
+    pass
+send(x)
+""",
+    "assigned in a loop that can fail": """
+x, p = "a", page()
+try:
+    for each in [1]:
+        int(p)
+        x = "b"
+except ValueError:
+    pass
+send(x)
+""",
+    "return in finally": """
+def act(p):
+    x = ["a"]
+    try:
+        int(p)
+        x.append("b")
+    finally:
+        return x
+send(act(page())[-1])
+""",
+    "raise of a helper that notes it first": """
+notes = ["a"]
+def check(p):
+    int(p)
+    notes.append("b")
+try:
+    check(page())
+except ValueError:
+    pass
+send(notes[-1])
+""",
+    "text of an error": """
+try:
+    int(page() + "x")
+except ValueError as problem:
+    send(str(problem))
+""",
+    "a call that was already made": """
+if page() == "yes":
+    send("a")
+try:
+    send("a")
+    x = "b"
+except RuntimeError:
+    x = "c"
+send(x)
+""",
+    "index that is missing": """
+p = page()
+try:
+    ["a", "b", "c", "d"][len(p)]
+    send("a")
+except IndexError:
+    pass
+send("b" if len(p) == 1 else "c")
+""",
+    "list in a list": """
+inner = []
+outer = [inner]
+outer[0].append(page())
+send(inner[0])
+""",
+    "setdefault": """
+mine, table = [], {}
+table.setdefault("k", mine).append(page())
+send(mine[0])
+""",
+    "value of a table": """
+mine = []
+table = {"k": mine}
+for _, each in table.items():
+    each.append(page())
+send(mine[0])
+""",
+    "default argument": """
+kept = []
+def keep(p, into=kept):
+    into.append(p)
+keep(page())
+send(kept[0])
+""",
+    "default argument that lasts": """
+def keep(p, into=[]):
+    into.append(p)
+    return into
+first = keep("a")
+keep(page())
+send(first[-1])
+""",
+    "nonlocal": """
+def outer(p):
+    x = "a"
+    def inner():
+        nonlocal x
+        x = p
+    inner()
+    return x
+send(outer(page()))
+""",
+    "added in place": """
+a = []
+b = a
+a += [page()]
+send(b[0])
+""",
+    "sum of lists": """
+a = []
+b = sum([[a]], [])
+b[0].append(page())
+send(a[0])
+""",
+    "zip": """
+a = []
+for x, y in zip([a], [page()]):
+    x.append(y)
+send(a[0])
+""",
+    "enumerate": """
+last = 0
+for i, each in enumerate(page()):
+    last = i
+send(str(last))
+""",
+    "key that changes": """
+p, a = page(), []
+max([a, a], key=lambda x: [x.append(p), 1][1])
+send(a[0])
+""",
+    "lambda with a name": """
+p, a = page(), []
+add = lambda x: x.append(p)
+list(map(add, [a]))
+send(a[0])
+""",
+    "lambda as a key with a name": """
+p, a = page(), []
+add = lambda x: [x.append(p), 1][1]
+a2 = sorted([a, a], key=add)
+send(a[0])
+""",
+    "parameter named like a function": """
+def g():
+    return "a"
+def act(g):
+    send(g())
+p = page()
+act(lambda: p)
+""",
+    "built-in with another meaning": """
+p = page()
+def len(x):
+    return p
+send(str(len("abc")))
+""",
+    "name of a comprehension": """
+x = page()
+def act():
+    others = [x for x in ["a"]]
+    send(x)
+act()
+""",
+    "parameter of a lambda": """
+x = page()
+def act():
+    others = sorted(["a"], key=lambda x: x)
+    send(x)
+act()
+""",
+    "condition of a comprehension": """
+p = page()
+send(str(len([x for x in [1, 2] if p == "yes"])))
+""",
+    "generator": """
+p = page()
+for each in (x for x in ["a", "b"] if p == "yes"):
+    send(each)
+""",
+    "walrus": """
+if (x := page()) and len(x) == 3:
+    pass
+send(x)
+""",
+    "walrus that is not reached": """
+x = "a"
+page() == "yes" and (x := "b")
+send(x)
+""",
+    "ternary": """
+send("a" if page() == "yes" else "b")
+""",
+    "and": """
+page() == "yes" and send("a")
+""",
+    "formatted": """
+p = page()
+send(f"{p:>5}")
+send("{}".format(p))
+send("%s" % p)
+""",
+    "order of a table": """
+p, table = page(), {}
+table[p] = 1
+table["8"] = 2
+send(sorted(table)[0])
+""",
+    "recursion": """
+def count(p, n):
+    if not p:
+        return n
+    return count(p[1:], n + 1)
+send(str(count(page(), 0)))
+""",
+    "match": """
+match page():
+    case "yes":
+        send("a")
+    case _:
+        send("b")
+""",
+    "length of a list": """
+a = []
+for letter in page():
+    a.append(1)
+send(str(len(a)))
+""",
+    "random numbers": """
+import random
+random.seed(len(page()))
+send(str(random.random()))
+""",
+    "a later program": """
+p = page()
+kept = [p]
+---
+send(kept[0])
+""",
+    "a global that a later program fills": """
+kept = ["a"]
+def act():
+    send(kept[-1])
+---
+kept.append(page())
+---
+act()
+""",
+    "an error that repeats what an earlier program read": """
+p = page()
+---
+int(p + "x")
+---
+send(SAID)
+""",
+    "an error that an earlier reading decides": """
+p = page()
+---
+if p == "yes":
+    int("mallory")
+---
+send(SAID)
+""",
+}
+
+
+class Office:
+    """An agent whose model writes programs and repeats what they show it, with a page that it reads."""
+
+    def __init__(self, text: str, attack: str) -> None:
+        self.sent: set[str] = set()
+        self.unguarded: set[str] = set()
+        self.failed = False
+
+        @tool(read_only=True)
+        def page() -> str:
+            """Read the page."""
+            return text
+
+        @tool(returns="trusted")
+        def send(to: str, body: str = "") -> str:
+            """Send a mail."""
+            return "sent"
+
+        self._programs = [f"```python\n{each.strip()}\n```" for each in attack.split("---")]
+        self._agent = Agent(ScriptedClient(self._answer), tools=[page, send], flow=Flow(guard="allow"), dialect="code")
+
+    def _answer(self, view: RequestView) -> Turn:
+        if view.turn > len(self._programs):
+            return answer("Done.")
+        said = json.dumps(str(view.messages[-1]["content"]))
+        return Turn(text=self._programs[view.turn - 1].replace("SAID", said))
+
+    async def work(self) -> Office:
+        """Let the agent work, and note the calls with effects, and those among them that no rule would have stopped."""
+        found = [row.event for row in (await self._agent.run("Go.")).read_rows()]
+        guarded = {(each.agent, each.handle) for each in found if isinstance(each, ev.FlowDecided)}
+        for each in found:
+            if isinstance(each, ev.ToolStarted) and each.name == "send":
+                self.sent.add(each.arguments)
+                if (each.agent, each.handle) not in guarded:
+                    self.unguarded.add(each.arguments)
+            elif isinstance(each, ev.ToolFinished) and each.name == "run_program":
+                self.failed |= "ProgramError" in each.record
+        return self
+
+
+async def test_no_attack_chooses_a_call_that_is_not_guarded() -> None:
+    holes, harmless = [], []
+    for name, attack in ATTACKS.items():
+        one, other = await Office("yes", attack).work(), await Office("7", attack).work()
+        for each, against in ((one, other), (other, one)):
+            if not each.unguarded <= against.sent and not against.failed:
+                holes.append(name)
+        if one.sent == other.sent:
+            harmless.append(name)
+    assert holes == []
+    assert harmless == []
