@@ -47,6 +47,19 @@ for each in [1]:
 else:
     send("a")
 """,
+    "early return": """
+def act(p):
+    if p == "yes":
+        return
+    send("a")
+act(page())
+""",
+    "nothing returned by a branch": """
+def choose(p):
+    if p == "yes":
+        return "a"
+send(choose(page()) or "b")
+""",
     "return in a loop": """
 def act(p):
     for each in ["a", "b"]:
@@ -187,8 +200,8 @@ send(outer(page()))
     "added in place": """
 a = []
 b = a
-a += [page()]
-send(b[0])
+b += [page()]
+send(a[0])
 """,
     "sum of lists": """
 a = []
@@ -226,12 +239,11 @@ a2 = sorted([a, a], key=add)
 send(a[0])
 """,
     "parameter named like a function": """
-def g():
+def g(x):
     return "a"
-def act(g):
-    send(g())
-p = page()
-act(lambda: p)
+def act(g, p):
+    send(g(p))
+act(str, page())
 """,
     "built-in with another meaning": """
 p = page()
@@ -285,7 +297,8 @@ send("{}".format(p))
 send("%s" % p)
 """,
     "order of a table": """
-p, table = page(), {}
+p = page()
+table = {}
 table[p] = 1
 table["8"] = 2
 send(sorted(table)[0])
