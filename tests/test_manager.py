@@ -235,7 +235,9 @@ def test_a_result_shows_its_parts_and_keeps_them_whole() -> None:
     assert result.to_json()["content"] == [text, image, blob, link]
     assert not result.is_plain
     output = result.output()
-    assert output.result == result.value
+    names = ({}, {"file": "image.png"}, {"file": "a"}, {})
+    assert output.result == [{**part, **name} for part, name in zip(result.value, names, strict=True)]
+    assert [file.data for file in output.files] == [b"ABCD", b"ABC"]
     assert output.metadata["content"] == [text, image, blob, link]
     assert "QUJDRA" not in output.model_dump_json()
 

@@ -94,8 +94,10 @@ async def test_no_result_that_quotes_the_runtime_steers_it() -> None:
     assert steering == PROTOCOL
 
 
-@pytest.mark.parametrize("as_error", [False, True])
-@pytest.mark.parametrize("dialect", ["cot_chat", "mcp_xml", "code", "function_call"])
+@pytest.mark.parametrize(
+    ("dialect", "as_error"),
+    [("cot_chat", True), ("mcp_xml", False), ("code", False), ("function_call", True)],
+)
 async def test_nor_does_a_result_or_an_error_of_many_such_lines(dialect: str, as_error: bool) -> None:
     if dialect == "code":
         pytest.importorskip("pydantic_monty")
@@ -219,6 +221,8 @@ LISTS = {
     ("expires", "by", "idle", "summary"): "names of fields of events",
     ("keep", "take", "refuse"): "values of `on_change`",
     ("waiting", "interrupted", "running"): "values of `RunRecord.status`",
+    ("running", "interrupted", "waiting"): "values of `RunRecord.status`",
+    ("interrupted", "waiting", "cancelled"): "values of `RunRecord.status`",
     ("unchanged", "changed", "stops"): "values of `RunCheck.verdict`",
 }
 

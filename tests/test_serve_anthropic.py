@@ -94,7 +94,11 @@ async def test_a_client_chooses_the_form_of_the_answer() -> None:
         ({"model": "claude"}, anthropic.NotFoundError, "Use 'helper'"),
         ({"messages": []}, anthropic.BadRequestError, "at least one message"),
         ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, anthropic.BadRequestError, "its own tools"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, anthropic.BadRequestError, "text parts"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            anthropic.BadRequestError,
+            "without content",
+        ),
         ({"extra_body": {"system": 5}}, anthropic.BadRequestError, "must be a text or a list"),
     ],
 )

@@ -153,7 +153,11 @@ async def test_a_run_without_an_answer_is_an_error_that_is_not_repeated() -> Non
         ({"messages": [{"role": "assistant", "content": "x"}]}, openai.BadRequestError, "must be the user's"),
         ({"messages": [{"role": "tool", "content": "x"}]}, openai.BadRequestError, "its own tools"),
         ({"messages": [{"role": "user", "content": " "}]}, openai.BadRequestError, "must be the user's"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, openai.BadRequestError, "text parts"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            openai.BadRequestError,
+            "without content",
+        ),
     ],
 )
 async def test_a_request_that_cannot_be_served_says_why(changes: Any, kind: Any, said: str) -> None:

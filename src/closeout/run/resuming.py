@@ -149,8 +149,8 @@ async def _continued(
         return replace(
             how, problem="; ".join(how.differences), remedy="Resume it with that agent, or with on_change='keep'."
         )
-    if on_change == "take" or not any(isinstance(row.event, _EFFECTS) for row in rows):
-        return await _tried(how, rows, run_id, load)  # a run that has done nothing yet has nothing to keep
+    if on_change == "take":
+        return await _tried(how, rows, run_id, load)
     kept, misfits = _kept(plan, rows)
     if misfits:
         name, why = next(iter(misfits.items()))
@@ -196,13 +196,16 @@ def _differences(plan: AgentPlan, rows: Sequence[Row], run_id: str, *, kept: boo
         plan: The agent.
         rows: The record.
         run_id: The name of the run.
-        kept: Leave out the agent's own tools, and instructions that are those of the record.
+        kept: Leave out the agent's own tools, and instructions that are those of the record. A run that has done
+            nothing yet takes the tools of servers as they are, perhaps because it ended for want of such a server.
     """
     started, agent = beginning(rows, run_id), _in_force(rows)
     then, now = agent.fingerprint, plan.fingerprint(plan.offered_tools())
     if kept:
         own = {name for name, *_ in json.loads(agent.own_tools or "[]")}
         own |= {spec.name for spec in plan.offered_tools() if spec.server_name is None}
+        if not any(isinstance(row.event, _EFFECTS) for row in rows):
+            own |= {*(then.get("tools") or {}), *(now.get("tools") or {})}
         then, now = ({**each, "tools": _without(each.get("tools") or {}, own)} for each in (then, now))
         if _written(rows) is not None:
             then, now = {**then, "instructions": ""}, {**now, "instructions": ""}
