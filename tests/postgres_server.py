@@ -23,6 +23,12 @@ def program(name: str) -> str:
     return found or (str(places[-1]) if places else "")
 
 
+def _for_others() -> str:
+    """Return the folder for temporary files, or /tmp if other users cannot enter it."""
+    usual = Path(tempfile.gettempdir()).resolve()
+    return str(usual) if all(each.stat().st_mode & 0o001 for each in (usual, *usual.parents)) else "/tmp"
+
+
 class PostgresServer:
     """A server. As root it runs as another user, because PostgreSQL refuses to be root.
 
@@ -32,9 +38,10 @@ class PostgresServer:
 
     def __init__(self, *, fsync: str = "off") -> None:
         self._fsync = fsync
-        self.folder = Path(tempfile.mkdtemp(prefix="closeout-pg-"))
         self._as: dict[str, Any] = {}
-        if os.geteuid() == 0:
+        is_root = os.geteuid() == 0
+        self.folder = Path(tempfile.mkdtemp(prefix="closeout-pg-", dir=_for_others() if is_root else None))
+        if is_root:
             import pwd
 
             user = pwd.getpwnam("nobody")
