@@ -73,7 +73,8 @@ async def test_an_effect_after_untrusted_reading_asks_a_person_and_says_why(tmp_
     (pending,) = waiting.waiting
     assert pending.tool == "send"
     assert pending.reason == (
-        'send was decided after untrusted text was read; its argument to repeats "mallory@evil.example" from read_page (r1).'
+        "send was decided after untrusted text was read; "
+        'its argument to repeats "mallory@evil.example" from read_page (r1).'
     )
     (decided,) = events(waiting, ev.FlowDecided)
     assert (decided.handle, decided.decision, decided.labels) == ("r2", "ask", ("untrusted",))

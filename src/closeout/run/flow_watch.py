@@ -194,7 +194,8 @@ class FlowWatch:
                 if len(passage) > len(best):
                     best, where, argument = passage, source.title, name
         if best:
-            return f"{verdict.reason}; its argument {argument} repeats {json.dumps(best, ensure_ascii=False)} from {where}."
+            quoted = json.dumps(best, ensure_ascii=False)
+            return f"{verdict.reason}; its argument {argument} repeats {quoted} from {where}."
         if sources:
             return f"{verdict.reason}: {sources[0].title}."
         return f"{verdict.reason}."
