@@ -22,7 +22,7 @@ AnswerGrader: TypeAlias = "Callable[[str, str | None], bool | float]"
 
 @record(kw_only=True)
 class WhatIfReport:
-    """What a changed agent would have done on recorded runs. All estimates are candidate minus recorded run.
+    """The results of a changed agent on recorded runs. All estimates are candidate minus recorded run.
 
     Attributes:
         cases: The runs.
@@ -69,7 +69,7 @@ class WhatIfReport:
 
     @property
     def cost(self) -> float | None:
-        """What they cost in dollars, None if a price is unknown."""
+        """The cost in dollars, None if a price is unknown."""
         costs = [lane.cost for lane in self._lanes()]
         return None if None in costs else sum(cost or 0.0 for cost in costs)
 

@@ -297,7 +297,7 @@ def _decimal(value: Decimal) -> Any:
 
 
 def _file(value: File) -> dict[str, Any]:
-    """What a model is shown of a file."""
+    """The file as a model is shown it."""
     if (found := files_found.get()) is not None:
         found.append(value)
     return {"file": value.name, "media_type": value.media_type, "size": shown_size(value.size)}

@@ -28,7 +28,7 @@ log = logging.getLogger("closeout")
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """What a waiting run waits for, and the number of its record that says so."""
+    """The conditions of a waiting run, and the number of the event that states them."""
 
     version: int
     pending: tuple[PendingDecision, ...]

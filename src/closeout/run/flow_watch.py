@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -60,10 +61,8 @@ class FlowWatch:
         """Return the watch for an agent with rules of its own, which apply beside these."""
         if flow is None or flow in self._rules:
             return self
-        watch = FlowWatch((*self._rules, flow), self._begins_with)
-        watch._read, watch._given, watch._below = self._read, self._given, self._below
-        watch._everything, watch._sources = self._everything, self._sources
-        watch._planners, watch._plans = self._planners, self._plans
+        watch = copy(self)  # it shares what was read
+        watch._rules = (*self._rules, flow)
         return watch
 
     # -------------------------------------------------------------------------------------------- labels
@@ -187,12 +186,14 @@ class FlowWatch:
         wanted = labels.all
         sources = [source for source in reversed(self._sources) if source.labels & wanted]
         arguments = call.arguments if isinstance(call.arguments, Mapping) else {}
-        best, where, argument = "", "", ""
-        for name, text in _texts(arguments):
-            for source in sources:
-                passage = longest_passage(text, _text_of(source.record))
-                if len(passage) > len(best):
-                    best, where, argument = passage, source.title, name
+        texts = list(_texts(arguments))
+        best, first, where, argument = "", 0, "", ""
+        for source in sources if texts else ():
+            read = _text_of(source.record)
+            for place, (name, text) in enumerate(texts):
+                passage = longest_passage(text, read)
+                if (len(passage), first) > (len(best), place):  # of equal ones that of the first argument
+                    best, first, where, argument = passage, place, source.title, name
         if best:
             quoted = json.dumps(best, ensure_ascii=False)
             return f"{verdict.reason}; its argument {argument} repeats {quoted} from {where}."
@@ -241,15 +242,15 @@ def labels_of_events(events: Iterable[Event]) -> tuple[str, ...]:
 
 def _texts(arguments: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Yield the texts in arguments, each with the parameter that it is in."""
-    stack = [(name, value) for name, value in arguments.items()]
-    while stack:
-        name, value = stack.pop(0)
+    left = deque(arguments.items())
+    while left:
+        name, value = left.popleft()
         if isinstance(value, str):
             yield name, value
         elif isinstance(value, Mapping):
-            stack += [(name, each) for each in value.values()]
+            left.extend((name, each) for each in value.values())
         elif isinstance(value, list | tuple):
-            stack += [(name, each) for each in value]
+            left.extend((name, each) for each in value)
 
 
 def _text_of(record: str) -> str:

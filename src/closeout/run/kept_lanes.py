@@ -1,4 +1,4 @@
-"""What a what-if comparison keeps in the home: the lanes that were paid for or differ, so that it can be continued."""
+"""The lanes that a what-if comparison keeps in the home, so that it can be continued: those paid for, or different."""
 
 from __future__ import annotations
 

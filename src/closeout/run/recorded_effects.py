@@ -42,7 +42,7 @@ __all__ = ["CostLimit", "KnownTools", "RecordedEffects", "WhatIfJournal", "shown
 
 @dataclass
 class CostLimit:
-    """What the requests of many runs may cost together. Requests under way when it is reached may exceed it.
+    """The most that the requests of many runs may cost together. Requests under way when it is reached may exceed it.
 
     Attributes:
         limit: Dollars; None for no limit.
@@ -177,7 +177,7 @@ class RecordedEffects:
 
     @property
     def paid(self) -> RecordedEffects:
-        """What a kept lane paid for: its replies with a usage, and all results."""
+        """The effects that a kept lane paid for: its replies with a usage, and all results."""
         replies = {
             digest: deque(each for each in outcomes if Usage(**each.usage).requests)
             for digest, outcomes in self.replies.items()

@@ -27,12 +27,17 @@ __all__ = ["AgentWorker", "awaited_result"]
 
 log = logging.getLogger("closeout")
 
-LOOK_SECONDS = 0.5  # between two looks for runs. A lease that ends is no event
-REFUSED_SECONDS = 60.0  # until a run that could not be resumed is tried again
-FIRST_LOOK, LAST_LOOK = 0.05, 1.0  # seconds between two looks whether a run has ended: they grow
+# Seconds between two searches for runs. Workers poll because no event reports that a lease has ended.
+LOOK_SECONDS = 0.5
+# Seconds until a run that could not be resumed is tried again.
+REFUSED_SECONDS = 60.0
+# Seconds between two checks whether a run has ended, at first and at most.
+FIRST_LOOK, LAST_LOOK = 0.05, 1.0
 _NO_END = ("running", "interrupted", "waiting")
-_SERVED = "serve"  # in the origin of the runs of a server, which executes them itself and streams them
-_HANDED_OVER = "handed over "  # begins a note on a run that a stopping worker cancelled
+# The origin of a run has this key if a server began it. The server executes and streams such runs itself.
+_SERVED = "serve"
+# The prefix of a note on a run that a stopping worker cancelled.
+_HANDED_OVER = "handed over "
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ HEADERS_NOTE, CLIENT_NOTE = "headers", "client"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
-    """What a served run knows of the request that began it, also when it is resumed after a restart.
+    """The request that began a served run, also when the run is resumed after a restart.
 
     Attributes:
         run_id: The run.

@@ -1,4 +1,4 @@
-"""What the proxy has learned of its model server, and for which conversations it counts."""
+"""Lessons of the proxy about its model server, each for the conversation that taught it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ProxiedConversation:
 
 
 class Lessons(Generic[V]):
-    """What the server's errors and replies have taught in conversations, for those that continue them.
+    """The lessons of the server's errors and replies, for conversations that continue the one that taught them.
 
     An error may repeat a client's words, and a reply may be one that a client asked for. So a lesson counts only where
     the messages that brought it about are a part of the conversation, and only for a while.

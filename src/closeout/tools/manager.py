@@ -72,7 +72,7 @@ class _Route:
 
 @dataclass(slots=True)
 class _MadeCall:
-    """What `execute_tool_call` did for a run, before its dict left out what the run needs."""
+    """A call of `execute_tool_call` for a run, with what its dict leaves out."""
 
     manager: ToolManager
     progress: Progress | None = None

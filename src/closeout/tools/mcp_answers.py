@@ -37,16 +37,25 @@ if TYPE_CHECKING:
 
 __all__ = ["CallAnswers", "roots_of"]
 
-MAX_QUESTIONS = 20  # of one call
+# A server may ask this often during one call.
+MAX_QUESTIONS = 20
 MAX_ROUNDS = 30
-MAX_PROMPT = 200_000  # characters of what a server sends to the model at once
-MAX_REPLY = 8_192  # tokens of a reply to a server
-MAX_STOPS = 4  # the most that every vendor takes
-MAX_STATE = 100_000  # characters of a server's state that are recorded
-CANCEL_SECONDS = 3.0  # for a server to take note that nobody waits for a task
-POLL_LEAST, POLL_MOST = 0.1, 10.0  # seconds between two questions about a task
-STATE_SECONDS = 0.25  # before a call is made again for which a server wants nothing but time
-ALIVE_SECONDS = 5.0  # between two extensions of a call's deadline while an answer is being made
+# Characters that a server may send to the model at once.
+MAX_PROMPT = 200_000
+# Tokens of a reply to a server.
+MAX_REPLY = 8_192
+# Every vendor takes this many stop sequences.
+MAX_STOPS = 4
+# A longer state of a server, in characters, is not recorded.
+MAX_STATE = 100_000
+# Seconds to wait for a server to cancel a task.
+CANCEL_SECONDS = 3.0
+# Seconds between two requests for the state of a task.
+POLL_LEAST, POLL_MOST = 0.1, 10.0
+# Seconds before a call is repeated whose server needs time and no input.
+STATE_SECONDS = 0.25
+# Seconds between two extensions of a call's deadline while an answer is being made.
+ALIVE_SECONDS = 5.0
 ELICITATION = "elicitation/create"
 
 Answer = TypeVar("Answer")

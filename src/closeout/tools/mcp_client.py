@@ -66,7 +66,8 @@ MAX_PAGES = 200
 # Tools of one server; every request would carry them.
 MAX_TOOLS = 1_000
 MAX_DESCRIPTION = 10_000  # characters; every request carries it
-MAX_SCHEMA = 200_000  # characters of a tool's parameters
+# Characters that the parameters of a tool may take.
+MAX_SCHEMA = 200_000
 CLOSED = "Connection closed"  # the library's message
 SESSION_HEADER = "mcp-session-id"
 STDERR_KEPT = 4_000  # bytes of a server's error output that are kept for a message
@@ -75,7 +76,8 @@ STDERR_SHOWN = 600  # characters of it in a message
 MAX_EVENT_BYTES = 256_000_000
 LINES_SHOWN = 4
 CONNECT_SECONDS = 30.0
-USE_SECONDS = 60.0  # for what is not a call of a tool
+# Seconds that a request other than a call of a tool may take.
+USE_SECONDS = 60.0
 # Seconds that an event stream may be silent: a slow tool may be, and calls have their own deadlines.
 SILENCE_SECONDS = 86_400.0
 

@@ -208,7 +208,7 @@ def _choices(field: Any) -> list[Any]:
 
 
 def _titles(field: Any) -> list[str]:
-    """What the allowed values are called; empty without names."""
+    """The names of the allowed values; empty if they have none."""
     if not isinstance(field, Mapping):
         return []
     for key in ("oneOf", "anyOf"):

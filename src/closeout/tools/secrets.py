@@ -311,7 +311,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _addresses(text: str) -> Iterator[str]:
-    """What a library may take for an address in a text."""
+    """The parts of a text that a library may take for an address."""
     found = _SCHEME.findall(text)
     yield from found
     bare = _MARK.sub("", text).strip()

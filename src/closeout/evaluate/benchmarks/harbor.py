@@ -92,7 +92,7 @@ def _task(folder: Path) -> EvalTask:
 
 @dataclass(slots=True)
 class _Image:
-    """What a Dockerfile says, as far as it matters here."""
+    """The instructions of a Dockerfile that apply without Docker."""
 
     workdir: str = "/app"
     environment: dict[str, str] = field(default_factory=dict)
