@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drawn_cases import check_drawn
 from hostile_values import VALUES, Unreadable, broken
-from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from call_writers import WRITERS
@@ -264,18 +264,4 @@ def _errors_inside(home: Path, run_id: str) -> list[str]:
 
 def check(home: Path, cases: int, number: int) -> None:
     """Run so many cases, drawn with this seed. The smallest case that goes wrong is the AssertionError."""
-
-    @seed(number)
-    @settings(
-        max_examples=cases,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink),
-    )
-    @given(CASES)
-    def each(case: Case) -> None:
-        found = asyncio.run(problems(case, home))
-        assert not found, "\n".join(found)
-
-    each()
+    check_drawn(CASES, lambda case: asyncio.run(problems(case, home)), cases=cases, number=number)

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from drawn_cases import check_drawn
 from hypothesis import strategies as st
 from pydantic import create_model
 
@@ -260,18 +260,4 @@ def found_of(leak: Leak, home: Path) -> list[str]:
 def check(home: Path, cases: int, number: int) -> None:
     """Run so many cases, drawn with this seed. The smallest case that goes wrong is the AssertionError."""
     numbers = iter(range(10**9))
-
-    @seed(number)
-    @settings(
-        max_examples=cases,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink),
-    )
-    @given(LEAKS)
-    def each(leak: Leak) -> None:
-        found = found_of(leak, home / str(next(numbers)))
-        assert not found, "\n".join(found)
-
-    each()
+    check_drawn(LEAKS, lambda leak: found_of(leak, home / str(next(numbers))), cases=cases, number=number)
