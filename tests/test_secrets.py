@@ -420,6 +420,27 @@ async def test_no_agent_of_a_run_reveals_the_secret_of_another(tmp_path: Path, l
     assert SAFE.encode() not in everything_written(tmp_path)
 
 
+async def test_an_agent_that_continues_a_session_hides_the_secrets_of_the_one_before_it(tmp_path: Path):
+    @tool(on_crash="rerun")
+    def look() -> str:
+        return f"found {SAFE}"
+
+    other = Agent(ScriptedClient([answer("yes"), call("look"), answer("done")]), [look], name="other")
+    first = Agent(
+        ScriptedClient([call("transfer_to_other")]),
+        [greet],
+        handoffs=[other],
+        secrets=[Secret("k", SAFE, tools=["greet"])],
+        home=tmp_path,
+    )
+    session = first.session("talk")
+    assert (await session.run("Hand over.")).answer == "yes"
+    assert (await session.run("Look.")).answer == "done"
+    assert SAFE not in repr(session.messages)
+    close_stores()
+    assert SAFE.encode() not in everything_written(tmp_path)
+
+
 def test_a_page_that_a_model_reads_for_a_tool_has_the_name_of_a_secret():
     def make(ask: object) -> object:
         async def read(topic: str) -> str:

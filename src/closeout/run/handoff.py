@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from closeout.errors import ToolDefinitionError, ToolError, UsageError
@@ -130,6 +131,7 @@ def plan_after(plan: AgentPlan, names: Sequence[str]) -> AgentPlan:
     Raises:
         UsageError: An agent has no handoff of that name.
     """
+    predecessors: list[AgentPlan] = []
     for name in names:
         handoffs = handoffs_of(plan).values()
         found = next((each for each in handoffs if each.agent_name == name), None)
@@ -139,8 +141,9 @@ def plan_after(plan: AgentPlan, names: Sequence[str]) -> AgentPlan:
                 f"The conversation was handed over to {name!r}, but agent {plan.name!r} has no such handoff. "
                 f"It has: {known}. Pass handoffs=[…] as before."
             )
+        predecessors.append(plan)
         plan = successor_of(found, plan.stream, plan.deps)
-    return plan
+    return replace(plan, predecessors=tuple(predecessors)) if predecessors else plan
 
 
 def is_run_of(plan: AgentPlan, started: RunStarted) -> bool:

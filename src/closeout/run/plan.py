@@ -159,6 +159,7 @@ class AgentPlan:
     deps_type: Any = None
     deps: Any = None  # what the tools get as RunContext.deps; never recorded
     secrets: Secrets = NO_SECRETS
+    predecessors: tuple[AgentPlan, ...] = ()  # the agents that handed the conversation over in earlier runs
     clock: Callable[[], float] = wall_clock  # the clock of timers
     skills: Skills = NO_SKILLS
     version: str = ""  # as its author calls it

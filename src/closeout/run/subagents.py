@@ -117,8 +117,8 @@ def clients_of(plan: AgentPlan, depth: int = MAX_DEPTH) -> list[BaseClient]:
 
 
 def secrets_of(plan: AgentPlan) -> list[Secrets]:
-    """Return the secrets of an agent and of all that may work in its runs, without those that have none."""
-    plans, found = [plan], list[Secrets]()
+    """Return the secrets of an agent, of those before it and of all that may work in its runs, without empty ones."""
+    plans, found = [plan, *plan.predecessors], list[Secrets]()
     for each in plans:  # grows; agents may hand over to each other
         if each.secrets and all(each.secrets is not known for known in found):
             found.append(each.secrets)
