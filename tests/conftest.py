@@ -70,6 +70,7 @@ def database(postgres: PostgresServer, home: Path, monkeypatch: pytest.MonkeyPat
     assert isinstance(found, DatabaseHome)
     yield found
     close_stores()
+    close_ledgers()
     postgres.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
 
 

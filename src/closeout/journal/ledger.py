@@ -6,24 +6,29 @@ import os
 import secrets
 import sqlite3
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from closeout.budget_limits import NANO, BudgetLimit, Unit, period_start
-from closeout.errors import UsageError
+from closeout.errors import JournalError
 from closeout.homes import DatabaseHome, Home
-from closeout.journal.database import LOCK_SECONDS, empty_log, explained, make_folder, open_file, set_modes, transaction
-from closeout.journal.locks import RunLocks
+from closeout.journal.database import explained
+from closeout.journal.journal_database import SqlConnection, TakesRuns
+from closeout.journal.ledger_file import LEDGER_NAME, LedgerFile
+from closeout.journal.store import open_store
 
 __all__ = [
     "LEDGER_NAME",
     "Amount",
     "Ledger",
+    "LedgerDatabase",
     "Refusal",
     "Spent",
     "close_ledgers",
@@ -32,27 +37,56 @@ __all__ = [
     "spent_by_day",
 ]
 
-LEDGER_NAME = "budgets.sqlite3"
-LOCKS_FILE = "budgets.locks"
-KEPT_SECONDS = 7200  # counters of minutes and hours are kept this long
-VERSION = 1
+T = TypeVar("T")
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS counters (
-  key TEXT, period TEXT, start REAL, usd INTEGER, tokens INTEGER, requests INTEGER,
-  PRIMARY KEY (key, period, start)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS reservations (
-  key TEXT, request TEXT, process INTEGER, at REAL, usd INTEGER, tokens INTEGER, requests INTEGER,
-  PRIMARY KEY (key, request)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS reservations_by_request ON reservations (request);
-CREATE TABLE IF NOT EXISTS processes (last INTEGER);
+KEPT_SECONDS = 7200  # counters of minutes and hours are kept this long
+
+_SUMS = ", ".join(f"CAST(COALESCE(SUM({column}), 0) AS BIGINT)" for column in ("usd", "tokens", "requests"))
+# One statement, so that a request which is settled meanwhile is seen once.
+_USED = f"""
+SELECT 0, {_SUMS} FROM counters WHERE key = ? AND period = ? AND start >= ? AND start < ?
+UNION ALL SELECT 1, {_SUMS} FROM reservations WHERE key = ? AND at >= ? AND at < ?
+"""  # noqa: S608 - constants
+_USED_BY_DAY = """
+SELECT 0, key, start, usd, tokens, requests FROM counters WHERE period = 'day'
+UNION ALL SELECT 1, key, at, usd, tokens, requests FROM reservations
 """
-_SUMS = "COALESCE(SUM(usd), 0), COALESCE(SUM(tokens), 0), COALESCE(SUM(requests), 0)"
 _ADD = """
-INSERT INTO counters VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
-  usd = usd + excluded.usd, tokens = tokens + excluded.tokens, requests = requests + excluded.requests
+INSERT INTO counters VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key, period, start) DO UPDATE SET
+  usd = counters.usd + excluded.usd, tokens = counters.tokens + excluded.tokens,
+  requests = counters.requests + excluded.requests
 """
+_FORGET_OLD = "DELETE FROM counters WHERE key = ? AND period IN ('minute', 'hour') AND start < ?"
+_RESERVE = "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?)"
+_RESERVED = "SELECT key, at, usd, tokens, requests FROM reservations WHERE request = ? ORDER BY key"
+_RELEASE = "DELETE FROM reservations WHERE key = ? AND request = ?"
 _COUNTED = ("minute", "hour", "day")  # a month and all time are sums of days
+
+
+class LedgerDatabase(Protocol):
+    """A database that keeps a ledger: an SQLite file, or tables beside a journal in PostgreSQL.
+
+    Its methods may be called from any thread and raise JournalErrors.
+    """
+
+    @property
+    def locks(self) -> TakesRuns:
+        """The processes that are alive, by their numbers."""
+
+    def transact(self, act: Callable[[SqlConnection], T]) -> T:
+        """Call a function within a transaction. If the connection is cut, it is called again.
+
+        An earlier call may have been committed then.
+        """
+
+    def admit(self, db: SqlConnection, keys: Sequence[str]) -> float:
+        """Admit nobody else to any of these keys, sorted, until the transaction ends. Return the database's time."""
+
+    def wipe(self) -> None:
+        """Overwrite the bytes of what was deleted, unless the journal's `wipe` does so."""
+
+    def close(self) -> None:
+        """Close the database. The process counts as dead then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +109,13 @@ class Refusal:
     Attributes:
         limit: The limit that it would exceed.
         left: What is left of the limit, requests under way not counted.
-        until: When the period ends, in seconds since the epoch.
+        wait: Seconds until the period ends, by the clock of the database.
         pending: Whether it may fit once the requests under way have been settled.
     """
 
     limit: BudgetLimit
     left: int
-    until: float
+    wait: float
     pending: bool = False
 
 
@@ -107,182 +141,184 @@ class Spent:
 
 
 class Ledger:
-    """The budgets of a home, kept in an SQLite file of their own.
+    """The budgets of a home, kept in an SQLite file of their own, or in the home's database.
 
     A request is admitted only if its largest possible cost fits; that is reserved until the request is settled. What a
     dead process had reserved counts as spent: its requests may have been answered, and nobody knows.
 
     Args:
-        folder: The home.
-        clock: For tests.
+        home: The home.
+        clock: For tests. Otherwise the database's clock decides which day and minute it is.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        make_folder(folder, LEDGER_NAME)
-        self.path = folder / LEDGER_NAME
-        self.now = clock
-        self._guard = threading.Lock()
-        # Where an event loop has it called: another process may hold the file for a while.
+    def __init__(self, home: Home, clock: Callable[[], float] | None = None) -> None:
+        self.clock = clock
+        # Where an event loop has it called: another process may hold the database for a while.
         self.thread = ThreadPoolExecutor(1, "closeout-ledger")
-        with explained(self.path):
-            self._db = open_file(self.path, _prepare)
-        self._locks = RunLocks(folder / LOCKS_FILE)
-        with self._transaction() as db:
-            db.execute("UPDATE processes SET last = last + 1")
-            self._process = int(db.execute("SELECT last FROM processes").fetchone()[0])
+        self._owed: dict[str, Amount | None] = {}  # what is to be settled, by request
+        self._database = _database_of(home)
+        self._process = self._database.transact(_next_process)
         # Held until the process ends, however it ends: its reservations are alive while it is.
-        self._locks.take("of the ledger", self._process)
+        self._database.locks.take("of the ledger", self._process)
 
     def reserve(self, limits: Sequence[BudgetLimit], amount: Amount) -> str | Refusal:
         """Reserve the largest cost of a request for every key, or say which limit it would exceed.
 
         Returns:
             The id of the reservation, for `settle`.
+
+        Raises:
+            JournalError: The database cannot be reached or written, so nothing may be sent.
         """
-        now = self.now()
-        with self._transaction() as db:
-            refusals = self._refusals(db, limits, amount, now)
-            if any(refusal.pending for refusal in refusals) and self._settle_dead(db):
-                refusals = self._refusals(db, limits, amount, now)
-            if refusals:  # one that only waits for other requests is the last reason to name
-                return min(refusals, key=lambda refusal: (refusal.pending, refusal.limit.waits))
-            request = secrets.token_hex(8)
-            rows = [
-                (key, request, self._process, now, amount.usd, amount.tokens, amount.requests)
-                for key in sorted({limit.key for limit in limits})
-            ]
-            db.executemany("INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-            return request
+        found = self._reserve(limits, amount)
+        if isinstance(found, Refusal) and found.pending and self._settle_dead():
+            return self._reserve(limits, amount)
+        return found
 
     def settle(self, request: str, amount: Amount | None = None) -> None:
-        """Replace a reservation by what the request cost; None: by all that was reserved."""
-        with self._transaction() as db:
-            self._settle(db, request, amount)
+        """Replace a reservation by what the request cost; None: by all that was reserved.
+
+        If the database cannot be reached, that is done before the next reservation. Until then it counts in full.
+        """
+        self._owed[request] = amount
+        with suppress(JournalError):
+            self._settle_owed()
 
     def close(self) -> None:
-        """Close the file. What is still reserved counts as spent."""
+        """Close the database. What is still reserved counts as spent."""
         self.thread.shutdown()
-        self._locks.close()
-        self._db.close()
+        with suppress(JournalError):
+            self._settle_owed()
+        self._database.close()
 
     # ------------------------------------------------------------------------------------------ parts
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._guard, explained(self.path), transaction(self._db) as db:
-            yield db
+    def _reserve(self, limits: Sequence[BudgetLimit], amount: Amount) -> str | Refusal:
+        self._settle_owed()
+        request, tries = secrets.token_hex(8), count()
+        keys = sorted({limit.key for limit in limits})
 
-    def _refusals(
-        self, db: sqlite3.Connection, limits: Sequence[BudgetLimit], amount: Amount, now: float
-    ) -> list[Refusal]:
-        found = []
-        for limit in limits:
-            begin, end = limit.window(now)
-            period = limit.period if limit.period in ("minute", "hour") else "day"
-            counted = f"SELECT {_SUMS} FROM counters WHERE key = ? AND period = ? AND start >= ? AND start < ?"  # noqa: S608
-            spent = Amount(*db.execute(counted, (limit.key, period, begin, end)).fetchone()).of(limit.unit)
-            under_way = f"SELECT {_SUMS} FROM reservations WHERE key = ? AND at >= ? AND at < ?"  # noqa: S608
-            reserved = Amount(*db.execute(under_way, (limit.key, begin, end)).fetchone()).of(limit.unit)
-            asked = amount.of(limit.unit)
-            if spent + reserved + asked > limit.amount:
-                pending = spent + asked <= limit.amount
-                found.append(Refusal(limit, max(limit.amount - spent, 0), end, pending))
-        return found
+        def reserve(db: SqlConnection) -> str | Refusal:
+            now = self._database.admit(db, keys)
+            if self.clock is not None:
+                now = self.clock()
+            if next(tries) and db.execute(_RESERVED, (request,)).fetchone():
+                return request  # the connection was cut after it was committed
+            if refusals := _refusals(db, limits, amount, now):
+                # One that only waits for other requests is the last reason to name.
+                return min(refusals, key=lambda refusal: (refusal.pending, refusal.limit.waits))
+            cost = amount.usd, amount.tokens, amount.requests
+            db.executemany(_RESERVE, [(key, request, self._process, now, *cost) for key in keys])
+            return request
 
-    def _settle_dead(self, db: sqlite3.Connection) -> bool:
+        try:
+            return self._database.transact(reserve)
+        except JournalError:
+            self._owed[request] = Amount(requests=0)  # it may have been committed, and is not sent
+            raise
+
+    def _settle_owed(self) -> None:
+        for request, amount in [*self._owed.items()]:
+            self._database.transact(partial(_settle, request=request, amount=amount))
+            self._owed.pop(request, None)
+
+    def _settle_dead(self) -> bool:
         """Settle the reservations of dead processes at their full amount. Return whether there were any."""
-        rows = db.execute("SELECT DISTINCT request, process FROM reservations WHERE process != ?", (self._process,))
-        dead: dict[int, bool] = {}
-        settled = False
-        for request, process in rows.fetchall():
-            if process not in dead:
-                dead[process] = not self._locks.held_anywhere(process)
-            if dead[process]:
-                self._settle(db, request, None)
-                settled = True
-        return settled
-
-    def _settle(self, db: sqlite3.Connection, request: str, amount: Amount | None) -> None:
-        rows = db.execute(
-            "SELECT key, at, usd, tokens, requests FROM reservations WHERE request = ?", (request,)
-        ).fetchall()
-        for key, at, *reserved in rows:
-            spent = Amount(*reserved) if amount is None else amount
-            for period in _COUNTED:
-                start = period_start(period, at)
-                db.execute(_ADD, (key, period, start, spent.usd, spent.tokens, spent.requests))
-            db.execute(
-                "DELETE FROM counters WHERE key = ? AND period IN ('minute', 'hour') AND start < ?",
-                (key, self.now() - KEPT_SECONDS),
-            )
-        db.execute("DELETE FROM reservations WHERE request = ?", (request,))
+        rows: list[Any] = self._database.transact(
+            lambda db: db.execute(
+                "SELECT DISTINCT request, process FROM reservations WHERE process <> ?", (self._process,)
+            ).fetchall()
+        )
+        alive = self._database.locks.held_of(sorted({process for _, process in rows}))
+        dead = [request for request, process in rows if process not in alive]
+        for request in dead:
+            self._database.transact(partial(_settle, request=request, amount=None))
+        return bool(dead)
 
 
-def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    set_modes(db, path)
-    if db.execute("PRAGMA user_version").fetchone()[0] == VERSION:
-        return
-    with transaction(db):
-        for statement in _SCHEMA.split(";"):
-            db.execute(statement)
-        if db.execute("SELECT COUNT(*) FROM processes").fetchone()[0] == 0:
-            db.execute("INSERT INTO processes VALUES (0)")
-        db.execute(f"PRAGMA user_version={VERSION}")
+def _database_of(home: Home) -> LedgerDatabase:
+    if isinstance(home, DatabaseHome):
+        from closeout.journal.postgres_ledger import PostgresLedger
+
+        return PostgresLedger(home)
+    return LedgerFile(home)
+
+
+def _next_process(db: SqlConnection) -> int:
+    db.execute("UPDATE processes SET last = last + 1")
+    return int(db.execute("SELECT last FROM processes").fetchone()[0])
+
+
+def _refusals(db: SqlConnection, limits: Sequence[BudgetLimit], amount: Amount, now: float) -> list[Refusal]:
+    found = []
+    for limit in limits:
+        begin, end = limit.window(now)
+        period = limit.period if limit.period in ("minute", "hour") else "day"
+        used = db.execute(_USED, (limit.key, period, begin, end, limit.key, begin, end))
+        amounts = {kind: Amount(*sums).of(limit.unit) for kind, *sums in used}
+        spent, asked = amounts[0], amount.of(limit.unit)
+        if spent + amounts[1] + asked > limit.amount:
+            pending = spent + asked <= limit.amount
+            found.append(Refusal(limit, max(limit.amount - spent, 0), end - now, pending))
+    return found
+
+
+def _settle(db: SqlConnection, *, request: str, amount: Amount | None) -> None:
+    for key, at, *reserved in db.execute(_RESERVED, (request,)).fetchall():
+        if not db.execute(_RELEASE, (key, request)).rowcount:
+            continue  # another process, which took this one for dead, has settled it meanwhile
+        spent = Amount(*reserved) if amount is None else amount
+        cost = spent.usd, spent.tokens, spent.requests
+        db.executemany(_ADD, [(key, period, period_start(period, at), *cost) for period in _COUNTED])
+        db.execute(_FORGET_OLD, (key, at - KEPT_SECONDS))
 
 
 def spent_by_day(home: Home) -> list[Spent]:
     """Return what the keys of a home have spent, by day, and what is reserved. A home without budgets has nothing."""
-    if isinstance(home, DatabaseHome):
-        return []
-    path = home / LEDGER_NAME
-    if not path.exists():
-        return []
     found: dict[tuple[float, str], list[Amount]] = {}
-    with explained(path):
-        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        try:
-            for key, start, *amounts in db.execute(
-                "SELECT key, start, usd, tokens, requests FROM counters WHERE period = 'day'"
-            ):
-                found[start, key] = [Amount(*amounts), Amount(requests=0)]
-            for key, at, *amounts in db.execute("SELECT key, at, usd, tokens, requests FROM reservations"):
-                pair = found.setdefault((period_start("day", at), key), [Amount(requests=0), Amount(requests=0)])
-                sums = zip((pair[1].usd, pair[1].tokens, pair[1].requests), amounts, strict=True)
-                pair[1] = Amount(*(before + more for before, more in sums))
-        finally:
-            db.close()
+    for kind, key, at, *amounts in _read(home, _USED_BY_DAY):
+        pair = found.setdefault((period_start("day", at), key), [Amount(requests=0), Amount(requests=0)])
+        sums = zip((pair[kind].usd, pair[kind].tokens, pair[kind].requests), amounts, strict=True)
+        pair[kind] = Amount(*(before + more for before, more in sums))
     return [Spent(key, day, *pair) for (day, key), pair in sorted(found.items())]
 
 
+def _read(home: Home, statement: str) -> list[Any]:
+    if isinstance(home, DatabaseHome):
+        return open_store(home).query(statement)
+    path = home / LEDGER_NAME
+    if not path.exists():
+        return []
+    with explained(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        return db.execute(statement).fetchall()
+
+
 def forget_key(home: Home, key: str) -> None:
-    """Delete what a key has spent, overwriting its bytes. What is reserved by requests under way is forgotten, too.
+    """Delete what a key has spent. What is reserved by requests under way is forgotten, too.
+
+    In a file the bytes are overwritten; in a database the journal's `wipe` does so.
 
     Raises:
         JournalError: The ledger cannot be written.
     """
-    if isinstance(home, DatabaseHome):
-        return
-    path = home / LEDGER_NAME
-    with explained(path), closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as db:
-        db.execute("PRAGMA secure_delete=ON")
+
+    def forget(db: SqlConnection) -> None:
         db.execute("DELETE FROM counters WHERE key=?", (key,))
         db.execute("DELETE FROM reservations WHERE key=?", (key,))
-        empty_log(db, path)
+
+    with closing(_database_of(home)) as database:
+        database.transact(forget)
+        database.wipe()
 
 
-_ledgers: dict[tuple[int, str], Ledger] = {}
+_ledgers: dict[tuple[int, Home], Ledger] = {}
 _ledgers_lock = threading.Lock()
 
 
 def open_ledger(home: Home) -> Ledger:
-    """Return the process's ledger of a home. A child process after a fork gets its own.
-
-    Raises:
-        UsageError: The home is a database.
-    """
-    if isinstance(home, DatabaseHome):
-        raise UsageError("Budgets are kept in a home that is a folder, not yet in a database. Use max_cost per run.")
-    key = (os.getpid(), os.path.realpath(home))
+    """Return the process's ledger of a home. A child process after a fork gets its own. Raises JournalError."""
+    real = home if isinstance(home, DatabaseHome) else Path(os.path.realpath(home))
+    key = (os.getpid(), real)
     with _ledgers_lock:
         if key not in _ledgers:
             _ledgers[key] = Ledger(home)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +17,7 @@ from closeout.homes import DatabaseHome
 from closeout.journal.journal_database import MESSAGE_LOCK, SEQ_BITS, EventRow, RunUpdate, SqlConnection
 from closeout.journal.leases import RunLeases, SentCounts
 from closeout.journal.on_sqlite import references
-from closeout.journal.postgres_link import PATIENCE, PostgresLink, explained_postgres, is_cut
+from closeout.journal.postgres_link import PostgresLink, explained_postgres
 from closeout.journal.postgres_schema import prepare_schema
 
 if TYPE_CHECKING:
@@ -28,9 +27,19 @@ __all__ = ["PostgresJournal"]
 
 T = TypeVar("T")
 
-_TABLES = ("events", "bodies", "body_uses", "runs", "messages", "signals", "notes", "leases")
+_TABLES = (
+    "events",
+    "bodies",
+    "body_uses",
+    "runs",
+    "messages",
+    "signals",
+    "notes",
+    "leases",
+    "counters",
+    "reservations",
+)
 _TRIES = 5  # to write or delete bodies that others use at the same moment
-_BETWEEN = 0.1  # seconds
 _INSERT_EVENTS = "INSERT INTO events SELECT * FROM unnest(%s::bigint[], %s::bytea[], %s::bigint[])"
 _REPLACE = " ON CONFLICT (place) DO UPDATE SET body = excluded.body, crc = excluded.crc"
 _INSERT_BODIES = (
@@ -133,20 +142,11 @@ class PostgresJournal:
         """Repeat what failed because the connection was cut, or because others deleted bodies meanwhile."""
         import psycopg
 
-        give_up = time.monotonic() + PATIENCE
-        left = _TRIES
-        while True:
-            try:
-                return act()
-            except psycopg.errors.ForeignKeyViolation:
-                self._known.clear()
-                left -= 1
-                if not left:
-                    raise
-            except psycopg.OperationalError as error:
-                if not is_cut(error) or time.monotonic() > give_up:
-                    raise
-                time.sleep(_BETWEEN)
+        for _ in range(_TRIES - 1):
+            with suppress(psycopg.errors.ForeignKeyViolation):
+                return self._link.patiently(act)
+            self._known.clear()
+        return self._link.patiently(act)
 
     def _put(self, raw: Raw, rows: Sequence[EventRow], bodies: Mapping[bytes, list[bytes]], *, replace: bool) -> None:
         """Write rows with their bodies, and which run uses which body. Within a transaction."""

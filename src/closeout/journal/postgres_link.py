@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked, UsageError
 from closeout.homes import DatabaseHome
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE", "PostgresLink", "explained_postgres", "is_cut"]
 
+T = TypeVar("T")
+
 PATIENCE = 20.0  # seconds that a statement waits for a database that restarts, and for another one's lock
-_BETWEEN = 0.1  # seconds between two tries to connect
+_BETWEEN = 0.1  # seconds between two tries
 # A connection whose other end is gone must not stop a worker for hours.
 _NETWORK = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 
@@ -31,12 +33,14 @@ class PostgresLink:
     Args:
         home: The database.
         synced: Wait until a commit is on disk. Without it, a crash of the server may take back the last commits.
+        stopped: Seconds after which the server ends a transaction of a process that was stopped; None: a lease.
     """
 
-    def __init__(self, home: DatabaseHome, *, synced: bool = True) -> None:
+    def __init__(self, home: DatabaseHome, *, synced: bool = True, stopped: float | None = None) -> None:
         self.home = home
         self.lock = threading.RLock()
         self._synced = synced
+        self._stopped = stopped or home.lease
         self._raw: Raw | None = None
 
     def connect(self) -> Raw:
@@ -59,7 +63,7 @@ class PostgresLink:
             "search_path": self.home.schema,
             "lock_timeout": f"{PATIENCE:.0f}s",
             # A process that is stopped within a transaction must not keep its locks for longer than its leases.
-            "idle_in_transaction_session_timeout": f"{self.home.lease:.0f}s",
+            "idle_in_transaction_session_timeout": f"{self._stopped:.0f}s",
         }
         if not self._synced:
             settings["synchronous_commit"] = "off"
@@ -101,6 +105,19 @@ class PostgresLink:
                 if not is_cut(error):
                     raise
                 return self.execute(statement, values).fetchall()
+
+    def patiently(self, act: Callable[[], T]) -> T:
+        """Call a function, again while it fails because the connection was cut, for up to twenty seconds."""
+        import psycopg
+
+        give_up = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return act()
+            except psycopg.Error as error:
+                if not is_cut(error) or time.monotonic() > give_up:
+                    raise
+                time.sleep(_BETWEEN)
 
     @contextmanager
     def transaction(self) -> Iterator[Raw]:
@@ -156,10 +173,10 @@ def is_cut(error: BaseException) -> bool:
     """Return whether an error says that the connection is gone."""
     import psycopg
 
-    if not isinstance(error, psycopg.OperationalError):
+    if not isinstance(error, psycopg.Error):
         return False
     # Without a code it is libpq's. 08: connection; 57P: the server ends it; 25P03: idle for too long.
-    code = error.sqlstate or "08"
+    code = error.sqlstate or ("08" if isinstance(error, psycopg.OperationalError) else "")
     return code[:2] == "08" or code[:3] == "57P" or code == "25P03"
 
 

@@ -9,7 +9,9 @@ from closeout.errors import JournalError
 if TYPE_CHECKING:
     from closeout.journal.postgres_link import PostgresLink
 
-__all__ = ["prepare_schema"]
+__all__ = ["FIRST_PROCESS", "prepare_schema"]
+
+FIRST_PROCESS = 1 << 62  # numbers of the ledger's processes are above it, those of runs below
 
 # The statements that lead from each version to the next one. A version is never changed once it was released. A step
 # must leave tables that older workers can still use; otherwise it raises OLDEST to its own number.
@@ -34,6 +36,18 @@ _STEPS = (
     CREATE INDEX signals_open ON signals (run_id) WHERE received = 0;
     CREATE TABLE leases (run bigint PRIMARY KEY, token bigint NOT NULL, owner text NOT NULL, until timestamptz NOT NULL)
       WITH (fillfactor = 50);
+    """,
+    # The ledger, whose processes have leases as runs do.
+    """
+    CREATE TABLE counters (
+      key text COLLATE "C", period text COLLATE "C", start double precision, usd bigint NOT NULL,
+      tokens bigint NOT NULL, requests bigint NOT NULL, PRIMARY KEY (key, period, start));
+    CREATE TABLE reservations (
+      key text COLLATE "C", request text COLLATE "C", process bigint NOT NULL, at double precision NOT NULL,
+      usd bigint NOT NULL, tokens bigint NOT NULL, requests bigint NOT NULL, PRIMARY KEY (key, request));
+    CREATE INDEX reservations_by_request ON reservations (request);
+    CREATE TABLE processes (last bigint NOT NULL);
+    INSERT INTO processes VALUES (4611686018427387904);
     """,
 )
 VERSION = len(_STEPS)

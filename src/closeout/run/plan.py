@@ -155,7 +155,7 @@ class AgentPlan:
     search_budget: int | None = None  # tokens of tool definitions above which the model searches for tools
     overrides: Mapping[str, Any] = field(default_factory=dict)  # settings of this run only
     gate: RequestGate | None = None  # admits the requests to models
-    home: Callable[[], Home | None] = lambda: None  # the folder of the runs, whose ledger keeps the budgets
+    home: Callable[[], Home | None] = lambda: None  # the home of the runs, whose ledger keeps the budgets
     deps_type: Any = None
     deps: Any = None  # what the tools get as RunContext.deps; never recorded
     secrets: Secrets = NO_SECRETS
@@ -484,7 +484,7 @@ class Scope:
         state: The run's state, which every agent of the run shares: the state updates of tools, merged by key.
         handed: The agents that the conversation was handed over to, one after the other. Shared by the run's agents.
         gate: Admits the run's requests to models, those of sub-agents too. None admits all.
-        home: Returns the folder of the run, whose ledger keeps the budgets; None: it is kept in memory.
+        home: Returns the home of the run, whose ledger keeps the budgets; None: it is kept in memory.
         reserves: The budgets that the run's requests are charged to, those of sub-agents too; None without budgets.
         deps: What the tools get as `RunContext.deps`.
         stream_handler: The user's, or one that sends nothing.

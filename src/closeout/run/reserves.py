@@ -37,7 +37,7 @@ def open_reserves(
 
     Args:
         budget: The limits by key.
-        home: The folder whose ledger they are kept in.
+        home: The home whose ledger they are kept in.
         prices: The prices that the settings state.
 
     Raises:
@@ -179,7 +179,7 @@ class Reserves:
                 if not noted:
                     noted = True
                     note(f"The budget of {found.limit.key} ({found.limit}) is reached. Waiting for the next period.")
-                seconds = min(max(found.until - self._ledger.now(), FIRST_POLL), LONGEST_SLEEP)
+                seconds = min(max(found.wait, FIRST_POLL), LONGEST_SLEEP)
             left = seconds_left()
             if left is not None and left < seconds:
                 raise LimitReached("max_seconds", f"The run's time is over before {found.limit.key} has budget again.")
