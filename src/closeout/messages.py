@@ -243,8 +243,9 @@ class ToolPolicy:
     example: Literal["look_up", "compute"] | None = None
     needs_state: str | None = None  # a name that the run's state must have: before that, the tool is not offered
     # For runs with flow rules (`Flow`). None: results are untrusted; "below": the tool has no effects but the calls of
-    # an agent or a program below it; "read": it shows what the run has read before.
-    returns: Literal["trusted", "untrusted", "below", "read"] | None = None
+    # an agent or a program below it; "read": it shows what the run has read before; "files": it may show what the
+    # files of the run hold, so that to trust it is not to trust them.
+    returns: Literal["trusted", "untrusted", "below", "read", "files"] | None = None
     # "untrusted": the call may depend on untrusted text; "trusted": it may not, even if it only reads; or parameters
     # that may come from untrusted text. None: the call may depend on it only if it reads.
     allow: Literal["trusted", "untrusted"] | tuple[str, ...] | None = None

@@ -98,14 +98,20 @@ class ProgramFlow:
         labels_of: Returns the labels of the results of a function of the host, None if there is no such function.
         top: Returns the labels of a value of which nothing is known.
         outputs: The functions that show their arguments.
+        reads_files: Returns True for a function of the host that may return what earlier calls have left in files.
     """
 
     def __init__(
-        self, labels_of: Callable[[str], _Labels | None], top: Callable[[], _Labels], outputs: Iterable[str] = ()
+        self,
+        labels_of: Callable[[str], _Labels | None],
+        top: Callable[[], _Labels],
+        outputs: Iterable[str] = (),
+        reads_files: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self._host_labels = labels_of
         self._top = top
         self._outputs = frozenset(outputs) | {"print"}
+        self._reads_files = reads_files
         self._programs: list[tuple[ast.Module, list[int]]] = []
         self._last = ""
         self._functions: dict[str, tuple[ast.FunctionDef, _FunctionScope]] = {}
@@ -626,7 +632,8 @@ class ProgramFlow:
                 site.keywords[keyword.arg] = site.keywords.get(keyword.arg, _NONE) | found
         if name in self._outputs:
             self._show(labels | pc)
-        return labels | (self._host_labels(name) or _NONE)
+        left = self._everything if self._reads_files(name) else _NONE
+        return labels | left | (self._host_labels(name) or _NONE)
 
     def _own_call(self, node: ast.Call, function: ast.FunctionDef, scope: _FunctionScope, pc: _Labels) -> _Labels:
         """A call of a function of the programs: it may be called from several places, whose labels add up."""

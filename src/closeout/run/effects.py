@@ -603,6 +603,8 @@ class ToolCalls:
         flow = scope.flow
         if flow is not None:
             labels = _all_labelled(self._read, plan.call) if labels is None else labels
+            if served.policy.returns == "files":
+                labels = replace(labels, arguments={**labels.arguments, "files": flow.files})
             labels = flow.made_under(scope.path, replace(labels, tool=served))
             flow.given(f"{scope.path}/{handle}", labels.all)
         plan, denied = await self._permit(executor, plan, served, labels)
@@ -648,7 +650,7 @@ class ToolCalls:
         finished = await scope.journal.effect(started, outcome, interrupted=interrupted, below=self._count_recorded)
         assert isinstance(finished, ToolFinished)
         if flow is not None:
-            flow.note(scope.path, handle, served, finished)
+            flow.note(finished, served)
         if live:
             return plan, live[0]
         return plan, recorded_output(finished, scope.files.load)
@@ -757,6 +759,8 @@ class ToolCalls:
             output = ToolOutput.from_record(json.loads(event.record))
             self._scope.telemetry.record(output.telemetry)
             self._scope.update_state(output)
+            if self._scope.flow is not None:
+                self._scope.flow.note(event)
         for refused in refused_calls((event,)):
             self._scope.telemetry.record(refused)
         if isinstance(event, (ModelReplied, ModelFailed)) and event.usage:

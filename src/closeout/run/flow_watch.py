@@ -20,7 +20,7 @@ __all__ = ["FlowWatch", "flow_below", "labels_of_events", "labels_of_task", "wri
 
 MOST_SOURCES = 200  # the latest results in which a passage is looked for
 MAX_KEPT = 400_000  # characters of a result that are kept for that
-_IN_CALL = re.compile(r"/r\d+:")  # in the path of what a call started
+_IN_CALL = re.compile(r"/r\d+(?=:)")  # in the path of what a call started
 
 
 @record
@@ -53,6 +53,7 @@ class FlowWatch:
         self._given: dict[str, Labels] = {}  # call of an agent or a program → what it was made of
         self._below: defaultdict[str, set[str]] = defaultdict(set)  # call → labels of the results inside it
         self._everything = set(begins_with)
+        self._files = set(begins_with)  # labels of the files of the run
         self._sources: list[_LabelledText] = []
         self._planners: dict[str, Callable[[str], list[tuple[ToolCall, CallLabels]]]] = {}
         self._plans: dict[str, frozenset[str]] = {}  # programs that were approved, with the reasons that were named
@@ -84,9 +85,17 @@ class FlowWatch:
         return frozenset(self._everything)
 
     @property
+    def files(self) -> Labels:
+        """The labels of the files that any script of the run may read."""
+        return frozenset(self._files)
+
+    @property
     def conversation(self) -> Labels:
-        """The labels of what the agents of the conversation have read, without what happened inside their calls."""
-        return self._begins_with.union(*(read for agent, read in self._read.items() if not _IN_CALL.search(agent)))
+        """The labels of what the agents of the conversation have read, and of the files that it continues with.
+
+        What happened inside their calls is not counted, but for the files.
+        """
+        return self.files.union(*(read for agent, read in self._read.items() if not _call_above(agent)))
 
     def labels_of(self, tool: ToolSpec) -> Labels:
         """Return the labels of a tool's results, whatever it is called with."""
@@ -94,7 +103,8 @@ class FlowWatch:
             return self.everything
         if tool.policy.returns == "below":
             return self.top
-        return frozenset[str]().union(*(flow.labels_of(tool) for flow in self._rules))
+        own = frozenset[str]().union(*(flow.labels_of(tool) for flow in self._rules))
+        return own | self._files if tool.policy.returns == "files" else own
 
     def given(self, call: str, labels: Labels) -> None:
         """Note what the task of an agent, or a program, is made of. `call` is the path of the call that begins it."""
@@ -120,17 +130,27 @@ class FlowWatch:
             return labels.all | self._below.get(call, set())
         return labels.all | self.labels_of(tool)
 
-    def note(self, agent: str, handle: str, tool: ToolSpec, finished: ToolFinished) -> None:
-        """Note that an agent has read a result, which may be a recorded one."""
-        # Without labels the run was recorded before the agent had flow rules.
-        labels = frozenset(finished.labels) - {TRUSTED} if finished.labels else self.labels_of(tool)
+    def note(self, finished: ToolFinished, tool: ToolSpec | None = None) -> None:
+        """Note that an agent has read a result, which may be a recorded one.
+
+        Args:
+            finished: The result.
+            tool: The tool; None for a call inside a recorded one, which is not made again.
+        """
+        agent = finished.agent
+        if finished.labels:
+            labels = frozenset(finished.labels) - {TRUSTED}
+        else:  # the run was recorded before the agent had flow rules
+            labels = self.top if tool is None else self.labels_of(tool)
         if not labels:
             return
         self._read[agent] |= labels
         self._everything |= labels
-        if call := agent.rpartition(":")[0]:
+        if finished.files:
+            self._files |= labels
+        if call := _call_above(agent):
             self._below[call] |= labels
-        self._sources.append(_LabelledText(agent, handle, finished.name, labels, finished.record[:MAX_KEPT]))
+        self._sources.append(_LabelledText(agent, finished.handle, finished.name, labels, finished.record[:MAX_KEPT]))
         del self._sources[:-MOST_SOURCES]
 
     def shown(self, call: str, labels: Labels) -> None:
@@ -212,12 +232,13 @@ def flow_below(watch: FlowWatch | None, own: Flow | None) -> FlowWatch | None:
     return None if own is None else FlowWatch((own,), frozenset({UNTRUSTED}))
 
 
-def labels_of_task(flow: Flow, task: Task) -> Labels:
+def labels_of_task(rules: Sequence[Flow], task: Task) -> Labels:
     """Return the labels of what a run begins with."""
     labels = frozenset(task.labels) - {TRUSTED}
-    if task.earlier and not task.labels and not flow.trust_history:
+    if task.earlier and not task.labels and not all(flow.trust_history for flow in rules):
         labels |= {UNTRUSTED}
-    if (task.files or task.texts or task.images) and not flow.trust_files:
+    has_files = task.files or task.texts or task.images or (task.kept and not task.labels)
+    if has_files and not all(flow.trust_files for flow in rules):
         labels |= {UNTRUSTED}
     return labels
 
@@ -229,15 +250,26 @@ def written_labels(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def labels_of_events(events: Iterable[Event]) -> tuple[str, ...]:
-    """Return the labels of the conversation of a recorded run: what it began with and the results that it was shown.
+    """Return the labels of the conversation of a recorded run: see `FlowWatch.conversation`.
 
     Empty if the run kept no labels.
     """
     found: set[str] = set()
     for event in events:
-        if isinstance(event, RunStarted) or (isinstance(event, ToolFinished) and not _IN_CALL.search(event.agent)):
+        if isinstance(event, RunStarted) or (
+            isinstance(event, ToolFinished) and (event.files or not _call_above(event.agent))
+        ):
             found.update(event.labels)
     return written_labels(found) if found else ()
+
+
+def _call_above(agent: str) -> str:
+    """Return the path of the call that an agent or a program works for; empty for those of the conversation itself.
+
+    An agent that another one has handed over to works for the same call.
+    """
+    found = [match.end() for match in _IN_CALL.finditer(agent)]
+    return agent[: found[-1]] if found else ""
 
 
 def _texts(arguments: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

@@ -87,7 +87,7 @@ def new_started(plan: AgentPlan, task: Task) -> RunStarted:
         user=task.user,
         kept_files=tuple(file.to_dict() for file in task.kept),
         handed=task.handed,
-        labels=written_labels(labels_of_task(plan.flow, task)) if plan.flow is not None else (),
+        labels=written_labels(labels_of_task(plan.flows, task)) if plan.flows else (),
     )
 
 
@@ -140,7 +140,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Li
         stream_handler=stream or StreamHandler(),
         log=log,
         clock=plan.clock,
-        flow=None if plan.flow is None else FlowWatch((plan.flow,), labels_of_task(plan.flow, task)),
+        flow=FlowWatch(plan.flows, labels_of_task(plan.flows, task)) if plan.flows else None,
         secrets=secrets_of(plan),
     )
     scope.files.begin(task.kept)

@@ -166,6 +166,11 @@ class AgentPlan:
     on_change: OnChange = "keep"
     flow: Flow | None = None
 
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        """The flow rules of a run that begins with the agent: its own, and those of the agents before it."""
+        return tuple(each.flow for each in (*self.predecessors, self) if each.flow is not None)
+
     def overridden(self, overrides: Mapping[str, Any]) -> AgentPlan:
         """Return the plan with settings for one run, by the names in `OVERRIDES`. None leaves a setting as it is.
 

@@ -152,7 +152,9 @@ class Programs:
         self._functions: Mapping[str, ToolSpec] = {}
         self._flow: ProgramFlow | None = None
         if scope.flow is not None:
-            self._flow = ProgramFlow(partial(self._labels_of, scope.flow), lambda: _top_of(scope), (FINAL_ANSWER,))
+            self._flow = ProgramFlow(
+                partial(self._labels_of, scope.flow), lambda: _top_of(scope), (FINAL_ANSWER,), self._reads_files
+            )
             scope.flow.plan_with(scope.path, self._labelled_calls)
 
     def _labelled_calls(self, code: str) -> list[tuple[ToolCall, CallLabels]]:
@@ -169,6 +171,10 @@ class Programs:
         if spec is None:
             return frozenset() if name == FINAL_ANSWER else None
         return None if spec.policy.returns in ("read", "below") else flow.labels_of(spec)
+
+    def _reads_files(self, name: str) -> bool:
+        spec = self._functions.get(name)
+        return spec is not None and spec.policy.returns == "files"
 
     async def __aenter__(self) -> Programs:
         token = _current.set(self)

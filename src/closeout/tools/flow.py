@@ -196,7 +196,7 @@ class Flow:
             wrong = [name for name, each in labels.arguments.items() if UNTRUSTED in each and name not in allowed]
             if wrong:
                 return f"{tool.name} takes {' and '.join(wrong)} from untrusted text"
-        if tool.policy.only_reads and self.trusts(tool):
+        if tool.policy.only_reads and (tool.policy.returns == "read" or self.trusts(tool)):
             return ""
         may_have = {UNTRUSTED, *tool.policy.accepts, *tool.policy.labels}
         may_have.update(_entries(self.accepts, tool), _entries(self.labels, tool))

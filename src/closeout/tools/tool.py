@@ -312,7 +312,7 @@ def _tool_name(function: Callable[..., Any], name: str | None) -> str:
 
 _NAMES_OF_FIELDS = tuple(field.name for field in dataclasses.fields(ToolPolicy))
 _TUPLE_FIELDS = ("other_names", "replaces", "duplicate_key", "empty_at", "drop_keys")
-_RETURNS = (None, "trusted", "untrusted", "below", "read")
+_RETURNS = (None, "trusted", "untrusted", "below", "read", "files")
 
 
 def _policy(called: str, policy: ToolPolicy | None, fields: PolicyFields) -> ToolPolicy:

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ def python_tool(
             await asyncio.shield(run_in_thread(lambda: _remove(folder, lock)))
 
     run.reads_files = True
+    run.policy = replace(run.policy, returns="files")
     return run
 
 
