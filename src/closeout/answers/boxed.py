@@ -34,7 +34,7 @@ PLACEHOLDERS = frozenset(
         "your answer here",
     }
 )
-"""What models write into a box when they have no answer. Compared with the stripped content, as a whole."""
+"""Placeholders that models write into a box when they have no answer. Compared with the whole stripped content."""
 
 _START = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BRACED = re.compile(r"\\(?:boxed|fbox)\s*+\{")

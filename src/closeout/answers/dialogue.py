@@ -240,7 +240,7 @@ Dialogue: TypeAlias = Generator[ClosingRequest, tuple[LLMCallResult, History], O
 
 @dataclass(frozen=True, kw_only=True)
 class ClosingDialogue:
-    """What is asked of a model at the end of an attempt.
+    """The requests that close an attempt.
 
     Attributes:
         task: The task.

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 Problem = Literal["", "missing", "empty", "placeholder", "unreadable", "violation"]
-"""What is wrong with a reply. "missing": the form is not there, so that the answer may only lack its wrapper."""
+"""The defect of a reply, or "". With "missing" the form is absent, so the answer may only lack its wrapper."""
 
 _LONGEST_PROBLEM = 2_000  # characters that a request repeats of a problem
 _FENCED = re.compile(r"^[ \t]{0,3}(```|~~~)[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]{0,3}\1|\Z)", re.MULTILINE | re.DOTALL)

@@ -26,7 +26,7 @@ MAX_INSTRUCTIONS = 1_000_000  # characters of a file
 
 
 class Parts:
-    """What a section of the settings says of an agent, made on demand.
+    """The parts of an agent that a section of the settings describes, made on demand.
 
     Args:
         settings: The section.

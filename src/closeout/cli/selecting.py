@@ -20,7 +20,7 @@ STATUSES = ("answered", "unanswered", "failed", "cancelled", "interrupted", "run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """Which runs are meant. An empty field means any; if all are, what comparisons of the what-if lab kept is left out.
+    """A selection of runs. An empty field matches any; with no field set, runs of what-if comparisons are left out.
 
     Attributes:
         status: One of the statuses of a run.

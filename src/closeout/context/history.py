@@ -75,7 +75,7 @@ class History:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """What the user has sent to the running agent, oldest first."""
+        """The messages that the user sent to the running agent, oldest first."""
         return (*self._messages, *(message for step in self._steps for message in step.messages))
 
     def after(self, events: Iterable[Event]) -> Self:

@@ -236,7 +236,7 @@ class Journal:
 
     @property
     def store(self) -> Store | None:
-        """Where the run is kept, None if it is kept in memory."""
+        """The store that keeps the run, or None if it is in memory."""
         return self._store
 
     @property

@@ -75,7 +75,7 @@ class UsageSummary(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What a run's request has beside its messages and tools. `create_message` sends it along.
+    """The fields of a run's request beside its messages and tools. `create_message` sends them along.
 
     Attributes:
         options: Fields of ModelRequest.

@@ -176,7 +176,7 @@ def _read_generated(value: Any) -> ModelReply | None:
 
 
 class _RequestDigest:
-    """What a request has before a reply: its tools and, one by one, its messages."""
+    """A digest of a request's prompt: its tools and, one by one, its messages."""
 
     def __init__(self, request: ModelRequest) -> None:
         self._hash = hashlib.sha256(encode_json(tool_definitions(request.tools)))

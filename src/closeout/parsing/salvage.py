@@ -22,7 +22,7 @@ from closeout.parsing.reasoning import plain_content, split_reasoning
 __all__ = ["AMID_TEXT", "begins_quotation", "only_ends", "salvage"]
 
 AMID_TEXT = Defect("call_amid_text", "Your reply holds a call amid text. Send only the call to make it.", refuses=True)
-"""What is wrong with a call that the reply may only quote. A tool that only reads may still run."""
+"""The defect of a call that the reply may only quote. A read-only tool may still run."""
 
 _BETWEEN = 400  # characters between two calls
 _CONTEXT = 8 * _BETWEEN  # characters before a call in which an answer or an invented result is searched

@@ -94,7 +94,7 @@ class _Counting:
                 yield from self._meant(node[key])
 
     def _meant(self, reference: str) -> Iterator[Any]:
-        """What a reference may mean, whichever schema it is relative to."""
+        """Yield each schema that a reference may point to, whichever schema it is relative to."""
         base, _, place = reference.partition("#")
         if place and not place.startswith("/"):
             yield self._anchors.get(place)

@@ -100,7 +100,7 @@ class Session(Generic[Value]):
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """What the tools of earlier messages have kept with `ToolOutput(state_update={…})`, merged by key."""
+        """The state that tools of earlier messages kept with `ToolOutput(state_update={…})`, merged by key."""
         self._read(self.runs)
         return self._state
 

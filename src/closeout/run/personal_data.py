@@ -31,7 +31,7 @@ _BUSY = {"running": "being executed", "waiting": "waiting"}
 
 @record(kw_only=True)
 class PersonalData:
-    """What a home has of a person or of a session.
+    """The data of a person or of a session in a home.
 
     Attributes:
         user: The person; empty if a session was meant.

@@ -104,8 +104,8 @@ def wall_clock() -> float:
 
 
 OnChange: TypeAlias = Literal["keep", "take", "refuse"]
-"""What a recorded run does if the agent that resumes it has changed: it keeps the instructions and the tools that it
-began with, takes the new ones, or refuses."""
+"""The rule for a recorded run whose agent has changed: keep the instructions and tools that it began with, take the new
+ones, or refuse."""
 
 
 def check_on_change(value: Any) -> OnChange:

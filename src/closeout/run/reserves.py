@@ -256,7 +256,7 @@ class Reserves:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """What is reserved for one request, with the attempts that were made for it."""
+    """The reserve of one request, with the attempts that were made for it."""
 
     reserves: Reserves
     current: str

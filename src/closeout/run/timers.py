@@ -24,7 +24,7 @@ from closeout.run.waiting import decide, question_digest
 __all__ = ["CallWaits", "Memo"]
 
 Memo = dict[str, DecisionMade]
-"""What ended the waits of an agent in this process. A tool that is tried again must not wait a second time."""
+"""The decisions that ended an agent's waits in this process. A tool that is tried again must not wait a second time."""
 
 
 class CallWaits:

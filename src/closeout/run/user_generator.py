@@ -39,7 +39,7 @@ FALLBACK = ("handle_no_context_management_fallback", "handle_context_management_
 
 @dataclass(slots=True)
 class _Asked:
-    """What the generator is asking for: closing, or a turn whose request the loop has written.
+    """The current request of the generator: closing, or a turn whose request the loop has written.
 
     Attributes:
         info: What the requests are for.

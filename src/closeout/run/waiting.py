@@ -41,7 +41,7 @@ _ENDED = {"cancelled": "was cancelled", "failed": "failed"}
 
 @record(kw_only=True)
 class PendingDecision:
-    """What a run waits for: the approval of a call, the answer to a question, a time, or a signal.
+    """A decision that a run waits for: the approval of a call, the answer to a question, a time, or a signal.
 
     Attributes:
         id: Its name in the run: the handle of the call, "r3", or "r4:clerk/r2" for a call of the sub-agent in r4.

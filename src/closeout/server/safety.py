@@ -1,4 +1,4 @@
-"""Who may use a server: keys, and no web pages of others."""
+"""Access control of a server: keys, and no web pages of other origins."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Labels: TypeAlias = frozenset[str]
 """`"untrusted"` for text that nobody vouches for, and the names of who may have it."""
 
 Guard: TypeAlias = Literal["ask", "refuse", "allow"]
-"""What becomes of a call: a person decides, it is not made, or it is made."""
+"""The decision on a call: ask a person, refuse it, or allow it."""
 
 _STRICTEST: tuple[Guard, ...] = ("refuse", "ask", "allow")
 
