@@ -8,6 +8,8 @@ import pytest
 
 from closeout import Agent, Boxed, OneOf, Text, tool
 from closeout.journal import events as ev
+from closeout.models.openai import OpenAIClient
+from closeout.models.retry import RetryPolicy
 from closeout.testing import MISBEHAVIOURS, Misbehaviour, ScriptedClient, Turn, answer, call, say, serve_script
 
 LOOK = call("look_up", key="a")
@@ -172,10 +174,8 @@ async def test_a_call_in_another_form_is_still_found() -> None:
 async def test_every_fault_is_survived(kind: str, dialect: str) -> None:
     said = "Final Answer: 4711" if "cot" in dialect else "4711"
     async with serve_script([LOOK, say(said)], misbehave=[Misbehaviour(kind)], record=False) as server:
-        agent = Agent(
-            "openai:scripted", [look_up], dialect=dialect, base_url=server.base_url, api_key="k", home=False,
-            config={"llm": {"timeout": 5}},
-        )  # fmt: skip
+        client = OpenAIClient("scripted", server.base_url, retry=RetryPolicy(first_wait=0.001))
+        agent = Agent(client, [look_up], dialect=dialect, home=False, config={"llm": {"timeout": 5}})
         result = await agent.run("What is a?")
     assert (result.answer, result.status) == ("4711", "answered")
 
