@@ -7,13 +7,15 @@ import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli_process import here
 from closeout import Agent, RunContext, ToolOutput, delete_data, export_data, find_data, tool
 from closeout.errors import ConfigError, JournalLocked, UsageError
-from closeout.homes import Home
+from closeout.evaluate import what_if
+from closeout.homes import DatabaseHome, Home
 from closeout.journal.ledger import close_ledgers
 from closeout.journal.store import Store, close_stores, open_store
 from closeout.journal.text_search import SearchIndex
@@ -33,7 +35,7 @@ def look(key: str, context: RunContext) -> ToolOutput:
     return ToolOutput(result=f"[{key}] {SHARED}", state_update={"seen": context.user})
 
 
-def house(home: Path) -> Agent:
+def house(home: Home, **options: Any) -> Agent:
     clerk = Agent(ScriptedClient(lambda view: answer("ok") if "[" in view.text else call("look", key="k")), [look])
     tools = [look, clerk.as_tool("clerk", "Looks something up.")]
 
@@ -42,18 +44,34 @@ def house(home: Path) -> Agent:
             return answer(f"It is {view.question}.")
         return Turn(calls=[call("look", key="k"), call("clerk", task=view.question)])
 
-    return Agent(ScriptedClient(script), tools, home=home)
+    return Agent(ScriptedClient(script), tools, home=home, **options)
 
 
-def places_of(home: Path, text: str) -> list[str]:
-    """The files of a home whose bytes hold a text, as it is, or as JSON writes it."""
+def places_of(home: Home, text: str) -> list[str]:
+    """The files and tables of a home whose bytes hold a text, as it is, or as JSON writes it."""
     forms = {text.encode(), json.dumps(text)[1:-1].encode(), text.casefold().encode()}
-    return sorted(
-        path.name for path in home.rglob("*") if path.is_file() and any(form in path.read_bytes() for form in forms)
-    )
+    folder = home.folder if isinstance(home, DatabaseHome) else home
+    found = [
+        path.name for path in folder.rglob("*") if path.is_file() and any(form in path.read_bytes() for form in forms)
+    ]
+    if isinstance(home, DatabaseHome):
+        store = open_store(home)
+        tables = store.query("SELECT table_name FROM information_schema.tables WHERE table_schema=current_schema()")
+        written = [each for form in forms for each in (form.hex(), form.decode().replace("\\", "\\\\"))]
+        for (table,) in tables:
+            has = " OR ".join(["position(? IN t::text) > 0"] * len(written))
+            found += [table for _ in store.query(f"SELECT 1 FROM {table} AS t WHERE {has} LIMIT 1", written)]
+    return sorted(found)
 
 
-async def test_all_of_a_person_is_found_exported_and_deleted(home: Path, tmp_path: Path) -> None:
+def holds(home: Home, *tables: str) -> bool:
+    """Whether a home holds the secret, and if it is a database, in these tables."""
+    found = places_of(home, SECRET)
+    return bool(found) and (not isinstance(home, DatabaseHome) or set(tables) <= set(found))
+
+
+async def test_all_of_a_person_is_found_exported_and_deleted(any_home: Home, tmp_path: Path) -> None:
+    home = any_home
     agent = house(home)
     session = agent.session("ann-1", user="ann")
     await session.run(f"Where is the {LONG}?")
@@ -63,12 +81,17 @@ async def test_all_of_a_person_is_found_exported_and_deleted(home: Path, tmp_pat
     async for _ in agent.stream(f"Stream {SECRET}", user="ann"):
         pass
     await agent.run_many([{"task": f"Map {SECRET}", "user": "ann"}, {"task": "Find the rules", "user": "bob"}], key="m")
+    changed = house(home, instructions="Be quick.")  # the second one of the session names nobody
+    await what_if(changed, [first.run_id, "ann-1.2"], allow_read_only=True)
+    lanes = [run for run in open_store(home).runs() if run.run_id.endswith(".candidate")]
+    assert len(lanes) == 2
     kept = await agent.run("Find the rules", user="bob", run_id="bobs")
     with SearchIndex(agent.store()) as index:  # type: ignore[arg-type]
         index.update()
     found = find_data("ann", home=home)
-    assert len(found.runs) == 6
-    assert {run.run_id for run in found.runs} >= {"ann-1.1", "ann-1.2", f"of-{SECRET}", "forked"}
+    assert len(found.runs) == 8
+    named = {"ann-1.1", "ann-1.2", f"of-{SECRET}", "forked", *(run.run_id for run in lanes)}
+    assert {run.run_id for run in found.runs} >= named
     assert found.sessions == ("ann-1",)
     assert first.state == {"seen": "ann"}
 
@@ -82,9 +105,8 @@ async def test_all_of_a_person_is_found_exported_and_deleted(home: Path, tmp_pat
     with pytest.raises(UsageError, match="is not an empty folder"):
         export_data(tmp_path / "out", "ann", home=home)
 
-    assert places_of(home, SECRET)
-    assert len(delete_data("ann", home=home, dry_run=True).runs) == 6
-    assert len(find_data("ann", home=home).runs) == 6
+    assert holds(home, "runs", "events", "bodies", "search.sqlite3")
+    assert len(delete_data("ann", home=home, dry_run=True).runs) == len(find_data("ann", home=home).runs) == 8
     delete_data("ann", home=home)
     assert find_data("ann", home=home).runs == ()
     assert places_of(home, SECRET) == []
@@ -95,14 +117,15 @@ async def test_all_of_a_person_is_found_exported_and_deleted(home: Path, tmp_pat
     assert places_of(home, SECRET) == []
 
 
-async def test_the_files_of_a_run_are_exported_and_deleted(home: Path, tmp_path: Path) -> None:
+async def test_the_files_of_a_run_are_exported_and_deleted(any_home: Home, tmp_path: Path) -> None:
+    home = any_home
     (tmp_path / "蛋糕.csv").write_text(f"name\n{SECRET}\n" * 400)
     agent = Agent(ScriptedClient([answer("done")]), home=home)
     await agent.run("Read it.", files=[tmp_path / "蛋糕.csv"], user="ann", run_id="r")
     export_data(tmp_path / "out", "ann", home=home)
     (copy,) = (tmp_path / "out" / "0001-r" / "files").iterdir()
     assert (copy.name, copy.read_bytes()) == ("1-蛋糕.csv", (tmp_path / "蛋糕.csv").read_bytes())
-    assert places_of(home, SECRET)
+    assert holds(home, "bodies")
     delete_data("ann", home=home)
     assert places_of(home, SECRET) == []
 
@@ -129,7 +152,9 @@ async def test_a_served_run_belongs_to_the_user_of_the_request() -> None:
         assert [run.run_id for run in find_data("bob", home=served.host.store.home).runs] == [run_id]
 
 
-async def test_runs_that_are_executed_or_wait_are_not_deleted(home: Path) -> None:
+async def test_runs_that_are_executed_or_wait_are_not_deleted(any_home: Home) -> None:
+    home = any_home
+
     @tool(read_only=True)
     async def nap(context: RunContext) -> str:
         """Wait."""
@@ -140,6 +165,7 @@ async def test_runs_that_are_executed_or_wait_are_not_deleted(home: Path) -> Non
     await agent.run("Wait.", user="ann", run_id="r")
     await agent.signal("r", "note", SECRET)
     await agent.send("r", SECRET)
+    assert holds(home, "signals", "messages")
     with pytest.raises(UsageError, match="--waiting"):
         delete_data("ann", home=home)
     other = Store(home)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from closeout.errors import UsageError
+from closeout.journal.run_names import LAB
 from closeout.journal.store import RunRecord, Store
-from closeout.run.kept_lanes import LAB
 
 __all__ = ["RunFilter", "seconds_in"]
 

@@ -6,7 +6,10 @@ import re
 import secrets
 import time
 
-__all__ = ["is_new_run_id", "new_run_id", "session_of"]
+__all__ = ["LAB", "is_new_run_id", "new_run_id", "run_of_lane", "session_of"]
+
+LAB = "what-if"
+"""The first part of the names of runs that comparisons keep, the name of their agent, and the key of their origin."""
 
 _BASE_32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -29,6 +32,11 @@ _NEW_RUN_ID = re.compile(rf"\d{{8}}-\d{{6}}-[{_BASE_32}]{{18}}", re.ASCII)
 def is_new_run_id(name: str) -> bool:
     """Return whether a name is one that `new_run_id` makes, rather than a user's."""
     return _NEW_RUN_ID.fullmatch(name) is not None
+
+
+def run_of_lane(lane: str) -> str:
+    """Return the id of the run that a lane of a comparison (`what-if.COMPARISON.RUN.LANE`) repeats, or an empty text."""
+    return lane.removeprefix(f"{LAB}.").partition(".")[2].rpartition(".")[0] if lane.startswith(f"{LAB}.") else ""
 
 
 def session_of(run_id: str) -> str:

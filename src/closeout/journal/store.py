@@ -36,6 +36,7 @@ from closeout.journal.journal_database import (
 )
 from closeout.journal.locks import locked
 from closeout.journal.on_sqlite import SqliteJournal
+from closeout.journal.run_names import LAB, run_of_lane
 
 __all__ = [
     "Row",
@@ -284,7 +285,9 @@ class Store:
         return RunRows((*record.rows, *(Row(*entry) for entry in entries)), record.problems)
 
     def delete_runs(self, run_ids: Iterable[str], *, sweep: bool = True) -> int:
-        """Delete runs, and return how many there were. The file does not shrink: new runs take the room.
+        """Delete runs, and return how many there were. What-if comparisons of them go too, for they hold the same texts.
+
+        The file does not shrink: new runs take the room.
 
         Args:
             run_ids: the names of the runs.
@@ -295,7 +298,8 @@ class Store:
             JournalLocked: one of the runs is being executed; nothing is deleted.
         """
         self.flush()
-        numbers = {run_id: self._number(run_id) for run_id in run_ids}
+        named = tuple(run_ids)
+        numbers = {run_id: self._number(run_id) for run_id in (*named, *self._comparing(named))}
         taken: list[int] = []
         try:
             for run_id, number in sorted(numbers.items(), key=lambda item: item[1]):
@@ -307,7 +311,30 @@ class Store:
                 self.database.locks.drop(number)
         if sweep:
             self.database.delete_unused_bodies()
-        return len(numbers)
+        return len(set(named))
+
+    def lanes_of(self, run_ids: Iterable[str]) -> list[str]:
+        """Return the ids of the lanes that what-if comparisons keep of runs, the oldest first."""
+        wanted = set(run_ids)
+        return [lane for lane in self._kept_by_comparisons() if lane not in wanted and run_of_lane(lane) in wanted]
+
+    def _comparing(self, run_ids: Sequence[str]) -> list[str]:
+        """Return the ids of the lanes of runs, and of the comparisons that name them."""
+        wanted = set(run_ids)
+        found = self.lanes_of(run_ids)
+        for name in self._kept_by_comparisons():
+            if name in wanted or run_of_lane(name):
+                continue
+            with suppress(RunNotFound):  # deleted since
+                started = next((row.event for row in self.rows_from(name, 0, 1)), None)
+                origin = started.origin.get(LAB) if isinstance(started, RunStarted) else None
+                if isinstance(origin, dict) and wanted.intersection(origin.get("runs", ())):
+                    found.append(name)
+        return found
+
+    def _kept_by_comparisons(self) -> list[str]:
+        statement = "SELECT run_id FROM runs WHERE run_id>? AND run_id<? ORDER BY id"
+        return [run_id for (run_id,) in self.query(statement, (f"{LAB}.", f"{LAB}/"))]
 
     # -------------------------------------------------------------------------------------------- messages to runs
 

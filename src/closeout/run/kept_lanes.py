@@ -11,13 +11,11 @@ from typing import Any
 from closeout.errors import JournalError, JournalLocked
 from closeout.journal.events import Event, ModelFailed, ModelReplied, RunEnded, RunStarted
 from closeout.journal.run_journal import Journal
+from closeout.journal.run_names import LAB
 from closeout.journal.store import Row, RunRecord, Store
 from closeout.messages import Usage
 
-__all__ = ["LAB", "KeptComparison", "KeptLane", "paid_usage"]
-
-LAB = "what-if"
-"""The first part of the names of these runs, the name of their agent, and the key of their origin."""
+__all__ = ["KeptComparison", "KeptLane", "paid_usage"]
 
 
 class KeptComparison:

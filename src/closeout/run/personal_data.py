@@ -83,6 +83,7 @@ def find_data(user: str = "", *, session: str = "", home: str | Path | None = No
                 sessions.append(name)
                 siblings = (run for run in _session_runs(store, name) if run.run_id not in found)
                 found |= {run.run_id: run for run in siblings if not _persons(store, run.run_id) - {user}}
+        found |= {lane: store.run(lane) for lane in store.lanes_of(found)}
     keys = {spent.key for spent in spent_by_day(folder)} & {f"user:{user}"} if user else ()
     runs = sorted(found.values(), key=lambda run: run.started)
     return PersonalData(user=user, session=session, runs=tuple(runs), sessions=tuple(sessions), budget_keys=tuple(keys))

@@ -20,11 +20,11 @@ from closeout.journal.events import (
     ToolStarted,
 )
 from closeout.journal.run_journal import Journal, describe_damage
+from closeout.journal.run_names import LAB
 from closeout.journal.store import Row, RunRecord, Store
 from closeout.journal.subscribers import Listener
 from closeout.records import record
 from closeout.run.kept_files import Load, no_content
-from closeout.run.kept_lanes import LAB
 from closeout.run.lifecycle import as_recorded, beginning, execute_on, execute_run, recorded_task
 from closeout.run.offered_tools import dump_definitions, load_specs, with_server_tools
 from closeout.run.plan import AgentPlan, OnChange, check_on_change, differences

@@ -9,10 +9,10 @@ from typing import Literal, TypeAlias
 from closeout.errors import CloseoutError
 from closeout.journal.events import RunStarted
 from closeout.journal.run_journal import describe_damage
+from closeout.journal.run_names import LAB
 from closeout.journal.store import Store
 from closeout.records import record
 from closeout.run.handoff import is_run_of
-from closeout.run.kept_lanes import LAB
 from closeout.run.lifecycle import as_recorded
 from closeout.run.plan import AgentPlan, OnChange
 from closeout.run.resuming import continuation

@@ -20,9 +20,9 @@ from closeout.errors import DecisionRefused, JournalError, JournalLocked, Messag
 from closeout.homes import Home
 from closeout.journal.events import ModelRequested, RunEnded
 from closeout.journal.readonly import open_to_read
+from closeout.journal.run_names import LAB
 from closeout.journal.store import RunRecord, Store, open_store
 from closeout.journal.text_search import SearchIndex
-from closeout.run.kept_lanes import LAB
 from closeout.server.app import HOME, error_response
 from closeout.server.file_download import file_response, files_shape, find_file, run_files
 from closeout.server.following import follow
