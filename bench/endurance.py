@@ -4,6 +4,8 @@ The rigs are those of the tests (tests/harness). A rig is a list of cases; each 
 record, so that a measurement that was interrupted continues where it was, and several processes can share the work by
 --rigs. A case that went wrong is tried again the next time.
 
+The rigs named database_… do the same with homes in PostgreSQL, and need its programs and `closeout[postgres]`.
+
     python bench/endurance.py [--rigs NAME,NAME] [--record FILE] [--seconds 1200] [--share 1.0] [--report]
 """
 
@@ -11,15 +13,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import json
 import logging
+import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -36,10 +40,12 @@ import growth
 import hostile_runs
 import hostile_secrets
 import soak
+from database_homes import CUTS, DATABASE, Wire, remove_home
 from endless import endless_agent
 
 from closeout.dialects.protocol import DIALECTS
 from closeout.journal.store import close_stores, open_store
+from postgres_server import PostgresServer
 
 KILLS_A_CHAIN = 4
 RUNS_A_CASE = 100  # hostile runs
@@ -228,6 +234,62 @@ def durability(folder: Path, share: float) -> Rig:
     return Rig("price of durability", ["may be repeated", "must not be repeated"], check, 2)
 
 
+# ------------------------------------------------------------------------------------------------ over PostgreSQL
+
+
+def database() -> PostgresServer:
+    """Return a server that ends with this process."""
+    server = PostgresServer()
+    atexit.register(server.remove)
+    server.start()
+    return server
+
+
+@contextmanager
+def homes_in(server: PostgresServer) -> Iterator[None]:
+    """The homes of harnesses are in a database."""
+    os.environ[DATABASE] = server.url()
+    try:
+        yield
+    finally:
+        del os.environ[DATABASE]
+
+
+def over_database(folder: Path, share: float, *, rig: Callable[[Path, float], Rig]) -> Rig:
+    """The rig with its homes in PostgreSQL."""
+    server = database()
+    with homes_in(server):
+        made = rig(folder, share)
+
+    def check(case: str, there: Path) -> Outcome:
+        with homes_in(server):
+            try:
+                return made.check(case, there)
+            finally:
+                close_stores()
+                remove_home(there)
+
+    return made._replace(what=f"{made.what}, over PostgreSQL", check=check)
+
+
+def connection_cuts(folder: Path, share: float) -> Rig:
+    server, workers = database(), disk.Workers()
+    wire = Wire(server.folder, folder)
+    through = server.url().replace(str(server.folder), str(folder))
+
+    def check(case: str, there: Path) -> Outcome:
+        cut, at = case.split()
+        with homes_in(server):
+            try:
+                return Outcome(1, disk.connection_cut(workers, there, wire, through, cut=cut, at=int(at)))
+            finally:
+                remove_home(there)
+
+    messages = disk.messages_of(workers, folder, wire, through)
+    cases = [f"{cut} {at}" for at in range(1, messages + 1) for cut in CUTS]
+    return Rig(f"cuts of the connection at every message ({messages})", cases, check, int(len(cases) * share))
+
+
 RIGS: dict[str, Callable[[Path, float], Rig]] = {
     "durability": durability,
     "resuming": resuming,
@@ -242,6 +304,10 @@ RIGS: dict[str, Callable[[Path, float], Rig]] = {
     "cancels": partial(cancels, server=False),
     "server_cancels": partial(cancels, server=True),
     "soak": soaking,
+    "database_kills": partial(over_database, rig=kills),
+    "database_events": partial(over_database, rig=events),
+    "database_cancels": partial(over_database, rig=partial(cancels, server=False)),
+    "database_cuts": connection_cuts,
 }
 
 # ------------------------------------------------------------------------------------------------ record

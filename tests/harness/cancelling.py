@@ -18,6 +18,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from database_homes import home_of
+
 from closeout import Agent, tool
 from closeout.journal import events as ev
 from closeout.journal.check import check_home
@@ -86,7 +88,7 @@ def agent_for(folder: Path, *, server: bool) -> Agent[Any]:
                 return Turn(calls=left)
         return answer(ANSWER)
 
-    home = folder / "home"
+    home = home_of(folder)
     clerk = Agent(ScriptedClient(clerks_turn, name="clerk"), [pay, was_paid], home=home)
     servers = [f"{sys.executable} {SERVER} {paid}"] if server else ()
     tools = [pay, was_paid, look, stamp, clerk.as_tool("clerk", "Pays a bill for you.")]
@@ -168,7 +170,7 @@ def cancel_at(folder: Path, at: tuple[int, ...], *, server: bool) -> list[str]:
     wrong = [f"cancelled: {each}" for each in wrong]
     wrong += _servers_left(folder)
     close_stores()  # a run cancelled while it is created is still created, by the store's own thread
-    begun = any(record.run_id == RUN for record in open_store(folder / "home").runs(1))
+    begun = any(record.run_id == RUN for record in open_store(home_of(folder)).runs(1))
     close_stores()
     if result is None:
         agent = agent_for(folder, server=server)
@@ -233,9 +235,9 @@ def _problems(folder: Path, result: Any, server: bool) -> list[str]:
     paid = sorted((folder / "paid.txt").read_text().split())
     if paid != due:
         wrong.append(f"paid {paid}, not {due}")
-    report = check_home(folder / "home")
+    report = check_home(home_of(folder))
     wrong += [*report.file_problems, *map(str, report.run_problems)]
-    rows = list(open_store(folder / "home").rows(RUN))
+    rows = list(open_store(home_of(folder)).rows(RUN))
     close_stores()
     started = [(row.event.agent, row.event.handle) for row in rows if isinstance(row.event, ev.ToolStarted)]
     outcomes = [(row.event.agent, row.event.handle) for row in rows if isinstance(row.event, ev.ToolFinished)]

@@ -5,7 +5,8 @@ The scenario is "run"; "waiting", where every payment needs an approval and ther
 that is killed is a fork of a finished one; "timers", where tools wait for signals and times; "asking_old" and
 "asking_new", where an MCP server of an older or the newest protocol asks during its calls; "asking_task", where it
 answers a call with a task; "program", where the model writes programs; or "waiting_program", where the payments of a
-program need approvals. With a stride only every so many events are tried.
+program need approvals. With a stride only every so many events are tried. The homes are folders, or schemas of the
+database whose address is in HARNESS_DATABASE.
 
     python tests/harness/crash.py FOLDER [SCENARIO] [STRIDE]
 """
@@ -23,9 +24,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from database_homes import end_leases, home_of, remove_home
+
 from closeout import Agent, RunContext, tool
 from closeout.errors import RunNotFound
 from closeout.journal import run_journal as journal_module
+from closeout.journal.copying import copy_runs
 from closeout.journal.events import DecisionMade, DecisionRequested, Event
 from closeout.journal.sent_signals import send_signal
 from closeout.journal.store import Store, close_stores, open_store
@@ -156,14 +160,14 @@ def agent_for(folder: Path, scenario: str = "run") -> Agent:
         return "received"
 
     if scenario.endswith("program"):
-        return Agent(ScriptedClient(next_program), [pay, was_paid, look], dialect="code", home=folder / "home")
+        return Agent(ScriptedClient(next_program), [pay, was_paid, look], dialect="code", home=home_of(folder))
 
     def clerks_turn(view: RequestView) -> Turn:
         key = view.question.split()[-1]
         done = f"[{key}] done" in view.text
         return answer(f"[{key}] done") if done else act([[("look", "x")], [("pay", key)]], view)
 
-    clerk = Agent(ScriptedClient(clerks_turn, name="clerk"), [pay, was_paid, look], home=folder / "home")
+    clerk = Agent(ScriptedClient(clerks_turn, name="clerk"), [pay, was_paid, look], home=home_of(folder))
 
     def watchers_turn(view: RequestView) -> Turn:
         key = view.question.split()[-1]
@@ -173,7 +177,7 @@ def agent_for(folder: Path, scenario: str = "run") -> Agent:
             else act([[("expect", key)]], view)
         )
 
-    watcher = Agent(ScriptedClient(watchers_turn, name="watcher"), [expect], home=folder / "home")
+    watcher = Agent(ScriptedClient(watchers_turn, name="watcher"), [expect], home=home_of(folder))
     main = ScriptedClient(lambda view: act(PLANS[scenario], view), name="main")
     tools = [pay, was_paid, look, clerk.as_tool("clerk", "Pays a bill for you."), ask_user]
     if scenario == "timers":
@@ -183,7 +187,7 @@ def agent_for(folder: Path, scenario: str = "run") -> Agent:
         protocol = "old" if scenario == "asking_old" else "new"
         command = [sys.executable, str(ASKING), protocol, str(folder / "asked.txt")]
         servers = [{"name": "shop", "command": command, "elicitation": "ask", "tasks": scenario == "asking_task"}]
-    return Agent(main, tools, servers, home=folder / "home")
+    return Agent(main, tools, servers, home=home_of(folder))
 
 
 def install(at: int, flushed: bool) -> Callable[[], int]:
@@ -243,7 +247,7 @@ def lead(folder: Path, resume: bool, scenario: str) -> str:
         if not resume:
             return await (agent.fork("origin", at=FORK_AT, new_run_id="crash") if scenario == "fork" else first(agent))
         try:
-            rows = list(open_store(folder / "home").rows("crash"))
+            rows = list(open_store(home_of(folder)).rows("crash"))
         except RunNotFound:  # killed before it was recorded
             return await (agent.fork("origin", at=FORK_AT, new_run_id="crash") if scenario == "fork" else first(agent))
         return await agent.resume("crash", decisions=decisions(pending_decisions(rows)))
@@ -266,7 +270,7 @@ def lead(folder: Path, resume: bool, scenario: str) -> str:
         while result.status == "waiting" and scenario == "timers":
             for each in result.waiting:
                 if each.arguments.get("signal") == "event":
-                    send_signal(open_store(folder / "home"), "crash", "event", each.id, id=each.id)
+                    send_signal(open_store(home_of(folder)), "crash", "event", each.id, id=each.id)
             late = max((each.expires for each in result.waiting if each.expires is not None), default=0.0)
             (result,) = await agent_for(folder, scenario).resume_due(now=datetime.fromtimestamp(late, UTC))
         while result.status == "waiting":
@@ -309,11 +313,13 @@ def kill_and_resume(
         return lead(folder, resume=False, scenario=scenario)
 
     killed = in_child(doomed, folder / "first.txt")
+    end_leases(folder)
     in_child(lambda: lead(folder, resume=True, scenario=scenario), folder / "second.txt")
     ended = (folder / "second.txt").read_text()
     paid = payments(folder)
     if killed == signal.SIGKILL and (ended, paid) == wanted:
         shutil.rmtree(folder)
+        remove_home(folder)
         return None
     return {"at": at, "flushed": flushed, "killed": killed, "ended": ended, "paid": paid}
 
@@ -326,11 +332,10 @@ def payments(folder: Path) -> list[str]:
 
 def prepare(root: Path, folder: Path, scenario: str) -> None:
     """Make the folder of one kill point; for forks with the finished run."""
+    folder.mkdir()
     if scenario == "fork":
-        shutil.copytree(root / "origin", folder)
-        (folder / "paid.txt").unlink()
-    else:
-        folder.mkdir()
+        copy_runs(home_of(root / "origin"), open_store(home_of(folder)))
+        close_stores()
 
 
 def main() -> None:

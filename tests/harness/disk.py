@@ -22,6 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from database_homes import DATABASE, Wire, end_leases, home_of
+
+from closeout.homes import DatabaseHome
 from closeout.journal import events as ev
 from closeout.journal.check import check_home
 from closeout.journal.store import close_stores, open_store
@@ -108,7 +111,7 @@ def problems(folder: Path, found: dict[str, Any]) -> list[str]:
     paid = (folder / "paid.txt").read_text().split() if (folder / "paid.txt").exists() else []
     if sorted(paid) != sorted(PAYMENTS):
         wrong.append(f"payments: {paid}")
-    home = folder / "home"
+    home = home_of(folder)
     try:
         report = check_home(home)
         wrong += [*report.file_problems, *(str(each) for each in report.run_problems)]
@@ -141,6 +144,28 @@ def write_fault(workers: Workers, folder: Path, fault: str, at: int) -> list[str
     if fault in ("enospc", "eio") and first["status"] == "answered" and first["answer"] != ANSWER:
         return [f"answered without its work: {first}"]
     return problems(folder, workers.run(folder))
+
+
+# ------------------------------------------------------------------------------------------------ cut connections
+
+
+def messages_of(workers: Workers, folder: Path, wire: Wire, address: str) -> int:
+    """How many messages a run sends to its database."""
+    wire.cut_at(0, "")
+    workers.run(folder / "whole", **{DATABASE: address})
+    return wire.sent
+
+
+def connection_cut(workers: Workers, folder: Path, wire: Wire, address: str, *, cut: str, at: int) -> list[str]:
+    """Cut a run's connections to its database at a message, and return what is wrong. It goes on, or is resumed."""
+    wire.cut_at(at, cut)
+    first = workers.run(folder, **{DATABASE: address})
+    wire.cut_at(0, "")
+    if first["status"] not in ("answered", "failed", "refused"):
+        return [f"first: {first}"]
+    end_leases(folder)
+    uncut = {DATABASE: os.environ[DATABASE]}
+    return problems(folder, first if first["status"] == "answered" else workers.run(folder, **uncut))
 
 
 # ------------------------------------------------------------------------------------------------ power cuts
@@ -239,31 +264,34 @@ def kill_chain(
         with suppress(ProcessLookupError):
             if look is not None:
                 os.kill(pid, signal.SIGSTOP)  # alive and holding its locks, however long the bystander takes
-                look(folder / "home")
+                look(folder)
             os.kill(pid, signal.SIGKILL)
         hits += workers.finish()["status"].startswith("killed")
+        end_leases(folder)
     return hits, problems(folder, workers.run(folder))
 
 
 def _has_paid(folder: Path, payments: int) -> bool:
-    """Whether a run has made so many payments; if none are asked for, whether it has a journal."""
+    """Whether a run has made so many payments; if none are asked for, whether it has a journal, or may have one."""
+    home = home_of(folder)
     if not payments:
-        return (folder / "home" / "journal.sqlite3").exists()
+        return isinstance(home, DatabaseHome) or (home / "journal.sqlite3").exists()
     paid = folder / "paid.txt"
     return paid.exists() and len(paid.read_text().split()) >= payments
 
 
-def look_around(home: Path) -> None:
-    """What a bystander does to a home: lists the runs, tries to resume one, and opens and closes its files."""
+def look_around(folder: Path) -> None:
+    """What a bystander does to the home in a folder: lists the runs, tries to resume one, and reads its files."""
     source = """
 import sys
 from pathlib import Path
+from database_homes import home_of
 from closeout.errors import JournalError
 from closeout.journal.run_journal import Journal
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import open_store
-home = Path(sys.argv[1])
-for path in home.iterdir():
+home = home_of(Path(sys.argv[1]))
+for path in home.iterdir() if isinstance(home, Path) else ():
     path.read_bytes()
 with open_to_read(home) as store:
     for record in store.runs():
@@ -276,6 +304,8 @@ with open_to_read(home) as store:
             else:
                 print("resumed a run that is being executed")
 """
-    done = subprocess.run([sys.executable, "-c", source, str(home)], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", source, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE)
+    assert done.returncode == 0, done.stderr
     if done.stdout.strip():
         raise AssertionError(done.stdout)

@@ -2,9 +2,9 @@
 
     python tests/harness/worker.py
 
-Each line of input is a JSON object: the folder and environment variables. The run lives in folder/home; each payment
-appends a line to folder/paid.txt; what came of it is in folder/result.json. For each line it prints the process id of
-the child, and when that has ended, its status. Everything is imported before the first child is forked.
+Each line of input is a JSON object: the folder and environment variables. The run lives in the folder's home; each
+payment appends a line to folder/paid.txt; what came of it is in folder/result.json. For each line it prints the process
+id of the child, and when that has ended, its status. Everything is imported before the first child is forked.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from database_homes import home_of
 
 from closeout import Agent, tool
 from closeout.errors import JournalError, RunNotFound
@@ -75,7 +77,7 @@ def agent_for(folder: Path) -> Agent:
         left = [(name, key) for name, key in STEPS if f"[{key}] done" not in view.text]
         return Turn(calls=[step(*left[0], view.text)]) if left else answer(ANSWER)
 
-    home = folder / "home"
+    home = home_of(folder)
     clerk = Agent(ScriptedClient(clerks_turn, name="clerk"), [pay, was_paid], home=home)
     tools = [pay, was_paid, look, clerk.as_tool("clerk", "Pays a bill for you.")]
     return Agent(ScriptedClient(turn, name="main"), tools, home=home)
