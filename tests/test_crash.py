@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from postgres_server import PostgresServer
+
 HARNESS = Path(__file__).parent / "harness" / "crash.py"
+DATABASE = "HARNESS_DATABASE"  # tests/harness/database_homes.py
 
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the harness forks a child for each kill point")
@@ -25,8 +28,15 @@ def tried(tmp_path: Path, *options: str) -> Any:
 
 @needs_fork
 @pytest.mark.timeout(400)
-def test_killed_at_every_event_a_run_is_resumed_to_the_same_end(tmp_path: Path) -> None:
-    found = tried(tmp_path, "run", "5")  # every fifth event; bench/endurance.py kills at each
+@pytest.mark.parametrize(("store", "stride"), [("folder", "7"), ("database", "23")])  # bench/endurance.py kills at each
+def test_killed_at_every_event_a_run_is_resumed_to_the_same_end(
+    tmp_path: Path, store: str, stride: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if store == "database":
+        server: PostgresServer = request.getfixturevalue("postgres")
+        monkeypatch.setenv(DATABASE, server.url())
+    found = tried(tmp_path, "run", stride)
+    assert (tmp_path / "imports" / "home").exists() == (store == "folder")
     assert found["ended"] == "answered: all done"
     assert len(found["paid"]) == len(set(found["paid"])) == 10
     assert found["events"] >= 100

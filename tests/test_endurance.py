@@ -13,9 +13,11 @@ sys.path.insert(0, str(Path(__file__).parent / "harness"))
 
 import disk
 import soak
+from database_homes import CUTS, DATABASE, Wire
 
 from cli_process import closeout
 from closeout.testing import Turn, answer, call, serve_script
+from postgres_server import PostgresServer
 
 SERVER = Path(__file__).parent / "mcp_servers" / "ledger.py"
 
@@ -58,6 +60,21 @@ def test_a_run_that_is_killed_again_and_again_pays_once(workers: disk.Workers, t
     hits, wrong = disk.kill_chain(workers, tmp_path / "chain", seed=3, kills=3, look=disk.look_around)
     assert wrong == []
     assert hits >= 1
+
+
+def test_a_run_in_a_database_that_is_killed_or_cut_off_pays_once(
+    postgres: PostgresServer, workers: disk.Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATABASE, postgres.url())
+    hits, wrong = disk.kill_chain(workers, tmp_path / "chain", seed=3, kills=2)
+    assert (wrong, hits >= 1) == ([], True)
+    through = postgres.url().replace(str(postgres.folder), str(tmp_path))
+    with Wire(postgres.folder, tmp_path) as wire:
+        messages = disk.messages_of(workers, tmp_path, wire, through)
+        assert messages > 60
+        for cut in CUTS:
+            for at in random.Random(cut).sample(range(1, messages + 1), 2):
+                assert disk.connection_cut(workers, tmp_path / f"{cut}{at}", wire, through, cut=cut, at=at) == []
 
 
 async def test_many_runs_one_after_another_leave_nothing_behind(tmp_path: Path) -> None:

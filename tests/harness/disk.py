@@ -75,6 +75,7 @@ class Workers:
         folder.mkdir(exist_ok=True)
         (folder / "result.json").unlink(missing_ok=True)
         self._folder = folder
+        settings = {name: os.environ[name] for name in (DATABASE,) if name in os.environ} | settings
         assert self._parent.stdin is not None
         self._parent.stdin.write(json.dumps({"folder": str(folder), "settings": settings}).encode() + b"\n")
         return self._line()
@@ -164,8 +165,7 @@ def connection_cut(workers: Workers, folder: Path, wire: Wire, address: str, *, 
     if first["status"] not in ("answered", "failed", "refused"):
         return [f"first: {first}"]
     end_leases(folder)
-    uncut = {DATABASE: os.environ[DATABASE]}
-    return problems(folder, first if first["status"] == "answered" else workers.run(folder, **uncut))
+    return problems(folder, first if first["status"] == "answered" else workers.run(folder))
 
 
 # ------------------------------------------------------------------------------------------------ power cuts
