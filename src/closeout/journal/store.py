@@ -285,9 +285,9 @@ class Store:
         return RunRows((*record.rows, *(Row(*entry) for entry in entries)), record.problems)
 
     def delete_runs(self, run_ids: Iterable[str], *, sweep: bool = True) -> int:
-        """Delete runs, and return how many there were. What-if comparisons of them go too, for they hold the same texts.
+        """Delete runs, and return how many there were. The file does not shrink: new runs take the room.
 
-        The file does not shrink: new runs take the room.
+        What-if comparisons of these runs hold the same texts, and are deleted with them.
 
         Args:
             run_ids: the names of the runs.
