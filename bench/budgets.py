@@ -1,7 +1,8 @@
 """One budget for many processes that are killed: is its cap ever exceeded, and how much of it stays unused?
 
-Processes work through their share of the runs, and are killed with SIGKILL and started again all the time. The scripted
-server counts what it really charged: every reply that it began, whoever was there to read it.
+Processes work through their share of the runs, and are killed with SIGKILL and started again, evenly over the money
+that is spent. The scripted server counts what it really charged: every reply that it began, whoever was there to read
+it.
 
     python bench/budgets.py [--runs 2000] [--processes 8] [--kills 50] [--cap 12.0]
     python bench/budgets.py --postgres [--restarts 5]
@@ -40,7 +41,7 @@ PRICES = {"m": [1.0, 10.0]}  # dollars per million tokens
 LONGEST_REPLY = 1000  # tokens
 AT_ONCE = 4  # runs in a process
 SECONDS = 0.1  # that a reply takes
-RESTART_SECONDS = 0.3  # between kills
+LOOK_SECONDS = 0.05  # between looks at the processes
 STARTS = multiprocessing.get_context("forkserver")  # imports once
 LEASE = 3  # seconds, in a database
 
@@ -88,7 +89,8 @@ async def measure(
     runs: int, processes: int, kills: int, cap: str, home: str, *, restart: Callable[[], None], restarts: int
 ) -> str:
     """Return the line of results."""
-    charged, began, left = Charged(), time.perf_counter(), kills
+    charged, began, killed = Charged(), time.perf_counter(), 0
+    amount = int(float(cap.split()[0]) * NANO)
     dice = random.Random(7)
     async with serve_script(
         charged, misbehave=[always("slow", seconds=SECONDS)], by="question", record=False
@@ -103,9 +105,9 @@ async def measure(
         working = {number: start(number) for number in range(processes)}
         due = {kills * (each + 1) // (restarts + 1) for each in range(restarts)}  # restarts, by the kills before
         while working:
-            await asyncio.sleep(RESTART_SECONDS)
-            if kills - left in due:
-                due.remove(kills - left)
+            await asyncio.sleep(LOOK_SECONDS)
+            if killed in due:
+                due.remove(killed)
                 await asyncio.to_thread(restart)
             for number, process in [*working.items()]:
                 if process.exitcode == 0:
@@ -113,16 +115,15 @@ async def measure(
                 elif process.exitcode is not None:
                     working[number] = start(number)
             alive = [process for process in working.values() if process.exitcode is None]
-            if left and alive:
+            if alive and killed < kills and charged.usd * (kills + 1) > amount * (killed + 1):
                 dice.choice(alive).kill()
-                left -= 1
-    amount = int(float(cap.split()[0]) * NANO)
+                killed += 1
     counted = sum(each.spent.usd + each.reserved.usd for each in spent_by_day(as_home(home)))
     reserve = (3000 + LONGEST_REPLY * 10) * NANO // 10**6
     unused = amount - counted
     verdict = "ok" if charged.usd <= counted <= amount and unused <= reserve else "WRONG"
     return (
-        f"{verdict}: {runs} runs, {processes} processes, {kills - left} kills, "
+        f"{verdict}: {runs} runs, {processes} processes, {killed} kills, "
         f"{f'{restarts - len(due)} restarts of the database, ' if restarts else ''}{charged.requests} requests; "
         f"cap {amount / NANO:.4f} USD, charged by the server {charged.usd / NANO:.4f}, counted {counted / NANO:.4f}, "
         f"unused {unused / NANO:.4f} (one request reserves up to {reserve / NANO:.4f}); "

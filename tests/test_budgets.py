@@ -94,10 +94,27 @@ def test_a_limit_has_an_amount_a_unit_and_a_period() -> None:
     assert [str(each) for each in found] == ["100 USD/month", "0.5 USD/day", "60 requests/minute"]
     assert [each.waits for each in found] == [False, False, True]
     assert str(limit("1000000 tokens")) == "1,000,000 tokens"
+    assert [str(limit(text)) for text in ("1 run at once", "3 Runs  at once or wait")] == [
+        "1 run at once",
+        "3 runs at once",
+    ]
 
 
 @pytest.mark.parametrize(
-    "wrong", ["5 EUR/day", "5 USD/week", "-5 USD/day", "0 USD/day", "1.5 requests/minute", "5 USD or wait", "", 5, []]
+    "wrong",
+    [
+        "5 EUR/day",
+        "5 USD/week",
+        "-5 USD/day",
+        "0 USD/day",
+        "1.5 requests/minute",
+        "5 USD or wait",
+        "1.5 runs at once",
+        "3 runs",
+        "",
+        5,
+        [],
+    ],
 )
 def test_an_invalid_limit_is_refused_when_the_agent_is_made(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="budget"):
@@ -146,6 +163,7 @@ def test_what_a_killed_process_had_reserved_counts_as_spent(any_home: Home, ledg
         "import os, signal; from closeout.budget_limits import read_limits; from closeout.config import home_folder\n"
         "from closeout.journal.ledger import Amount, open_ledger\n"
         f"open_ledger(home_folder()).reserve(read_limits({{'team': '1 USD'}}), Amount({NANO // 2}, 0))\n"
+        "open_ledger(home_folder()).reserve(read_limits({'team': '1 run at once'}), Amount(requests=0))\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run([sys.executable, "-c", script], check=False)
@@ -155,6 +173,7 @@ def test_what_a_killed_process_had_reserved_counts_as_spent(any_home: Home, ledg
         assert isinstance(any_home, DatabaseHome), "a lock ends at once, and only a lease takes a while"
         assert time.monotonic() < give_up
         time.sleep(0.1)
+    spend(ledger, [limit("1 run at once")], Amount(requests=0))
     assert [(each.spent, each.reserved.requests) for each in spent_by_day(any_home)] == [(dollars(0.5), 0)]
 
 
@@ -325,6 +344,39 @@ async def test_a_run_waits_for_the_next_period_if_the_limit_says_so(
     agent = agent_of([call("look_up", name="Bern"), answer("7")], budget={"team": "1 requests/minute or wait"})
     result = await agent.run("How many?", listeners=[pass_a_minute])
     assert (result.answer, clock.now) == ("7", Clock.now + 60)
+
+
+async def test_a_run_waits_for_a_place_or_stops_if_as_many_as_allowed_are_executed(home: Path) -> None:
+    at_work: list[int] = []
+    most, are_two, may_end = 0, asyncio.Event(), asyncio.Event()
+
+    @tool(read_only=True)
+    async def work() -> str:
+        """Work."""
+        nonlocal most
+        at_work.append(1)
+        most = max(most, len(at_work))
+        if most == 2:
+            are_two.set()
+        await asyncio.wait_for(may_end.wait(), 30)
+        at_work.pop()
+        return "done"
+
+    def script(view: RequestView) -> Any:
+        return answer("8") if "done" in view.text else Turn(calls=[call("work")])
+
+    agent = Agent(ScriptedClient(script, by="question"), [work], home=home, name="ann")
+    waiting = [asyncio.create_task(agent.run(f"{n}?", budget={"ann": "2 runs at once or wait"})) for n in range(5)]
+    await asyncio.wait_for(are_two.wait(), 30)
+    refused = await agent.run("More?", budget={"ann": "2 runs at once"})
+    assert (refused.stop_reason, refused.usage.requests) == ("budget", 0)
+    may_end.set()
+    assert [result.answer for result in await asyncio.gather(*waiting)] == ["8"] * 5
+    assert most == 2
+    assert (await agent.run("More?", budget={"ann": "2 runs at once"})).answer == "8"
+    assert spent_in(home) == {}
+    below = team_of({"team": "1 run at once"}, main={"team": "1 run at once"})
+    assert (await below.run("How many?")).answer == "8", "a sub-agent does not wait for its own run"
 
 
 async def test_a_sub_agent_pays_for_the_keys_of_its_parent(home: Path) -> None:
@@ -613,7 +665,9 @@ def test_the_command_shows_usage_and_budgets() -> None:
     assert (found["agent"], found["key"], found["input_tokens"]) == ("clerk", "user:ann", used.input_tokens)
     (kept,) = here("usage", "--budgets", "--json").json
     assert (kept["key"], kept["tokens"], kept["reserved_usd"]) == ("user:ann", used.total_tokens, 0)
-    assert "1 unpriced" in here("usage").out
+    assert "$0.0001\n" in here("usage").out
+    Agent(ScriptedClient([answer("1")]), home=True).run_sync("And how many unpriced?")
+    assert "$0.0001 + 1 unpriced" in here("usage").out
     assert "user:ann" in here("usage", "--budgets").out
 
 

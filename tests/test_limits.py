@@ -239,9 +239,11 @@ async def test_tokens_are_never_exceeded(limit: int) -> None:
     assert result.usage.total_tokens >= limit * 0.4 or limit <= 1000, "and most of them are used"
 
 
-@pytest.mark.parametrize("limit", [0.01, 0.05, 0.3])
-async def test_cost_is_never_exceeded(limit: float) -> None:
-    result = await run(priced(endless), config={"agent": {"max_cost": limit}})
+@pytest.mark.parametrize(("limit", "by"), [(0.01, "client"), (0.05, "settings"), (0.3, "client")])
+async def test_cost_is_never_exceeded(limit: float, by: str) -> None:
+    script, prices = (priced(endless), {}) if by == "client" else (endless, {"*": [PRICE * 1e6] * 2})
+    result = await run(script, config={"agent": {"max_cost": limit}, "llm": {"prices": prices}})
+    assert result.warnings == ()
     assert (result.stop_reason, result.answer) == ("max_cost", "so far")
     assert result.usage.cost_usd is not None
     assert result.usage.cost_usd <= limit

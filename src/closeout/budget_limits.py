@@ -1,4 +1,4 @@
-"""The limits of a budget as people write them: `"5 USD/day"`, `"60 requests/minute or wait"`. No I/O."""
+"""The limits of a budget as people write them: `"5 USD/day"`, `"60 requests/minute or wait"`, `"3 runs at once"`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any, Literal, TypeAlias
 
 __all__ = ["NANO", "BudgetLimit", "Unit", "period_start", "read_limits"]
 
-Unit: TypeAlias = Literal["USD", "tokens", "requests"]
+Unit: TypeAlias = Literal["USD", "tokens", "requests", "runs"]
 
 NANO = 10**9  # US dollars are counted in whole billionths, so that sums are exact
 FORM = (
     'A limit is an amount, a unit (USD, tokens, requests) and a period (minute, hour, day, month, or none), such as "5 '
-    'USD/day" or "60 requests/minute or wait"'
+    'USD/day" or "60 requests/minute or wait", or a number of "runs at once"'
 )
 _LIMIT = re.compile(
-    r"\s*(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>USD|tokens|requests)\s*(?:/\s*(?P<period>minute|hour|day|month))?"
+    r"\s*(?P<amount>\d+(?:\.\d+)?)\s*"
+    r"(?:(?P<unit>USD|tokens|requests)\s*(?:/\s*(?P<period>minute|hour|day|month))?|(?P<runs>runs?\s+at\s+once))"
     r"(?:\s+or\s+(?P<then>wait|stop))?\s*",
     re.IGNORECASE | re.ASCII,
 )
@@ -33,10 +34,10 @@ class BudgetLimit:
 
     Attributes:
         key: Who pays: "team", "user:ann".
-        unit: What is counted.
-        amount: How much: tokens, requests, or billionths of a US dollar.
+        unit: What is counted. "runs" are those that are executed at the same time.
+        amount: How much: tokens, requests, runs, or billionths of a US dollar.
         period: "minute", "hour", "day" or "month" of UTC; empty: for ever.
-        waits: Whether a run waits for the next period instead of stopping.
+        waits: Whether a run waits for the next period, or for the end of another run, instead of stopping.
     """
 
     key: str
@@ -47,6 +48,8 @@ class BudgetLimit:
 
     def __str__(self) -> str:
         amount = f"{self.amount / NANO:.10g}" if self.unit == "USD" else f"{self.amount:,}"
+        if self.unit == "runs":
+            return f"{amount} run{'s' * (self.amount > 1)} at once"
         return f"{amount} {self.unit}" + (f"/{self.period}" if self.period else "")
 
     def window(self, at: float) -> tuple[float, float]:
@@ -95,11 +98,11 @@ def _limit(key: str, text: Any) -> BudgetLimit:
     read = _LIMIT.fullmatch(text) if isinstance(text, str) else None
     if read is None:
         raise ValueError(f"{text!r:.80} of {key!r} is not a limit. {FORM}")
-    unit, amount = _UNITS[read["unit"].lower()], Decimal(read["amount"])
+    unit, amount = "runs" if read["runs"] else _UNITS[read["unit"].lower()], Decimal(read["amount"])
     amount = amount * NANO if unit == "USD" else amount
     if amount != int(amount) or not amount:
-        raise ValueError(f"{text!r:.80} of {key!r}: the amount must be above zero, and whole for tokens and requests")
+        raise ValueError(f"{text!r:.80} of {key!r}: the amount must be above zero, and whole except for USD")
     period, waits = (read["period"] or "").lower(), (read["then"] or "").lower() == "wait"
-    if waits and not period:
+    if waits and not period and unit != "runs":
         raise ValueError(f"{text!r:.80} of {key!r}: without a period there is nothing to wait for. Leave out 'or wait'")
     return BudgetLimit(key=key, unit=unit, amount=int(amount), period=period, waits=waits)

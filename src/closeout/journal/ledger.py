@@ -56,6 +56,7 @@ INSERT INTO counters VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key, period, start) 
   usd = counters.usd + excluded.usd, tokens = counters.tokens + excluded.tokens,
   requests = counters.requests + excluded.requests
 """
+_AT_ONCE = "SELECT count(*) FROM reservations WHERE key = ? AND requests = 0"
 _FORGET_OLD = "DELETE FROM counters WHERE key = ? AND period IN ('minute', 'hour') AND start < ?"
 _RESERVE = "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?)"
 _RESERVED = "SELECT key, at, usd, tokens, requests FROM reservations WHERE request = ? ORDER BY key"
@@ -91,7 +92,7 @@ class LedgerDatabase(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What a request costs: billionths of a US dollar, and tokens."""
+    """What a request costs: billionths of a US dollar, and tokens. Without a request it is the place of a run."""
 
     usd: int = 0
     tokens: int = 0
@@ -144,7 +145,8 @@ class Ledger:
     """The budgets of a home, kept in an SQLite file of their own, or in the home's database.
 
     A request is admitted only if its largest possible cost fits; that is reserved until the request is settled. What a
-    dead process had reserved counts as spent: its requests may have been answered, and nobody knows.
+    dead process had reserved counts as spent: its requests may have been answered, and nobody knows. The places of runs
+    that may be executed at once are reservations, too, of nothing.
 
     Args:
         home: The home.
@@ -252,6 +254,10 @@ def _next_process(db: SqlConnection) -> int:
 def _refusals(db: SqlConnection, limits: Sequence[BudgetLimit], amount: Amount, now: float) -> list[Refusal]:
     found = []
     for limit in limits:
+        if limit.unit == "runs":
+            if db.execute(_AT_ONCE, (limit.key,)).fetchone()[0] >= limit.amount:
+                found.append(Refusal(limit, 0, 0.0, pending=True))
+            continue
         begin, end = limit.window(now)
         period = limit.period if limit.period in ("minute", "hour") else "day"
         used = db.execute(_USED, (limit.key, period, begin, end, limit.key, begin, end))
@@ -269,6 +275,8 @@ def _settle(db: SqlConnection, *, request: str, amount: Amount | None) -> None:
             continue  # another process, which took this one for dead, has settled it meanwhile
         spent = Amount(*reserved) if amount is None else amount
         cost = spent.usd, spent.tokens, spent.requests
+        if not any(cost):
+            continue
         db.executemany(_ADD, [(key, period, period_start(period, at), *cost) for period in _COUNTED])
         db.execute(_FORGET_OLD, (key, at - KEPT_SECONDS))
 

@@ -51,6 +51,7 @@ from closeout.journal.subscribers import Progress
 from closeout.journal.token_record import dump_tokens, load_tokens
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, ToolCall, ToolSpec, Usage
 from closeout.models.base import BaseClient, OnDelta
+from closeout.models.catalog import find_price
 from closeout.models.history_methods import asks_by_methods, complete_by_methods
 from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
 from closeout.redaction import mask, redact
@@ -136,6 +137,9 @@ class ModelCalls:
         self._record_prompts = scope.record_prompts
         self._gate = scope.gate
         self._reserves = scope.reserves
+        self._price = client.price
+        if self._price is None and scope.prices:  # a client that was passed as an object does not know the settings
+            self._price = find_price(client.name.partition(":")[2] or client.name, scope.prices, known={})
         self._bound: PromptBound | None = None  # the bound of this agent's prompts, once a budget needs it
         self.sent = 0  # requests so far: the number of the next one
         self._tokens: tuple[int, ...] = ()  # ids of the last prompt and its reply, if the server states them
@@ -253,6 +257,7 @@ class ModelCalls:
                 self._client,
                 exchange.request,
                 self._bound.tokens(exchange.request),
+                price=self._price,
                 closing=closing,
                 seconds_left=lambda: self._budget.seconds_left(closing=closing),
                 note=note,
@@ -318,9 +323,8 @@ class ModelCalls:
                 self._journal.append(lost)
             raise
         else:
-            if retries.spent.requests:
-                reply = replace(reply, usage=retries.spent + reply.usage)
-            exchange.reply = reply
+            usage = self._priced(retries.spent + reply.usage if retries.spent.requests else reply.usage)
+            exchange.reply = reply = reply if usage is reply.usage else replace(reply, usage=usage)
             for warning in reply.warnings:
                 if warning not in self._warnings:
                     self._warnings.add(warning)
@@ -329,7 +333,12 @@ class ModelCalls:
         if listener is not None:
             listener.discard()
         exchange.error = failed
-        return ModelFailed.of(self._agent, call, Failure.of(failed), usage=failed.usage, ms=_ms(began))
+        spent = failed.usage and self._priced(failed.usage)
+        return ModelFailed.of(self._agent, call, Failure.of(failed), usage=spent, ms=_ms(began))
+
+    def _priced(self, usage: Usage) -> Usage:
+        """Return the usage with its cost, if the client has not computed it and the price is known."""
+        return usage if self._price is None or usage.cost_usd is not None else self._price.of(usage)
 
     def _charge(self, usage: Usage, ms: float) -> None:
         self._budget.charge(usage)

@@ -129,6 +129,8 @@ class Orchestrator:
         budget.begin(CLOSING_TOKENS + (estimate_tokens(agent.question) if budget.limited else 0))
         experiences: list[FailureExperience] = []
         programs = AsyncExitStack()
+        if (reserves := agent.scope.reserves) is not None:
+            reserves.begin()
         try:
             if any(tool.name == RUN_PROGRAM for tool in agent.tools):
                 made = Programs(agent.scope, agent.executor, agent.answers, lambda: agent.tools)
@@ -160,6 +162,8 @@ class Orchestrator:
             journal.inbox.leave(agent.scope.path)
             unsubscribe()
             await programs.aclose()
+            if reserves is not None:
+                await reserves.end()
 
     async def _hand_over(self, attempt: Attempt, stop: Stop, handoff: Handoff) -> AgentResult:
         """Have another agent continue the conversation, and return its result."""

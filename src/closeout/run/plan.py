@@ -491,6 +491,7 @@ class Scope:
         gate: Admits the run's requests to models, those of sub-agents too. None admits all.
         home: Returns the home of the run, whose ledger keeps the budgets; None: it is kept in memory.
         reserves: The budgets that the run's requests are charged to, those of sub-agents too; None without budgets.
+        prices: The prices that the agent's settings state, by model.
         deps: What the tools get as `RunContext.deps`.
         stream_handler: The user's, or one that sends nothing.
         log: The user's TaskLog, if one was passed.
@@ -517,6 +518,7 @@ class Scope:
     gate: RequestGate | None = None
     home: Callable[[], Home | None] = lambda: None
     reserves: Reserves | None = None
+    prices: Mapping[str, Sequence[float]] = field(default_factory=dict)
     deps: Any = None
     stream_handler: StreamHandler = field(default_factory=StreamHandler)
     log: TaskLog | None = None
@@ -568,6 +570,7 @@ class Scope:
             gate=self.gate,
             home=self.home,
             reserves=self.reserves,
+            prices=self.prices,
             deps=self.deps,
             stream_handler=self.stream_handler,
             log=self.log,
@@ -580,15 +583,16 @@ class Scope:
         return below
 
     def charged(self, plan: AgentPlan) -> Scope:
-        """Return the scope of an agent whose requests are charged to its own budget too."""
-        budget = plan.settings.budget
+        """Return the scope of an agent whose requests cost what it states, and are charged to its own budget too."""
+        prices, budget = plan.llm.prices, plan.settings.budget
+        scope = self if prices == self.prices else replace(self, prices=prices)
         if not budget or self.journal.replay_only:
-            return self
+            return scope
         from closeout.run.reserves import open_reserves  # only runs with a budget pay for it
 
         if self.reserves is not None:
-            return replace(self, reserves=self.reserves.with_budget(budget))
-        return replace(self, reserves=open_reserves(budget, self.home(), plan.llm.prices))
+            return replace(scope, reserves=self.reserves.with_budget(budget))
+        return replace(scope, reserves=open_reserves(budget, self.home()))
 
     def successor(self, name: str, limits: Limits) -> Scope:
         """Return the scope of the agent that continues this one's conversation. It reads the same results."""

@@ -16,7 +16,7 @@ from closeout.journal.events import ModelFailed, ModelReplied
 from closeout.journal.ledger import Amount, Ledger, Refusal, open_ledger
 from closeout.messages import Message, ModelRequest, Usage
 from closeout.models.base import BaseClient
-from closeout.models.catalog import Price, find_price
+from closeout.models.catalog import Price
 from closeout.models.fallback import FallbackClient
 from closeout.run.limits import CLOSING_TOKENS
 
@@ -26,19 +26,18 @@ __all__ = ["Held", "PromptBound", "Reserves", "open_reserves"]
 TOKENS_OF_REQUEST = 1000
 TOKENS_OF_MESSAGE = 16
 TOKENS_OF_PICTURE = 50_000  # more than any vendor's documentation counts for one
+NOTHING = Amount(requests=0)
 FIRST_POLL, LONGEST_POLL = 0.01, 0.25  # seconds between looks at requests under way
+LONGEST_POLL_FOR_PLACE = 1.0  # seconds between looks at other runs
 LONGEST_SLEEP = 30.0  # a wait for the next period looks at the clock, which may be set meanwhile
 
 
-def open_reserves(
-    budget: Mapping[str, str | list[str]], home: Home | None, prices: Mapping[str, Sequence[float]]
-) -> Reserves:
+def open_reserves(budget: Mapping[str, str | list[str]], home: Home | None) -> Reserves:
     """Return the budgets of a run.
 
     Args:
         budget: The limits by key.
         home: The home whose ledger they are kept in.
-        prices: The prices that the settings state.
 
     Raises:
         UsageError: The runs are kept in memory.
@@ -47,7 +46,7 @@ def open_reserves(
         raise UsageError(
             "A budget is kept in the agent's home, and home=False keeps runs in memory. Pass a home, or use max_cost."
         )
-    return Reserves(open_ledger(home), read_limits(budget), prices)
+    return Reserves(open_ledger(home), read_limits(budget))
 
 
 class PromptBound:
@@ -116,21 +115,52 @@ class Reserves:
     Args:
         ledger: The ledger of the home.
         limits: The limits of all keys.
-        prices: The prices that the settings state.
+        above: Keys among whose runs the run has a place already.
     """
 
-    def __init__(
-        self, ledger: Ledger, limits: Sequence[BudgetLimit], prices: Mapping[str, Sequence[float]] | None = None
-    ) -> None:
+    def __init__(self, ledger: Ledger, limits: Sequence[BudgetLimit], above: frozenset[str] = frozenset()) -> None:
         self._ledger = ledger
-        self._limits = limits
-        self._prices = prices or {}
+        self._limits = tuple(limit for limit in limits if limit.unit != "runs")
+        self._at_once = tuple(limit for limit in limits if limit.unit == "runs" and limit.key not in above)
+        self._above = above | {limit.key for limit in self._at_once}
+        self._place = ""  # the reservation of the run's place
+        self._taking = asyncio.Lock()
+        self._agents = 0  # agents at work that share it
         self._counts_cost = any(limit.unit == "USD" for limit in limits)
 
     def with_budget(self, budget: Mapping[str, str | list[str]]) -> Reserves:
         """Return the same for an agent below, whose requests are charged to further keys too."""
         limits = tuple(dict.fromkeys((*self._limits, *read_limits(budget))))
-        return Reserves(self._ledger, limits, self._prices)
+        return Reserves(self._ledger, limits, self._above)
+
+    def begin(self) -> None:
+        """Note that an agent has begun. `end` follows."""
+        self._agents += 1
+
+    async def end(self) -> None:
+        """Give the run's place back when all agents have ended that share it."""
+        self._agents -= 1
+        if self._place and not self._agents:
+            place, self._place = self._place, ""
+            await self.settle_off_loop(place, NOTHING)
+
+    async def _take_place(self, seconds_left: Callable[[], float | None], note: Callable[[str], object]) -> None:
+        """Take a place among the runs that may be executed at once, and wait for it if the limits say so."""
+        async with self._taking:
+            poll, noted = FIRST_POLL, False
+            while not self._place:
+                found = await self._reserve_off_loop(self._at_once, NOTHING)
+                if isinstance(found, str):
+                    self._place = found
+                    return
+                limit = found.limit
+                if not limit.waits:
+                    raise BudgetReached(f"{limit.key} may have {limit}, and they are being executed.")
+                if not noted:
+                    noted = True
+                    note(f"{limit.key} may have {limit}. Waiting for the end of another run.")
+                poll = min(poll * 2, LONGEST_POLL_FOR_PLACE)
+                await _sleep_within(poll, seconds_left, limit)
 
     async def hold(
         self,
@@ -138,6 +168,7 @@ class Reserves:
         request: ModelRequest,
         prompt: int,
         *,
+        price: Price | None,
         closing: bool,
         seconds_left: Callable[[], float | None],
         note: Callable[[str], object],
@@ -148,6 +179,7 @@ class Reserves:
             client: The model.
             request: What is to be sent.
             prompt: The most tokens that its prompt can have.
+            price: The price of the model; None if unknown.
             closing: Whether it asks for the answer: its reply may be cut to what the budget has left.
             seconds_left: Returns the rest of the run's time.
             note: Called with the reason for a wait.
@@ -160,11 +192,13 @@ class Reserves:
             LimitReached: The run's time ends before the next period.
             UsageError: The price of the model is unknown, or the length of its replies.
         """
-        price = self._price(client)
+        if self._at_once and not self._place:
+            await self._take_place(seconds_left, note)
+        price = self._known(price, client)
         quote = self._quote(client, request, prompt, price)
         poll, noted = FIRST_POLL, False
         while True:
-            found = await self._reserve_off_loop(quote)
+            found = await self._reserve_off_loop(self._limits, quote.amount)
             if isinstance(found, str):
                 if quote.reply != (request.max_tokens or client.max_reply):
                     request = replace(request, max_tokens=quote.reply)
@@ -180,13 +214,10 @@ class Reserves:
                     noted = True
                     note(f"The budget of {found.limit.key} ({found.limit}) is reached. Waiting for the next period.")
                 seconds = min(max(found.wait, FIRST_POLL), LONGEST_SLEEP)
-            left = seconds_left()
-            if left is not None and left < seconds:
-                raise LimitReached("max_seconds", f"The run's time is over before {found.limit.key} has budget again.")
-            await asyncio.sleep(seconds)
+            await _sleep_within(seconds, seconds_left, found.limit)
 
-    async def _reserve_off_loop(self, quote: _Quote) -> str | Refusal:
-        asked = self._ledger.thread.submit(self._ledger.reserve, self._limits, quote.amount)
+    async def _reserve_off_loop(self, limits: Sequence[BudgetLimit], amount: Amount) -> str | Refusal:
+        asked = self._ledger.thread.submit(self._ledger.reserve, limits, amount)
         try:
             return await asyncio.wrap_future(asked)
         except asyncio.CancelledError:
@@ -196,7 +227,7 @@ class Reserves:
     def _give_back(self, asked: Future[str | Refusal]) -> None:
         """Return what was reserved for a request that was cancelled meanwhile."""
         if not asked.cancelled() and asked.exception() is None and isinstance(found := asked.result(), str):
-            self._ledger.settle(found, Amount(requests=0))
+            self._ledger.settle(found, NOTHING)
 
     def prompt_bound(self, client: BaseClient) -> PromptBound:
         """Return what bounds the prompts that an agent sends to a client."""
@@ -230,8 +261,7 @@ class Reserves:
         if not limit.waits:
             raise _reached(refusal)
 
-    def _price(self, client: BaseClient) -> Price:
-        price = client.price or find_price(client.name.partition(":")[2] or client.name, self._prices, known={})
+    def _known(self, price: Price | None, client: BaseClient) -> Price:
         if price is None and self._counts_cost:
             raise UsageError(
                 f"The price of {client.name} is unknown, so a budget in USD cannot be kept. State it as "
@@ -289,6 +319,13 @@ class Held:
     def _amount(self, usage: Usage) -> Amount:
         cost = usage.cost_usd if usage.cost_usd is not None else self.price.of(usage).cost_usd
         return Amount(math.ceil((cost or 0.0) * NANO), usage.total_tokens, 1)
+
+
+async def _sleep_within(seconds: float, seconds_left: Callable[[], float | None], limit: BudgetLimit) -> None:
+    left = seconds_left()
+    if left is not None and left < seconds:
+        raise LimitReached("max_seconds", f"The run's time is over before {limit.key} has budget again.")
+    await asyncio.sleep(seconds)
 
 
 def _is_free(error: Exception) -> bool:
