@@ -10,7 +10,7 @@ import pytest
 from closeout import Agent, Number, tool
 from closeout.errors import JournalError, RunNotFound, UsageError
 from closeout.journal.events import RunEnded, RunStarted
-from closeout.server.following import Wakeup, follow
+from closeout.journal.following import Wakeup, follow
 from closeout.testing import ScriptedClient, answer, call
 
 
@@ -40,7 +40,11 @@ async def test_a_run_is_followed_from_its_first_to_its_last_event() -> None:
     assert store is not None
     await agent.submit("What is k1?", run_id="one")
     running = asyncio.create_task(agent.resume("one", listeners=[wakeup]))
-    seen = [row async for row in follow(store, "one", wakeup=wakeup, is_active=lambda: not running.done(), poll=0.01)]
+
+    async def is_under_way() -> bool:
+        return not running.done()
+
+    seen = [row async for row in follow(store, "one", wakeup=wakeup, is_under_way=is_under_way, poll=0.01)]
     assert seen == list(store.rows("one"))
     assert isinstance(seen[-1].event, RunEnded)
 
@@ -52,8 +56,11 @@ async def test_a_run_that_is_to_be_executed_is_waited_for() -> None:
     await agent.submit("What is k1?", run_id="one")
     waiting = True
 
+    async def is_under_way() -> bool:
+        return waiting
+
     async def followed() -> list[type]:
-        return [type(row.event) async for row in follow(store, "one", is_active=lambda: waiting, poll=0.01)]
+        return [type(row.event) async for row in follow(store, "one", is_under_way=is_under_way, poll=0.01)]
 
     following = asyncio.create_task(followed())
     await agent.resume("one")

@@ -188,7 +188,9 @@ def pending_decisions(rows: Iterable[Row]) -> tuple[PendingDecision, ...]:
     return tuple(map(pending_of, _open_requests(rows).values()))
 
 
-def record_decisions(store: Store, run_id: str, decisions: Decisions, *, by: str = "") -> tuple[PendingDecision, ...]:
+def record_decisions(
+    store: Store, run_id: str, decisions: Decisions, *, by: str = "", also: Sequence[Event] = ()
+) -> tuple[PendingDecision, ...]:
     """Record decisions of a run that waits, all of them or none. The run is not resumed.
 
     Args:
@@ -196,6 +198,7 @@ def record_decisions(store: Store, run_id: str, decisions: Decisions, *, by: str
         run_id: The run.
         decisions: By the ids of what it waits for.
         by: Who decides, where a decision does not say it itself.
+        also: Events to record with them.
 
     Returns:
         What the run still waits for.
@@ -216,7 +219,7 @@ def record_decisions(store: Store, run_id: str, decisions: Decisions, *, by: str
             if request is None:
                 raise DecisionRefused(_unknown(run_id, name, rows, requests))
             made.append(_made(request, _read(pending_of(request), value), by, idle=0.0 if made else idle))
-        return made
+        return [*made, *also]
 
     return pending_decisions(store.add_events(run_id, events).rows)
 

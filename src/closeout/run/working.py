@@ -15,6 +15,7 @@ from closeout.errors import CloseoutError, JournalError, JournalLocked, LeaseLos
 from closeout.journal.events import RunStarted
 from closeout.journal.store import Store
 from closeout.journal.subscribers import Listener
+from closeout.run.cancelling import cancel_requests, cancel_run, forget_requests, hand_over, handed_over
 from closeout.run.due import DueRuns
 from closeout.run.handoff import is_run_of
 from closeout.run.lifecycle import as_recorded
@@ -36,8 +37,6 @@ FIRST_LOOK, LAST_LOOK = 0.05, 1.0
 _NO_END = ("running", "interrupted", "waiting")
 # The origin of a run has this key if a server began it. The server executes and streams such runs itself.
 _SERVED = "serve"
-# The prefix of a note on a run that a stopping worker cancelled.
-_HANDED_OVER = "handed over "
 
 
 @dataclass(slots=True)
@@ -62,6 +61,7 @@ class AgentWorker:
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)  # run → when it may be tried again
     _is_own: dict[str, bool] = field(default_factory=dict)  # run → the agent began it
+    _to_cancel: frozenset[str] = frozenset()
     _due: DueRuns | None = None
     _failing: str = ""
 
@@ -96,16 +96,18 @@ class AgentWorker:
 
     async def _look(self) -> None:
         """Begin to execute runs, as many as there are places."""
-        if len(self._tasks) >= self.limit:
-            return
         try:
-            found = await self.store.off_loop(self._claimable)
+            self._to_cancel = await self.store.off_loop(cancel_requests, self.store)
+            has_room = len(self._tasks) < self.limit
+            found = await self.store.off_loop(self._claimable) if has_room else []
         except JournalError as error:  # a database that is away for a moment
             if str(error) != self._failing:
                 log.warning("No runs can be found: %s", error)
             self._failing = str(error)
             return
         self._failing = ""
+        for run_id in self._to_cancel & self._tasks.keys():
+            self._tasks[run_id].cancel()
         for run_id in found[: self.limit - len(self._tasks)]:
             task = self._tasks[run_id] = asyncio.create_task(self._execute(run_id), name=f"run {run_id}")
             task.add_done_callback(self._forget)
@@ -116,8 +118,7 @@ class AgentWorker:
     def _claimable(self) -> list[str]:
         """Return the runs that may be executed, the oldest first."""
         assert self._due is not None
-        handed_over = self.store.notes_that_begin_with(_HANDED_OVER)
-        ids = [*handed_over, *self.store.interrupted_runs(), *self._due.find()]
+        ids = [*handed_over(self.store), *self.store.interrupted_runs(), *self._due.find()]
         now = time.monotonic()
         self._not_before = {run_id: at for run_id, at in self._not_before.items() if at > now}
         free = [each for each in dict.fromkeys(ids) if each not in self._tasks and each not in self._not_before]
@@ -144,11 +145,17 @@ class AgentWorker:
             seen = await self.store.off_loop(self.store.run, run_id)
             if seen.status == "running":
                 return  # another worker was faster
-            if seen.status in ("interrupted", "waiting", "cancelled"):
+            if run_id in self._to_cancel:
+                await cancel_run(self.store, run_id)
+            elif seen.status in ("interrupted", "waiting", "cancelled"):
                 result = await resume_run(self.plan, self.store, run_id, self.listeners, seen=seen)
                 self.ended[result.status] += 1
-            self.store.forget_note(f"{_HANDED_OVER}{run_id}")
+            forget_requests(self.store, run_id)
             self._is_own.pop(run_id, None)
+        except asyncio.CancelledError:
+            self.ended["cancelled"] += 1
+            if run_id in self._to_cancel:
+                forget_requests(self.store, run_id)
         except (RunNotFound, JournalLocked, LeaseLost):
             pass
         except CloseoutError as error:
@@ -162,7 +169,7 @@ class AgentWorker:
             await asyncio.wait(list(self._tasks.values()), timeout=self.drain_seconds)
         left = dict(self._tasks)
         for run_id, task in left.items():
-            self.store.note(f"{_HANDED_OVER}{run_id}", "1")  # its record will say "cancelled"
+            hand_over(self.store, run_id)
             task.cancel()
         if left:
             await asyncio.gather(*left.values(), return_exceptions=True)

@@ -9,23 +9,42 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from closeout.answers.contracts import Text
-from closeout.errors import Failure, JournalError, JournalLocked, RunNotFound, UsageError
+from closeout.errors import (
+    Failure,
+    JournalDamaged,
+    JournalError,
+    JournalLocked,
+    LeaseLost,
+    ResumeRefused,
+    RunNotFound,
+    UsageError,
+)
 from closeout.file_values import File
 from closeout.journal.events import DecisionMade, ModelReplied, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
+from closeout.journal.following import Wakeup, follow
 from closeout.journal.retention import delete_ended
 from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import RunInfo
 from closeout.messages import Usage
+from closeout.run.cancelling import (
+    cancel_requests,
+    cancel_run,
+    forget_requests,
+    hand_over,
+    handed_over,
+    is_handed_over,
+)
 from closeout.run.due import DueRuns
+from closeout.run.resuming import resume_run
 from closeout.run.waiting import Decisions, PendingDecision, record_decisions
 from closeout.server.admission import Busy
 from closeout.server.client_request import ClientRequest, RequestDeps
-from closeout.server.following import Wakeup, follow
 from closeout.server.reply_text import ReplyRecorder
 from closeout.server.response_view import RESPONSE_NOTE
 
@@ -34,14 +53,19 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentHost", "ServedRun"]
 
+T = TypeVar("T")
+
 log = logging.getLogger("closeout.server")
 
 UNNAMED = "unnamed"  # the user of a request that names none
 ORIGIN = "serve"  # the key of a run's origin under which the server keeps its own notes
 MAX_RESUMES = 3  # a run that makes no progress may be what kills the server
-WAKE_SECONDS = 1.0  # seconds between two looks for runs that can continue because of another process
+POLL_SECONDS = 0.5  # seconds between two looks at a run that another process executes
+CANCEL_SECONDS = 10.0  # seconds to wait for another process that ends a run
+LOOK_SECONDS = 1.0  # seconds between two looks for runs that can continue because of another process
+GRACE_SECONDS = 1.0  # seconds that the host which recorded a run has to begin it, before others do
+RETRY_SECONDS = 30.0  # seconds until a run is tried again that could not be read or written
 PRUNE_SECONDS = 86_400.0  # seconds between two deletions of old runs
-MAX_SCANNED = 100_000  # runs that are looked at for interrupted ones at start-up
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +121,7 @@ class AgentHost:
         self.ended = Counter[str]()  # runs by status since the host was entered
         self.usage = Usage()
         self.stopping = False
+        self.problem = ""  # why no runs can be found at the moment
         self._origin = dict(origin or {})
         self._max_runs, self._max_active = max_runs, max_runs + max_queue
         self._drain_seconds = drain_seconds
@@ -109,7 +134,8 @@ class AgentHost:
         self._due = DueRuns(self.store)
         self._look = asyncio.Event()  # a run waits, ended, or got a signal: look for runs that can continue
         self._chores: list[asyncio.Task[None]] = []
-        self._left_waiting: set[str] = set()  # waiting runs of others, and those that no client comes back for
+        self._left_alone: set[str] = set()  # runs of others, and those that no client comes back for
+        self._free_from: dict[str, float] = {}  # run that nobody executes → when this host may take it
         self._failures: dict[str, str] = {}  # why a run could not be executed
         self._streamed: set[str] = set()  # runs that a client follows as a stream, and whose replies are answers
         self._recorder = ReplyRecorder(self._streams_text, lambda: self.agent.plan().forms)
@@ -119,12 +145,11 @@ class AgentHost:
     async def __aenter__(self) -> Self:
         await self.agent.__aenter__()
         try:
-            await self._resume_interrupted()
-            await self._wake_due()
+            await self._take_runs(grace=0.0)
         except BaseException:
             await self.agent.__aexit__(None, None, None)
             raise
-        self._chores = [asyncio.create_task(self._keep_waking(), name="wake waiting runs")]
+        self._chores = [asyncio.create_task(self._keep_looking(), name="look for runs")]
         days = self.agent.config.journal.keep_days
         if days is not None:
             self._chores.append(asyncio.create_task(self._keep_pruning(days), name="delete old runs"))
@@ -139,7 +164,7 @@ class AgentHost:
     async def stop(self) -> None:
         """Take no more runs, let those that are executed end, and interrupt what has not ended in time.
 
-        An interrupted run is resumed when a host of the same name is entered.
+        Another host of the same name continues an interrupted run, at once or when it is entered.
         """
         self.stopping = True
         for chore in self._chores:
@@ -149,15 +174,9 @@ class AgentHost:
             await asyncio.wait(executing, timeout=self._drain_seconds)
         for run_id, task in list(self._tasks.items()):
             if run_id in self._executing:
-                self.store.note(_resume_note(run_id), "1")  # its record will say "cancelled"
+                hand_over(self.store, run_id)
             task.cancel()
         await asyncio.gather(*self._tasks.values(), *self._chores, return_exceptions=True)
-
-    async def _resume_interrupted(self) -> None:
-        for record in reversed(await asyncio.to_thread(self.store.runs, MAX_SCANNED)):
-            stopped_here = record.status == "cancelled" and bool(self.store.noted(_resume_note(record.run_id)))
-            if record.status == "interrupted" or stopped_here:
-                await self._continue(record.run_id)
 
     async def _continue(self, run_id: str) -> bool:
         """Resume a run that nobody executes. Returns whether it is one of this host's that a client can come for."""
@@ -167,7 +186,7 @@ class AgentHost:
             return False  # it was deleted meanwhile
         except JournalError as error:
             log.warning("Run %s cannot be read: %s", run_id, error)
-            return False
+            return True
         if not self._is_own(rows) or not _is_awaited(rows):
             return False
         if _resumes_in_vain(rows) > MAX_RESUMES:
@@ -177,27 +196,26 @@ class AgentHost:
             )
             log.warning("%s", self._failures[run_id])
         elif run_id not in self._tasks and not self.stopping:
-            self.store.note(_resume_note(run_id), "")
             self._launch(run_id, streamed=bool(_notes(rows).get("stream")))
         return True
 
-    async def _keep_waking(self) -> None:
-        """Resume the waiting runs whose time or signal has come, also if another process sent it."""
-        version: int | None = None
+    async def _keep_looking(self) -> None:
+        """Take the runs that can continue, also because of another process, and end those that it was asked to end.
+
+        It looks again and again, because nothing in the journal changes when a lease ends or a process dies.
+        """
         while True:
             self._look.clear()
             try:
-                changed = await asyncio.to_thread(self.store.version)
-                if changed != version or time.time() >= self._due.next_time:
-                    await self._wake_due()
-                    version = changed
-                pause = max(0.0, min(self._due.next_time - time.time(), WAKE_SECONDS))  # the clock can be set meanwhile
+                await self._take_runs()
+                pause = max(0.0, min(self._due.next_time - time.time(), LOOK_SECONDS))  # the clock can be set meanwhile
+                self.problem = ""
             except JournalError as error:
-                log.warning("The waiting runs cannot be read: %s", error)
-                pause = WAKE_SECONDS
+                log.warning("The runs cannot be read: %s", error)
+                self.problem = str(error)
+                pause = LOOK_SECONDS
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._look.wait(), pause)
-                version = None
 
     async def _keep_pruning(self, days: float) -> None:
         """Delete the runs that ended so many days ago, now and every day."""
@@ -210,11 +228,37 @@ class AgentHost:
                 log.warning("Old runs were not deleted: %s", error)
             await asyncio.sleep(PRUNE_SECONDS)
 
-    async def _wake_due(self) -> None:
-        for run_id in await asyncio.to_thread(lambda: list(self._due.find())):
-            known = run_id in self._tasks or run_id in self._left_waiting or run_id in self._failures
-            if not known and not await self._continue(run_id):
-                self._left_waiting.add(run_id)
+    async def _take_runs(self, grace: float = GRACE_SECONDS) -> None:
+        """Resume the waiting runs that can continue, and those that nobody executes, while there is room.
+
+        Args:
+            grace: Seconds for which nobody must have executed a run: its own host may be about to.
+        """
+        to_cancel, due, left = await asyncio.to_thread(self._found)
+        for run_id in to_cancel:
+            task = self._tasks.get(run_id)
+            if isinstance(task, asyncio.Task):
+                task.cancel()
+        for run_id in due:
+            if run_id not in to_cancel:
+                await self._take(run_id)
+        now = time.monotonic()
+        self._free_from = {run_id: self._free_from.get(run_id, now + grace) for run_id in left if self._is_new(run_id)}
+        for run_id, free_from in self._free_from.items():
+            if free_from <= now and len(self._tasks) < self._max_runs and run_id not in to_cancel:
+                await self._take(run_id)
+
+    def _found(self) -> tuple[frozenset[str], list[str], list[str]]:
+        """Return the runs to cancel, those that can continue, and those that nobody executes and that have no end."""
+        left = [*self.store.interrupted_runs(), *handed_over(self.store)]
+        return cancel_requests(self.store), list(self._due.find()), left
+
+    def _is_new(self, run_id: str) -> bool:
+        return run_id not in self._tasks and run_id not in self._left_alone and run_id not in self._failures
+
+    async def _take(self, run_id: str) -> None:
+        if self._is_new(run_id) and not await self._continue(run_id):
+            self._left_alone.add(run_id)
 
     def _streams_text(self, run: RunInfo) -> bool:
         """Return whether a client follows a run as a stream, and the whole of a reply is the answer."""
@@ -315,8 +359,13 @@ class AgentHost:
             async with self._slots:
                 if self.stopping:
                     return  # it waits in the journal
+                seen = await self.store.off_loop(self.store.run, run_id)
+                if seen.status not in ("interrupted", "waiting", "cancelled"):
+                    return  # another process was faster
+                if seen.status == "cancelled" and not await asyncio.to_thread(is_handed_over, self.store, run_id):
+                    return  # while it was queued
                 self._executing.add(run_id)
-                started = (await asyncio.to_thread(self._first_rows, run_id))[0].event
+                started = (await asyncio.to_thread(self.store.rows_from, run_id, 0, 1))[0].event
                 assert isinstance(started, RunStarted)
                 agent = self._agent_for(started.origin[ORIGIN])
                 if not isinstance(agent.plan().contract, Text):
@@ -331,19 +380,30 @@ class AgentHost:
                         end = RunEnded("main", "failed", "failed", error=failure.message, error_kind=failure.kind)
                         await self._end(run_id, end)
                         raise
-                    result = await agent.resume(run_id, listeners=listeners, deps=deps)
+                    plan = agent.plan(streamed=True).given(deps)
+                    result = await resume_run(plan, self.store, run_id, listeners, seen=seen)
             self.ended[result.status] += 1
             self.usage += result.usage
+            forget_requests(self.store, run_id)
         except asyncio.CancelledError:
             self.ended["cancelled"] += 1
             if not self.stopping:
+                forget_requests(self.store, run_id)
                 await self._end(run_id, RunEnded("main", "cancelled", "cancelled"))
-        except JournalLocked:
-            log.warning("Run %s is left to another process, which executes it.", run_id)
+        except (JournalLocked, LeaseLost):
+            log.info("Run %s is left to another process, which executes it.", run_id)
+        except (JournalDamaged, ResumeRefused) as error:
+            self._fail(run_id, error)
+        except JournalError as error:  # a database that is away for a while
+            self._free_from[run_id] = time.monotonic() + RETRY_SECONDS
+            log.warning("Run %s is tried again in %g seconds: %s", run_id, RETRY_SECONDS, error)
         except Exception as error:
-            self.ended["failed"] += 1
-            self._failures[run_id] = str(error) or type(error).__name__
-            log.warning("Run %s cannot be executed: %s", run_id, error)
+            self._fail(run_id, error)
+
+    def _fail(self, run_id: str, error: Exception) -> None:
+        self.ended["failed"] += 1
+        self._failures[run_id] = str(error) or type(error).__name__
+        log.warning("Run %s cannot be executed: %s", run_id, error)
 
     async def _end(self, run_id: str, ended: RunEnded) -> None:
         """Record the end of a run that nobody executes: it has not begun, or it waits."""
@@ -354,12 +414,13 @@ class AgentHost:
             await journal.end(ended)
 
     async def cancel(self, run_id: str) -> None:
-        """Cancel a run that is executed or queued here, or that waits."""
+        """Cancel a run that is executed or queued, here or elsewhere, or that waits. Waits some seconds for its end."""
         task = self._tasks.get(run_id)
         if isinstance(task, asyncio.Task):
             task.cancel()
             await asyncio.wait([task])
-        await self._end(run_id, RunEnded("main", "cancelled", "cancelled"))
+        with suppress(JournalError, TimeoutError):
+            await cancel_run(self.store, run_id, CANCEL_SECONDS)
 
     async def decide(
         self, run_id: str, decisions: Decisions, *, notes: Mapping[str, Any] | None = None
@@ -380,12 +441,15 @@ class AgentHost:
             Busy: Too many runs are queued, or the server is stopping.
         """
         self._check_room()
-        if isinstance((await self.rows(run_id))[-1].event, RunEnded):
-            await self.wait(run_id)  # it has ended to wait, but its task may still be at it
-        pending = await self.store.off_loop(record_decisions, self.store, run_id, decisions, by="api")
-        if notes is not None:
-            noted = Noted("main", "info", RESPONSE_NOTE, message="Decided by a client.", metadata=notes)
-            await self.store.off_loop(self.store.add_events, run_id, lambda *_: [noted])
+        task = self._tasks.get(run_id)
+        if task is not None and isinstance((await self.rows(run_id))[-1].event, RunEnded):
+            await asyncio.wait([task])  # it has ended to wait, but its task is still at it
+        # One commit: any host may continue the run as soon as it is decided.
+        noted = Noted("main", "info", RESPONSE_NOTE, message="Decided by a client.", metadata=notes or {})
+        record = partial(
+            record_decisions, self.store, run_id, decisions, by="api", also=() if notes is None else (noted,)
+        )
+        pending = await self._when_free(run_id, record)
         if not any(each.by_person for each in pending) and run_id not in self._tasks:
             self._launch(run_id, streamed=bool((notes or {}).get("stream")))
         self._look.set()
@@ -397,11 +461,28 @@ class AgentHost:
         self._look.set()
         return sent
 
+    async def _when_free(self, run_id: str, act: Callable[[], T]) -> T:
+        """Call a function in the writing thread as soon as a run that has ended to wait is let go."""
+        give_up = time.monotonic() + CANCEL_SECONDS
+        while True:
+            try:
+                return await self.store.off_loop(act)
+            except JournalLocked:
+                at_work = (await asyncio.to_thread(self.store.run, run_id)).status == "running"
+                if at_work or time.monotonic() > give_up:
+                    raise
+                await asyncio.sleep(0.02)
+
     async def wait(self, run_id: str, timeout: float | None = None) -> None:
-        """Wait until a run is over, at most `timeout` seconds."""
-        task = self._tasks.get(run_id)
-        if task is not None:
-            await asyncio.wait([task], timeout=timeout)
+        """Wait until a run is over or waits, whoever executes it, at most `timeout` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while await self.state(run_id):
+                    task = self._tasks.get(run_id)
+                    if task is None:
+                        await asyncio.sleep(POLL_SECONDS)
+                    else:  # a queued run may be executed elsewhere
+                        await asyncio.wait([task], timeout=None if run_id in self._executing else POLL_SECONDS)
 
     # ------------------------------------------------------------------------------------------ reading
 
@@ -415,11 +496,19 @@ class AgentHost:
         """The number of runs that wait."""
         return len(self._tasks) - len(self._executing)
 
-    def state(self, run_id: str) -> str:
-        """Return "running", "queued", or an empty text for a run that is not under way here."""
+    async def state(self, run_id: str) -> str:
+        """Return "running", "queued", or an empty text for a run that is over, waits, or is continued by no host."""
         if run_id in self._executing:
             return "running"
-        return "queued" if run_id in self._tasks else ""
+        status = (await asyncio.to_thread(self.store.run, run_id)).status
+        if status == "running":
+            return "running"
+        is_left = status == "interrupted" or (
+            status == "cancelled" and await asyncio.to_thread(is_handed_over, self.store, run_id)
+        )
+        if run_id in self._tasks:
+            return "queued" if is_left or status == "waiting" else ""
+        return "queued" if is_left and self._is_new(run_id) and not self.stopping else ""
 
     def failure(self, run_id: str) -> str:
         """Return why a run could not be executed; empty if nothing is known."""
@@ -431,15 +520,12 @@ class AgentHost:
         Raises:
             RunNotFound: No run with this name was submitted to this agent.
         """
-        rows = await asyncio.to_thread(self._first_rows, run_id)
+        rows = await asyncio.to_thread(self.store.rows_from, run_id, 0, 1)
         if not self._is_own(rows):
             raise RunNotFound(f"No run {run_id} here.")
         started = rows[0].event
         assert isinstance(started, RunStarted)
         return ServedRun(run_id, rows[0].time, started, started.origin[ORIGIN])
-
-    def _first_rows(self, run_id: str) -> list[Row]:
-        return self.store.rows_from(run_id, 0)[:1]
 
     async def rows(self, run_id: str) -> list[Row]:
         """Return the committed events of a run."""
@@ -447,12 +533,16 @@ class AgentHost:
 
     def follow(self, run_id: str, start: int = 0) -> AsyncIterator[Row]:
         """Iterate over the events of a run from a place on, until it is over or the host is left."""
+
+        async def is_under_way() -> bool:
+            return bool(await self.state(run_id))
+
         return follow(
             self.store,
             run_id,
             start,
             wakeup=self._wakeups.get(run_id),
-            is_active=lambda: run_id in self._tasks,
+            is_under_way=is_under_way,
         )
 
     async def delete(self, run_id: str) -> None:
@@ -464,10 +554,6 @@ class AgentHost:
         await self.cancel(run_id)
         await self.store.off_loop(self.store.delete_runs, [run_id], sweep=False)
         self._failures.pop(run_id, None)
-
-
-def _resume_note(run_id: str) -> str:
-    return f"serve resume {run_id}"
 
 
 def _notes(rows: Sequence[Row]) -> Mapping[str, Any]:

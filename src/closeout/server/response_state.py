@@ -337,7 +337,9 @@ class ResponseState:
             state: "running" or "queued" if the server is going to continue the run.
             failure: Why it will not, if the run has not ended.
         """
-        outcome = self.outcome
+        # A host that was stopped has cancelled a run that another one continues.
+        is_left = self.outcome is not None and self.outcome.status == "cancelled" and state
+        outcome = None if is_left else self.outcome
         error: dict[str, Any] | None = None
         if outcome is None and (failure or state not in ("", "running", "queued")):
             status, error = "failed", {"code": "server_error", "message": failure}

@@ -217,7 +217,7 @@ class _ResponsesRoutes:
 
     async def _response(self, response: ResponseId) -> web.Response:
         view = await self._view(response)
-        state, failure = self._host.state(response.run_id), self._host.failure(response.run_id)
+        state, failure = await self._host.state(response.run_id), self._host.failure(response.run_id)
         return _json(view.response(state=state, failure=failure), run_headers(response.run_id))
 
     async def _events(self, response: ResponseId, after: int) -> AsyncIterator[bytes]:
@@ -238,7 +238,7 @@ class _ResponsesRoutes:
         """The conversation up to the end of an earlier response, without its instructions, and who continues it."""
         run, rows = await self._host.find(response.run_id), await self._host.rows(response.run_id)
         ended = _end_of(rows)
-        if ended is None or ended.status != "answered" or self._host.state(response.run_id):
+        if ended is None or ended.status != "answered" or await self._host.state(response.run_id):
             raise ApiError(400, f"The response {response} is not completed.", param="previous_response_id")
         messages = [dict(message) for message in conversation_of(rows, ended.closing_text or ended.answer or "")]
         handed_to = handed_to_of(row.event for row in rows)

@@ -145,7 +145,7 @@ class _Runs:
             totals(row.event)
             if row.event.agent == "main":
                 ended = row.event if isinstance(row.event, RunEnded) else None
-        state = self._host.state(run_id)
+        state = await self._host.state(run_id)
         found: dict[str, Any] = {
             "run_id": run_id,
             "status": state or (ended.status if ended is not None else "interrupted"),

@@ -238,8 +238,8 @@ def _few_reports() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None
 
 def _add_health(app: web.Application, host: AgentHost) -> None:
     async def healthz(_: web.Request) -> web.Response:
-        status = "stopping" if host.stopping else "ok"
-        return web.json_response({"status": status}, status=503 if host.stopping else 200)
+        status = "stopping" if host.stopping else "problem" if host.problem else "ok"
+        return web.json_response({"status": status}, status=200 if status == "ok" else 503)
 
     async def metrics(_: web.Request) -> web.Response:
         return _metrics_response(_host_families(host))

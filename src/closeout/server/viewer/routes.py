@@ -19,13 +19,13 @@ from closeout.codec import encode_json
 from closeout.errors import DecisionRefused, JournalError, JournalLocked, MessageRefused, RunNotFound, UsageError
 from closeout.homes import Home
 from closeout.journal.events import ModelRequested, RunEnded
+from closeout.journal.following import follow
 from closeout.journal.readonly import open_to_read
 from closeout.journal.run_names import LAB
 from closeout.journal.store import RunRecord, Store, open_store
 from closeout.journal.text_search import SearchIndex
 from closeout.server.app import HOME, error_response
 from closeout.server.file_download import file_response, files_shape, find_file, run_files
-from closeout.server.following import follow
 from closeout.server.viewer.page_export import export_run, joined_modules
 from closeout.server.viewer.shapes import cut, event_shape, hit_shape, run_shape, without_messages
 from closeout.server.viewer.story_items import StoryItems

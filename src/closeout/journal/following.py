@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
 from closeout.journal.events import Event
@@ -42,7 +42,7 @@ async def follow(
     start: int = 0,
     *,
     wakeup: Wakeup | None = None,
-    is_active: Callable[[], bool] = lambda: False,
+    is_under_way: Callable[[], Awaitable[bool]] | None = None,
     poll: float = POLL_SECONDS,
 ) -> AsyncIterator[Row]:
     """Iterate over a run's events from a place on, until it is over.
@@ -54,17 +54,21 @@ async def follow(
         run_id: The name of the run.
         start: The place of the first event wanted.
         wakeup: A listener of the run, if this process executes it. The record is looked at every `poll` seconds anyway.
-        is_active: Whether the run is going to be executed although nobody executes it now.
+        is_under_way: Returns whether the run is executed or is going to be. By default: whether a process executes it.
         poll: Seconds between two looks.
 
     Raises:
         RunNotFound: No run has this name.
         JournalError: The journal cannot be read.
     """
+
+    async def is_executed() -> bool:
+        return (await asyncio.to_thread(store.run, run_id)).status == "running"
+
+    is_under_way = is_under_way or is_executed
     while True:
         change = wakeup.next_change() if wakeup is not None else None
-        going_on = is_active()  # asked before the rows are read, so that the last ones are not missed
-        going_on = going_on or (await asyncio.to_thread(store.run, run_id)).status == "running"
+        going_on = await is_under_way()  # asked before the rows are read, so that the last ones are not missed
         for row in await asyncio.to_thread(store.rows_from, run_id, start):
             start = row.seq + 1
             yield row

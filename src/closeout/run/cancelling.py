@@ -1,0 +1,95 @@
+"""Cancel a run, whichever process executes it, and leave one that was cancelled to other processes.
+
+Both are notes in the journal. Workers and servers look for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from closeout.errors import JournalLocked, RunNotFound
+from closeout.journal.events import RunEnded
+from closeout.journal.run_journal import Journal
+from closeout.journal.store import Store
+
+__all__ = [
+    "cancel_requests",
+    "cancel_run",
+    "forget_requests",
+    "hand_over",
+    "handed_over",
+    "is_handed_over",
+]
+
+# The prefixes of the notes.
+_CANCEL, _HAND_OVER = "cancel ", "handed over "
+# Seconds between two looks at a run that is to end, at first and at most.
+_FIRST_LOOK, _LAST_LOOK = 0.05, 1.0
+
+
+async def cancel_run(store: Store, run_id: str, timeout: float | None = None) -> None:
+    """Cancel a run, and wait until it has ended. A run that has ended stays as it is.
+
+    A run that nobody executes is ended here. The process that executes a run is asked to cancel it, and so is one that
+    takes it over.
+
+    Args:
+        store: Where the run is kept.
+        run_id: The run.
+        timeout: Seconds to wait for the end; None: as long as it takes. The request stays.
+
+    Raises:
+        TimeoutError: The run has not ended in time.
+        RunNotFound: There is no such run.
+        JournalError: The journal cannot be read or written.
+    """
+    between = _FIRST_LOOK
+    async with asyncio.timeout(timeout):
+        while True:
+            seen = await store.off_loop(store.run, run_id)
+            if seen.status not in ("running", "interrupted", "waiting"):
+                return forget_requests(store, run_id)
+            if seen.status == "running":
+                store.note(f"{_CANCEL}{run_id}", "1")
+            else:
+                with suppress(JournalLocked):  # another process was faster
+                    journal = await Journal.resume(store, run_id, seen=seen)
+                    await journal.end(RunEnded("main", "cancelled", "cancelled"))
+                    continue
+            await asyncio.sleep(between)
+            between = min(between * 1.5, _LAST_LOOK)
+
+
+def cancel_requests(store: Store) -> frozenset[str]:
+    """Return the runs that are to be cancelled. Raises JournalError."""
+    return frozenset(store.notes_that_begin_with(_CANCEL))
+
+
+def hand_over(store: Store, run_id: str) -> None:
+    """Note that others are to continue a run that this process is about to cancel."""
+    store.note(f"{_HAND_OVER}{run_id}", "1")
+
+
+def handed_over(store: Store) -> list[str]:
+    """Return the cancelled runs that others are to continue. Raises JournalError."""
+    found: list[str] = []
+    for run_id in store.notes_that_begin_with(_HAND_OVER):
+        with suppress(RunNotFound):
+            status = store.run(run_id).status
+            if status == "cancelled":
+                found.append(run_id)
+            elif status not in ("running", "interrupted"):  # it ended after all
+                forget_requests(store, run_id)
+    return found
+
+
+def is_handed_over(store: Store, run_id: str) -> bool:
+    """Return whether others are to continue a cancelled run. Raises JournalError."""
+    return bool(store.noted(f"{_HAND_OVER}{run_id}"))
+
+
+def forget_requests(store: Store, run_id: str) -> None:
+    """Forget that a run is to be cancelled, or continued by others."""
+    store.forget_note(f"{_CANCEL}{run_id}")
+    store.forget_note(f"{_HAND_OVER}{run_id}")
