@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -22,10 +23,12 @@ import pytest
 from cli_process import Done, closeout, here, start
 from closeout import Agent
 from closeout.errors import ConfigError
-from closeout.testing import ScriptedClient, answer, call
+from closeout.run.lifecycle import replay_run
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from closeout.tools.manager import ToolManager
 from closeout.tools.mcp_callback import callback_on
 from closeout.tools.mcp_config import read_servers
+from journal_file import as_if_killed, store_events, stored_events
 
 SERVER = Path(__file__).parent / "mcp_servers" / "guarded.py"
 SECRET = "known-secret-value"
@@ -63,7 +66,7 @@ def process() -> Iterator[Guarded]:
 @pytest.fixture
 def guarded(process: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Guarded:
     monkeypatch.setenv("CLOSEOUT_HOME", str(tmp_path / "home"))
-    process.set(seconds=3600, says=1, refuse="", slow=0)
+    process.set(seconds=3600, says=1, refuse="", slow=0, fails="", calls="")
     return process
 
 
@@ -132,7 +135,7 @@ async def test_login_in_the_browser_is_kept_for_its_owner_only_and_refreshed_by_
     done = await asyncio.to_thread(
         closeout, "mcp", "login", guarded.url, "--port", "0", "--json", env={"BROWSER": follower}
     )
-    assert done.json == {"server": f"127.0.0.1-{guarded.port}", "signed_in": True, "tools": ["read", "write"]}
+    assert done.json == {"server": f"127.0.0.1-{guarded.port}", "signed_in": True, "tools": ["read", "write", "append"]}
     (file,) = login_files()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
@@ -152,9 +155,13 @@ async def test_login_in_the_browser_is_kept_for_its_owner_only_and_refreshed_by_
     assert here("mcp", "list").out.split() == [f"127.0.0.1-{guarded.port}", "http", guarded.url, "signed", "in"]
     assert (
         await asyncio.to_thread(here, "mcp", "tools", guarded.url)
-    ).out == "read  Read a file.\nwrite  Write a file.\n"
-    assert here("mcp", "logout", guarded.url).code == 0
+    ).out == "read  Read a file.\nwrite  Write a file.\nappend  Append to a file.\n"
+    tokens = json.loads(file.read_text())["tokens"]
+    out = await asyncio.to_thread(here, "mcp", "logout", guarded.url)
+    assert (out.code, out.err) == (0, f"Signed out of 127.0.0.1-{guarded.port}.\n")
     assert login_files() == []
+    revoked = [each["token"] for each in guarded.log("revoke")]
+    assert revoked[-2:] == [tokens["refresh_token"], tokens["access_token"]]
     assert here("mcp", "logout", guarded.url).code == 3
 
 
@@ -222,17 +229,108 @@ def test_login_says_what_it_cannot_do(guarded: Guarded, tmp_path: Path) -> None:
 async def test_a_run_without_a_login_names_the_command_and_can_be_resumed_after_it(guarded: Guarded) -> None:
     script = [call("read", name="a"), answer("text of a")]
     agent = Agent(ScriptedClient(script), mcp_servers=[guarded.url])
-    failed = await agent.run("What is in a?")
-    assert failed.status == "failed"
-    assert f"closeout mcp login {guarded.url}" in str(failed.error)
+    run = await agent.run("What is in a?")
+    assert run.status == "waiting"
+    (pending,) = run.waiting
+    assert (pending.id, pending.kind, pending.by_person) == ("login1", "login", False)
+    assert pending.arguments == {"server": f"127.0.0.1-{guarded.port}", "url": guarded.url}
+    assert pending.reason.endswith(f" wants a login. Sign in with: closeout mcp login {guarded.url}")
+    assert (await agent.resume(run.run_id)).waiting == run.waiting
+    assert await agent.resume_due() == []
+    listed = await asyncio.to_thread(here, "approve")
+    assert f"login1 waits for a login to the MCP server '127.0.0.1-{guarded.port}'\n  closeout mcp login " in listed.out
+    refused = await asyncio.to_thread(here, "approve", run.run_id)
+    assert f"which nobody decides. {pending.reason}" in refused.sentence
     await sign_in_once(guarded)
-    resumed = await agent.resume(failed.run_id)
+    (resumed,) = await agent.resume_due()
     assert resumed.answer == "text of a"
+    assert await replayed(agent, run.run_id) == ("text of a", "")
     kept = json.loads(login_files()[0].read_text())["tokens"]
     assert kept["access_token"].encode() not in recorded_bytes()
-    guarded.set(revoke=1, forget=1)
-    again = await Agent(ScriptedClient(script), mcp_servers=[guarded.url]).run("What is in a?")
-    assert f"does not accept its login any more. Sign in with: closeout mcp login {guarded.url}" in str(again.error)
+
+
+async def replayed(agent: Agent[Any], run_id: str) -> tuple[str | None, str]:
+    """The answer of a replay, and where it departs from the record."""
+    store = agent.store()
+    assert store is not None
+    result, departure = await replay_run(agent.plan(), run_id, list(store.rows(run_id)))
+    return result.answer, departure
+
+
+@pytest.mark.parametrize("on_crash", ["rerun", "report"])
+async def test_a_call_whose_login_has_gone_is_made_once_after_a_kill_at_any_event(
+    guarded: Guarded, tmp_path: Path, on_crash: str
+) -> None:
+    def script(view: RequestView) -> Turn:
+        return [call("read", name="a"), call(name, name="b"), answer("done")][len(view.messages) // 2]
+
+    def agent(home: Path) -> Agent[Any]:
+        return Agent(ScriptedClient(script), mcp_servers=[guarded.url], home=home)
+
+    def killed(cut: int) -> Agent[Any]:
+        home = tmp_path / f"{cut}"
+        shutil.copytree(tmp_path / "whole", home)
+        store_events(home, {place: event for place, event in events.items() if place <= cut})
+        as_if_killed(home)
+        return agent(home)
+
+    def sent() -> list[str]:
+        return [each["name"] for each in guarded.log("call")]
+
+    name = {"rerun": "read", "report": "append"}[on_crash]
+    await sign_in_once(guarded)
+    guarded.set(calls=1)  # the login goes after the first call
+    run = await agent(tmp_path / "whole").run("Go", run_id="r")
+    assert [each.id for each in run.waiting] == ["r2.login1"]
+    assert "does not accept its login any more" in run.waiting[0].reason
+    before = len(sent())
+    events = stored_events(tmp_path / "whole")
+    started = min(place for place, event in events.items() if event[1] == "ToolStarted" and event[2]["handle"] == "r2")
+    for cut in range(started, max(events) + 1):
+        assert [each.id for each in (await killed(cut).resume("r")).waiting][:1] in (["r2.login1"], ["login1"]), cut
+    assert len(sent()) == before, "no call passes without a login"
+
+    await sign_in_once(guarded)
+    result = await agent(tmp_path / "whole").resume("r")
+    assert result.answer == "done"
+    assert sent()[before:] == [name]
+    done = stored_events(tmp_path / "whole")
+    assert await replayed(agent(tmp_path / "whole"), "r") == ("done", "")
+    for cut in range(max(events) + 1, max(done) + 1):
+        shutil.rmtree(tmp_path / f"{cut}", ignore_errors=True)
+        events, known = done, len(sent())
+        assert (await killed(cut).resume("r")).answer == "done"
+        given = any(event[1] == "AnswerGiven" for place, event in done.items() if place <= cut)
+        finished = any(
+            event[1] == "ToolFinished" and event[2]["handle"] == "r2" for place, event in done.items() if place <= cut
+        )
+        is_made = not finished and (on_crash == "rerun" or not given)
+        assert sent()[known:] == [name] * is_made, cut
+
+
+async def test_two_processes_refresh_a_token_once(guarded: Guarded) -> None:
+    await sign_in_once(guarded)
+    guarded.set(revoke=1, slow=0.5)
+    known = len(guarded.log("token"))
+    other = asyncio.to_thread(closeout, "mcp", "tools", guarded.url)
+    found = await asyncio.gather(other, *(tool_result(guarded.url, "read") for _ in range(2)))
+    assert found[0].code == 0
+    assert [each["result"] for each in found[1:]] == ["text of a"] * 2
+    assert [each["grant_type"] for each in guarded.log("token")[known:]] == ["refresh_token"]
+    assert len(list(login_files())) == 1, "neither a lock nor a draft is left"
+
+
+async def test_an_authorization_server_that_is_down_costs_no_login(guarded: Guarded) -> None:
+    await sign_in_once(guarded)
+    before = login_files()[0].read_text()
+    guarded.set(revoke=1, fails=1)
+    run = await Agent(ScriptedClient([]), mcp_servers=[guarded.url]).run("Go")
+    assert run.status == "failed"
+    assert "the authorization server answered HTTP 503, try again later" in str(run.error)
+    assert login_files()[0].read_text() == before
+    out = await asyncio.to_thread(here, "mcp", "logout", guarded.url)
+    assert "did not revoke the tokens (HTTP 503). They may be valid until they end." in out.err
+    assert login_files() == []
 
 
 async def test_a_call_that_needs_more_rights_fails_alone_and_names_them(guarded: Guarded) -> None:
@@ -243,7 +341,7 @@ async def test_a_call_that_needs_more_rights_fails_alone_and_names_them(guarded:
         )
         assert f'closeout mcp login {guarded.url} --scope "read write"' in write["error"]
         assert read["result"] == "text of a"
-    here("mcp", "logout", guarded.url)
+    await asyncio.to_thread(here, "mcp", "logout", guarded.url)
     await sign_in_once(guarded, "write")
     assert (await tool_result(guarded.url, "write"))["result"] == "wrote a"
 

@@ -390,7 +390,7 @@ async def test_a_cancelled_run_is_not_woken_and_waits_again_when_it_is_resumed(h
 
 async def test_other_agents_and_deleted_runs_are_left_alone(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     mine, other = shop_agent(home, call("remind", hours=1), name="mine"), shop_agent(home, name="other")
-    changed = shop_agent(home, call("remind", hours=1), name="mine", instructions="Be brief.")
+    changed = shop_agent(home, name="mine", instructions="Be brief.", on_change="refuse")
     for run_id in ("r", "gone"):
         await mine.run("Wait.", run_id=run_id)
     await mine.signal("gone", "payment")

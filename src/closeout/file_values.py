@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from closeout.errors import UsageError
+from closeout.shared_files import write_whole
 
 __all__ = [
     "MAX_FILES",
@@ -194,15 +193,7 @@ class File:
         """
         target = Path(folder).joinpath(*PurePosixPath(self.name).parts)
         target.parent.mkdir(parents=True, exist_ok=True)
-        written = target.parent / f".closeout-{os.urandom(8).hex()}"
-        try:
-            with written.open("xb") as file:
-                file.write(self.data)
-            written.replace(target)
-        except BaseException:
-            with suppress(OSError):
-                written.unlink()
-            raise
+        write_whole(target, self.data)
         return target
 
     def __repr__(self) -> str:

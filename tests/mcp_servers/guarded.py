@@ -2,7 +2,8 @@
 
 It prints its port. `/authorize` sends the browser back at once, as if the person had agreed; `/log` lists the requests
 to the authorization server; `/set?NAME=VALUE` changes what it does: `seconds` a token is valid, `says` (whether the
-token's end is stated), `refuse` (the person refuses), `slow` seconds a token takes, `revoke` (all access tokens end).
+token's end is stated), `refuse` (the person refuses), `slow` seconds a token takes, `fails`
+(the authorization server is down), `calls` of a tool after which all tokens end, `revoke` (all access tokens end).
 """
 
 import base64
@@ -21,7 +22,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from starlette.routing import Mount, Route
 
-settings = {"seconds": "3600", "says": "1", "refuse": "", "slow": "0"}
+settings = {"seconds": "3600", "says": "1", "refuse": "", "slow": "0", "fails": "", "calls": ""}
 log: list[dict] = []
 clients: dict[str, dict] = {"known": {"client_secret": "known-secret-value", "redirect_uris": []}}
 codes: dict[str, dict] = {}
@@ -44,13 +45,20 @@ def write(name: str) -> str:
     return f"wrote {name}"
 
 
+@mcp.tool()
+def append(name: str) -> str:
+    """Append to a file."""
+    return f"appended to {name}"
+
+
 async def resource(request):
     return JSONResponse({"resource": f"{base}/mcp", "authorization_servers": [base], "scopes_supported": ["read"]})
 
 
 async def metadata(request):
     endpoints = {f"{name}_endpoint": f"{base}/{path}" for name, path in
-                 (("authorization", "authorize"), ("token", "token"), ("registration", "register"))}  # fmt: skip
+                 (("authorization", "authorize"), ("token", "token"), ("registration", "register"),
+                  ("revocation", "revoke"))}  # fmt: skip
     return JSONResponse({
         "issuer": base, **endpoints, "response_types_supported": ["code"], "code_challenge_methods_supported": ["S256"],
         "grant_types_supported": ["authorization_code", "refresh_token", "client_credentials"],
@@ -93,6 +101,8 @@ def issue(scopes, client):
 async def token(request):
     asked = dict(parse_qsl((await request.body()).decode()))
     log.append({"at": "token", **asked})
+    if settings["fails"]:
+        return PlainTextResponse("", 503)
     await anyio.sleep(float(settings["slow"]))
     refused = JSONResponse({"error": "invalid_grant"}, 400)
     if asked.get("resource") != f"{base}/mcp":
@@ -113,6 +123,14 @@ async def token(request):
     if code is None or code["code_challenge"] != challenge or code["redirect_uri"] != asked["redirect_uri"]:
         return refused
     return issue(set(code.get("scope", "").split()), asked["client_id"])
+
+
+async def revoke(request):
+    asked = dict(parse_qsl((await request.body()).decode()))
+    log.append({"at": "revoke", **asked})
+    access.pop(asked["token"], None)
+    refresh.pop(asked["token"], None)
+    return PlainTextResponse("", 503 if settings["fails"] else 200)
 
 
 async def change(request):
@@ -148,6 +166,12 @@ class Guard:
             challenge = f'Bearer error="insufficient_scope", scope="write", {where}'
             answer = PlainTextResponse("", 403, {"WWW-Authenticate": challenge})
         else:
+            if called.get("method") == "tools/call":
+                log.append({"at": "call", "name": called["params"]["name"]})
+                if settings["calls"]:
+                    settings["calls"] = ""
+                    access.clear()
+                    refresh.clear()
             given = iter([{"type": "http.request", "body": body, "more_body": False}])
 
             async def again():
@@ -165,6 +189,7 @@ app = Starlette(
         Route("/register", register, methods=["POST"]),
         Route("/authorize", authorize),
         Route("/token", token, methods=["POST"]),
+        Route("/revoke", revoke, methods=["POST"]),
         Route("/log", lambda request: JSONResponse(log)),
         Route("/set", change),
         Mount("/", Guard(inner)),

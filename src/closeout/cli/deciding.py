@@ -29,6 +29,9 @@ def describe_pending(run_id: str, pending: Sequence[PendingDecision]) -> str:
         elif each.kind == "signal":
             name = shlex.quote(str(each.arguments.get("signal")))
             lines += [f"{each.id} waits for {awaited(each)}", f"  closeout signal {run_id} {name} '\"PAYLOAD\"'"]
+        elif each.kind == "login":
+            lines += [f"{each.id} waits for {awaited(each)}", f"  closeout mcp login {each.arguments.get('url')}"]
+            lines += [f"  closeout resume {run_id}"]
         elif each.kind == "question":
             lines += [f"{each.id} asks: {_question(each)}", f'  {command} --answer "…"']
         else:

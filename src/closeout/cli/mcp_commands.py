@@ -227,13 +227,25 @@ def logout(
     config: Settings = None,
     profile: Profile = None,
 ) -> int:
-    """Forget the login to a server. The authorization server may keep its side until the tokens end."""
-    from closeout.tools.mcp_logins import delete_login
+    """Revoke the login to a server, where its authorization server can do that, and forget it."""
+    import asyncio
+
+    from closeout.tools.mcp_client import require_mcp
+    from closeout.tools.mcp_logins import delete_login, read_login
 
     server = _chosen(name, _servers(agent, mcp, config, profile))
-    was_there = bool(server.url) and delete_login(server.url)
-    print(f"{'Signed out of' if was_there else 'There was no login to'} {server.name}.", file=sys.stderr)
-    return OK if was_there else FAILED
+    if not server.url or read_login(server.url) is None:
+        print(f"There was no login to {server.name}.", file=sys.stderr)
+        return FAILED
+    require_mcp()
+    from closeout.tools.mcp_oauth import revoke_login
+
+    try:
+        problem = asyncio.run(revoke_login(server))
+    finally:
+        delete_login(server.url)
+    print(f"Signed out of {server.name}. {problem}".rstrip(), file=sys.stderr)
+    return OK
 
 
 @mcp_app.command("pin")

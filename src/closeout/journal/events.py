@@ -519,13 +519,13 @@ class FlowDecided(Event):
 
 @record
 class DecisionRequested(Event):
-    """Intent: the run needs a decision of a person, a time or a signal, and is suspended until that is there.
+    """Intent: the run needs a decision of a person, a time, a signal or a login, and is suspended until that is there.
 
     Attributes:
         request: what the decision is called in its agent: the handle of the call that needs it.
-        kind: "approval" of a call, "question", "timer" or "signal".
-        name: the tool.
-        arguments: the arguments of the call, as JSON; for a signal its name.
+        kind: "approval" of a call, "question", "timer", "signal", or "login" to an MCP server.
+        name: the tool, or the server.
+        arguments: the arguments of the call, as JSON; for a signal its name; for a login the server's address.
         digest: SHA-256 of the tool, its definition and the arguments. A decision holds for these alone.
         reason: why a decision is needed.
         default: the answer if nobody has decided by then, or None to wait for ever.
@@ -550,7 +550,8 @@ class DecisionMade(Event):
     """Outcome of `DecisionRequested`.
 
     Attributes:
-        verdict: "approve", "deny" or "answer"; "time" if a timer ended, "signal", or "timeout" without the signal.
+        verdict: "approve", "deny" or "answer"; "time" if a timer ended, "signal", or "timeout" without the signal;
+            "login" if a server accepted the run again.
         digest: that of the request.
         arguments: the arguments to use instead, as JSON; None to keep them.
         text: the answer, why the call was denied, or the payload of the signal as JSON.
@@ -574,7 +575,10 @@ class DecisionMade(Event):
 
 @record
 class AnswerGiven(Event):
-    """Intent: an MCP server is about to get the answer to its question `request`; what its call then does counts."""
+    """Intent: an MCP server is about to get the answer to its question `request`, or its call again after a login.
+
+    What the call then does counts.
+    """
 
     identity = "request"
     request: str

@@ -85,6 +85,7 @@ class RecordedRun:
         self._outcomes: dict[str, dict[_Place, _RecordedOutcome]] = {}
         self._left: dict[str, dict[_Place, Event]] = {}  # events of agents that did something else before them
         self._failures: dict[str, dict[_Place, list[Event]]] = {}  # failures before the effect was tried again
+        self._waits: dict[tuple[str, str], list[_Place]] = {}  # what each call has waited for
         self._below: dict[str, list[Event]] = {}  # keyed by the beginning of their paths: "main/r4:"
         self._agents_below: dict[str, dict[str, None]] = {}
         self._index(rows)
@@ -112,6 +113,9 @@ class RecordedRun:
             if isinstance(event, MessageReceived) and event.id not in self.message_ids:
                 self.message_ids.add(event.id)
                 self._messages.setdefault(event.agent, []).append(event)
+            if isinstance(event, DecisionRequested):
+                call = event.request.partition(".")[0]
+                self._waits.setdefault((event.agent, call), []).append((type(event).__name__, event.request))
             intent = _INTENT_OF.get(type(event).__name__)
             if intent is None:
                 self._events.setdefault(event.agent, {})[self._place(event)] = event
@@ -195,6 +199,8 @@ class RecordedRun:
     def unreached(self, waiting: Collection[tuple[str, str]]) -> Event | None:
         """Return the first recorded intent that the run has not reached, without those whose outcome it waits for.
 
+        What a call waits for is reached when the call is made.
+
         Args:
             waiting: the agent and key of each effect that has suspended the run.
         """
@@ -203,7 +209,7 @@ class RecordedRun:
             for events in self._events.values()
             for event in events.values()
             if isinstance(event, (ModelRequested, ToolStarted, DecisionRequested))
-            and (event.agent, event.key) not in waiting
+            and (event.agent, event.key.partition(".")[0]) not in waiting
         )
         return next(left, None)
 
@@ -219,12 +225,22 @@ class RecordedRun:
         if found is None:
             return None
         self.outcomes_left -= 1
+        if isinstance(started, ToolStarted):
+            self._forget_decisions(started)
         if isinstance(started, DecisionRequested) and not _decides(found.event, started):
             return None
         if found.intent is not None and not _same_call(found.intent, started):
             return None  # the agent makes another call in this place now
-        self.elapsed = found.elapsed
+        if not isinstance(started, DecisionRequested) or started.kind != "login":  # taken before what came before it
+            self.elapsed = found.elapsed
         return found.event
+
+    def _forget_decisions(self, call: ToolStarted) -> None:
+        """Forget what a call has waited for whose outcome is taken: it does not wait again."""
+        events, outcomes = self._events.get(call.agent, {}), self._outcomes.get(call.agent, {})
+        for place in self._waits.pop((call.agent, call.handle), ()):
+            events.pop(place, None)
+            self.outcomes_left -= outcomes.pop(place, None) is not None
 
     def has_decision(self, request: DecisionRequested) -> bool:
         """True if the decision of a request is recorded and has not been taken yet."""

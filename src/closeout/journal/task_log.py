@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -38,6 +36,7 @@ from closeout.journal.store import Row
 from closeout.journal.story import CallStory, Story
 from closeout.journal.subscribers import Progress, RunInfo
 from closeout.journal.totals import RunTotals
+from closeout.shared_files import write_whole
 
 __all__ = ["StepLog", "TaskLog"]
 
@@ -102,14 +101,7 @@ class TaskLog:
         """Write the log as a JSON file atomically. Returns the path. Raises OSError."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
-            Path(temporary).replace(target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(target, self.to_json().encode())
         return target
 
     @classmethod

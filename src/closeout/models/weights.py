@@ -20,12 +20,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 from urllib.error import HTTPError
 
 from closeout.config import home_folder
 from closeout.errors import ConfigError, ModelUnavailable
 from closeout.homes import DatabaseHome, data_folder
+from closeout.shared_files import try_lock
 from closeout.version import VERSION
 
 __all__ = [
@@ -277,7 +278,7 @@ def _write_json(path: Path, value: object) -> None:
 def _one_at_a_time(path: Path, weights: Weights, report: OnProgress, stop: threading.Event) -> Iterator[None]:
     """Hold a lock file. The system releases it when the process dies."""
     waiting = False
-    while (file := _try_lock(path)) is None:
+    while (file := try_lock(path)) is None:
         if not waiting:
             report(PullProgress("waiting", weights))
             waiting = True
@@ -290,26 +291,6 @@ def _one_at_a_time(path: Path, weights: Weights, report: OnProgress, stop: threa
         with contextlib.suppress(OSError):  # Windows keeps an open file: the empty lock file then remains
             path.unlink()
         file.close()
-
-
-def _try_lock(path: Path) -> BinaryIO | None:
-    file = path.open("ab")
-    try:
-        if os.name == "nt":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The process before us removes the file, and a lock on a removed file excludes nobody.
-        if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            return file
-    except OSError:
-        pass
-    file.close()
-    return None
 
 
 # ------------------------------------------------------------------------------------------------ downloading

@@ -1,4 +1,4 @@
-"""Find the waiting runs that can continue, because of a time, a signal or decisions, and resume them."""
+"""Find the waiting runs that can continue, because of a time, a signal, a login or decisions, and resume them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from closeout.errors import CloseoutError, JournalError, JournalLocked, RunNotFound
-from closeout.journal.events import RunStarted
+from closeout.journal.events import RunEnded, RunStarted
 from closeout.journal.sent_signals import runs_with_signals
 from closeout.journal.store import Store
 from closeout.journal.subscribers import Listener
@@ -20,6 +20,7 @@ from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import resume_run
 from closeout.run.waiting import PendingDecision, pending_decisions
+from closeout.tools.mcp_logins import login_changed
 
 __all__ = ["DueRuns", "resume_due"]
 
@@ -28,17 +29,21 @@ log = logging.getLogger("closeout")
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """The conditions of a waiting run, and the number of the event that states them."""
+    """The conditions of a waiting run, the number of the event that states them, and when it began to wait."""
 
     version: int
+    since: float
     pending: tuple[PendingDecision, ...]
 
     def is_over(self, signals: frozenset[str], now: float) -> bool:
         """Return whether the run can continue.
 
-        A time has passed, a signal has arrived, or everything else was decided or has a default answer that counts.
+        A time has passed, a signal has arrived, somebody has signed in, or everything else was decided or has a default
+        answer that counts.
         """
         own = [each for each in self.pending if not each.by_person]
+        if any(login_changed(str(each.arguments["url"])) > self.since for each in own if each.kind == "login"):
+            return True
         if any(_has_passed(each, now) or each.arguments.get("signal") in signals for each in own):
             return True
         return not own and all(each.default is not None and _has_passed(each, now) for each in self.pending)
@@ -69,7 +74,9 @@ class DueRuns:
             known = self._waits.get(run_id)
             if known is None or known.version != version:
                 try:
-                    known = _Wait(version, pending_decisions(self.store.rows(run_id)))
+                    rows = list(self.store.rows(run_id))
+                    since = max((row.time for row in rows if isinstance(row.event, RunEnded)), default=0.0)
+                    known = _Wait(version, since, pending_decisions(rows))
                 except (RunNotFound, JournalError):
                     continue  # it was deleted meanwhile, or cannot be read
             waits[run_id] = known

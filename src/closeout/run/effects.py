@@ -59,6 +59,7 @@ from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput, ToolTelemetry
 from closeout.run.flow_watch import FlowWatch, written_labels
 from closeout.run.gate import RequestGate
+from closeout.run.logins import awaits_login, take_logins
 from closeout.run.plan import Scope, enter, leave
 from closeout.run.reply_listener import ReplyListener
 from closeout.run.server_questions import CallQuestions, may_continue
@@ -466,6 +467,7 @@ class ToolCalls:
         self._scope = scope
         self._turn = 0
         self._memo: Memo = {}
+        self._logins: dict[str, int] = {}
         self._questions: dict[str, CallQuestions] = {}
         self._sampling = sampling
         self._samples: dict[str, Sample] = {}
@@ -519,7 +521,7 @@ class ToolCalls:
             files=scope.files.before(scope.path, handle),
             logger=_tool_logger(scope, handle, spec.name, secrets),
             asker=partial(self._ask, handle, spec, count(), secrets),
-            waits=CallWaits(scope, handle, spec, self._memo),
+            waits=CallWaits(scope, handle, spec, self._memo, self._logins.get(handle, 0)),
             questions=partial(self._questions_of, handle, spec, secrets),
             sample=None if self._sampling is None else partial(self._sample, handle, secrets),
         )
@@ -626,6 +628,8 @@ class ToolCalls:
         async def outcome() -> ToolFinished:
             began = time.perf_counter()
             seconds = self._seconds_left(spec)
+            if spec.server_name is not None:
+                self._logins[handle] = await take_logins(scope, handle)
             token = enter((scope, handle))
             context = context_factory.set(partial(self._context, handle, spec, executor.secrets))
             try:
@@ -649,7 +653,8 @@ class ToolCalls:
 
         started = self._started(call, spec, handle)
         interrupted = None
-        if spec.policy.crash_rule == "report" and not may_continue(scope.journal, scope.path, handle):
+        place = scope.journal, scope.path, handle
+        if spec.policy.crash_rule == "report" and not may_continue(*place) and not awaits_login(*place):
 
             def interrupted() -> ToolFinished:
                 live.append(_failed(spec.name, INTERRUPTED, "Interrupted"))

@@ -27,9 +27,10 @@ from closeout.run.flow_watch import FlowWatch, labels_of_task, written_labels
 from closeout.run.handoff import plan_after
 from closeout.run.kept_files import Load, RunFiles, no_content
 from closeout.run.limits import Budget
+from closeout.run.logins import begin_servers, recall_logins
 from closeout.run.offered_tools import dump_definitions, dump_specs, load_specs
 from closeout.run.orchestrator import Orchestrator
-from closeout.run.plan import AgentPlan, Scope, note_problems
+from closeout.run.plan import AgentPlan, Scope
 from closeout.run.result import AgentResult, RunResult, Status
 from closeout.run.subagents import read_result_tool, secrets_of
 from closeout.run.task import Task, dump_texts, load_texts
@@ -117,6 +118,7 @@ async def replay_run(
 async def execute_on(plan: AgentPlan, task: Task, journal: Journal) -> None:
     """Execute the loop of a run on a journal, and nothing around it: whatever ends it is raised."""
     scope = _scope(plan, task, journal)
+    await recall_logins(scope)
     await _orchestrator(await plan.with_instructions(scope), task, scope).run()
 
 
@@ -165,7 +167,9 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
     try:
         journal.announce()
         try:
-            _note_problems(plan, task, journal)
+            await begin_servers(plan.manager, scope)
+            for note in task.notes:
+                journal.append(Noted("main", "warning", "Files", message=note))
             plan.check_secrets()
             plan.check_flow()
             orchestrator = _orchestrator(await plan.with_instructions(scope), task, scope)
@@ -193,12 +197,6 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
             if closing is not None:
                 await closing
     return _run_result(task, result, scope, totals)
-
-
-def _note_problems(plan: AgentPlan, task: Task, journal: Journal) -> None:
-    note_problems(plan.manager, journal, "main")
-    for note in task.notes:
-        journal.append(Noted("main", "warning", "Files", message=note))
 
 
 def _broken(error: Exception, journal: Journal) -> AgentResult:

@@ -27,8 +27,9 @@ from closeout.run.final_format import FinalFormat
 from closeout.run.flow_watch import flow_below
 from closeout.run.handoff import Handoff, handoffs_of, successor_of
 from closeout.run.limits import CLOSING_TOKENS
+from closeout.run.logins import begin_servers
 from closeout.run.offered_tools import OfferedTools
-from closeout.run.plan import AgentPlan, Scope, note_problems
+from closeout.run.plan import AgentPlan, Scope
 from closeout.run.programs import Programs
 from closeout.run.result import AgentResult, Stop
 from closeout.run.review import Answers
@@ -178,7 +179,7 @@ class Orchestrator:
             scope.handed.append(handoff.agent_name)
         view = agent.history.view()
         async with plan.manager:
-            note_problems(plan.manager, below.journal, below.path)
+            await begin_servers(plan.manager, below)
             plan.check_secrets()
             successor = Orchestrator(
                 await plan.with_instructions(below),

@@ -417,20 +417,21 @@ def _made(make: Callable[..., _Made], arguments: Mapping[str, Any], options: Map
 
 
 def note_problems(manager: ToolManager, journal: Journal, agent: str) -> None:
-    """Record what the manager's servers do not offer.
+    """Record what the manager's servers do not offer. Logins that are missing are `missing_logins` of the manager.
 
     Raises:
-        McpServerUnavailable: A required server did not start.
+        McpServerUnavailable: A required server did not start, or has tools that nobody has accepted.
     """
     problems = manager.problems
     for problem in problems:
         if not problem.fatal:
             journal.append(Noted(agent, "warning", "MCP", message=str(problem)))
-    fatal = [str(problem).rstrip(".") for problem in problems if problem.fatal]
+    fatal = [problem for problem in problems if problem.fatal and problem.server_name not in manager.missing_logins]
     if fatal:
-        raise McpServerUnavailable(
-            f"{'; '.join(fatal)}. Correct that, or set required=False for the server to run without its tools."
-        )
+        text = "; ".join(str(problem) for problem in fatal)
+        if any(problem.server_name not in manager.unaccepted for problem in fatal):
+            text = f"{text.rstrip('.')}. Correct that, or set required=False for the server to run without its tools."
+        raise McpServerUnavailable(text)
 
 
 def is_plain_class(value: Any) -> bool:

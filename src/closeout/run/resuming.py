@@ -98,7 +98,8 @@ async def resume_run(
     async with plan.manager:
         task = recorded_task(rows, run_id, load=store.content)
         resumed = RunResumed("main")
-        found = _differences(plan, rows, run_id)
+        # A run that waits for a login does nothing before it, and its server's tools are not known yet.
+        found = [] if plan.manager.missing_logins else _differences(plan, rows, run_id)
         if found and despite_changes:
             resumed = replace(resumed, differences=tuple(found), on_change="take")
         elif found:
@@ -204,7 +205,7 @@ def _differences(plan: AgentPlan, rows: Sequence[Row], run_id: str, *, kept: boo
     if kept:
         own = {name for name, *_ in json.loads(agent.own_tools or "[]")}
         own |= {spec.name for spec in plan.offered_tools() if spec.server_name is None}
-        if not any(isinstance(row.event, _EFFECTS) for row in rows):
+        if not any(isinstance(row.event, _EFFECTS) and getattr(row.event, "kind", "") != "login" for row in rows):
             own |= {*(then.get("tools") or {}), *(now.get("tools") or {})}
         then, now = ({**each, "tools": _without(each.get("tools") or {}, own)} for each in (then, now))
         if _written(rows) is not None:

@@ -23,8 +23,9 @@ from closeout.run.collecting import run_telemetry
 from closeout.run.effects import ModelCalls
 from closeout.run.flow_watch import flow_below
 from closeout.run.limits import Limits
+from closeout.run.logins import begin_servers
 from closeout.run.orchestrator import Orchestrator
-from closeout.run.plan import MAX_DEPTH, current_scope, note_problems
+from closeout.run.plan import MAX_DEPTH, current_scope
 from closeout.tools.foreign import foreign_tool
 from closeout.tools.manager import AnyTool, is_tool
 from closeout.tools.secrets import NO_SECRETS, Secrets
@@ -179,7 +180,7 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentP
         keys = tuple(sorted(plan.settings.budget))
         below.journal.append(AgentStarted(below.path, name, task, model=plan.client.name, budget=keys))
         async with plan.manager:
-            note_problems(plan.manager, below.journal, below.path)
+            await begin_servers(plan.manager, below)
             plan.check_secrets()
             agent = Orchestrator(await plan.with_instructions(below), below, task)
             result = await agent.run()

@@ -18,6 +18,7 @@ from closeout.errors import SignalTimeout, ToolError
 from closeout.journal.events import DecisionMade, DecisionRequested
 from closeout.journal.sent_signals import check_signal_name, mark_received, open_signals
 from closeout.messages import ToolSpec
+from closeout.run.logins import login_request
 from closeout.run.plan import Scope
 from closeout.run.waiting import decide, question_digest
 
@@ -35,13 +36,15 @@ class CallWaits:
         handle: The call.
         spec: Its tool.
         memo: Where the outcomes of the agent's waits are kept.
+        logins: How often the call has waited for a login.
     """
 
-    def __init__(self, scope: Scope, handle: str, spec: ToolSpec, memo: Memo) -> None:
+    def __init__(self, scope: Scope, handle: str, spec: ToolSpec, memo: Memo, logins: int = 0) -> None:
         self._scope = scope
         self._handle = handle
         self._spec = spec
         self._memo = memo
+        self._logins = logins
         self._begun: set[str] = set()
 
     async def until(self, when: datetime) -> None:
@@ -65,6 +68,16 @@ class CallWaits:
         if made.verdict == "signal":
             return json.loads(made.text)
         raise SignalTimeout(f"The signal {name!r} has not arrived in time.")
+
+    async def login(self, server: str, url: str, reason: str) -> None:
+        """Wait until a person has signed in to the server of the call, which has refused it. Raises Suspended."""
+        key = f"{self._handle}.login{self._logins + 1}"
+
+        async def nobody(request: DecisionRequested) -> None:
+            return None
+
+        request = login_request(self._scope.path, key, server=server, url=url, reason=reason)
+        await decide(self._scope, request, nobody)
 
     def _after(self, seconds: float) -> float:
         if not isinstance(seconds, int | float) or not math.isfinite(seconds):

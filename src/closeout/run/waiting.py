@@ -27,6 +27,8 @@ __all__ = [
     "awaited",
     "call_digest",
     "decide",
+    "login_digest",
+    "open_requests",
     "pending_decisions",
     "pending_of",
     "question_digest",
@@ -41,13 +43,14 @@ _ENDED = {"cancelled": "was cancelled", "failed": "failed"}
 
 @record(kw_only=True)
 class PendingDecision:
-    """A decision that a run waits for: the approval of a call, the answer to a question, a time, or a signal.
+    """A decision that a run waits for: the approval of a call, the answer to a question, a time, a signal, or a login.
 
     Attributes:
         id: Its name in the run: the handle of the call, "r3", or "r4:clerk/r2" for a call of the sub-agent in r4.
-        kind: "approval" or "question", which a person decides; "timer" or "signal".
-        tool: The name of the tool.
-        arguments: The arguments of the call; for a question `question` and `options`; for a signal its name, `signal`.
+        kind: "approval" or "question", which a person decides; "timer" or "signal"; "login" to an MCP server.
+        tool: The name of the tool; for a login that of the server.
+        arguments: The arguments of the call; for a question `question` and `options`; for a signal its name, `signal`;
+            for a login `server` and `url`.
         hash: SHA-256 of the tool with its definition and the arguments. The decision holds for these alone.
         reason: Why a decision is needed.
         default: The answer if nobody decides in time; None if the run waits for ever.
@@ -108,6 +111,11 @@ def call_digest(spec: ToolSpec, arguments: Any) -> str:
 def question_digest(spec: ToolSpec, question: Any) -> str:
     """Return the SHA-256 of a tool's question: of `[tool, server, question]` as JSON."""
     return _digest([spec.name, spec.server_name, question])
+
+
+def login_digest(server: str, url: str) -> str:
+    """Return the SHA-256 of the login to a server: of `["login", server, url]` as JSON."""
+    return _digest(["login", server, url])
 
 
 def _digest(value: Any) -> str:
@@ -185,7 +193,7 @@ def _shown_arguments(request: DecisionRequested) -> dict[str, Any]:
 
 def pending_decisions(rows: Iterable[Row]) -> tuple[PendingDecision, ...]:
     """Return what a recorded run waits for, oldest first."""
-    return tuple(map(pending_of, _open_requests(rows).values()))
+    return tuple(map(pending_of, open_requests(rows).values()))
 
 
 def record_decisions(
@@ -211,7 +219,7 @@ def record_decisions(
     """
 
     def events(rows: Sequence[Row], now: float) -> list[Event]:
-        requests = _open_requests(rows)
+        requests = open_requests(rows)
         idle = now - rows[-1].time if rows else 0.0
         made: list[Event] = []
         for name, value in decisions.items():
@@ -229,8 +237,8 @@ def _id(event: DecisionRequested | DecisionMade) -> str:
     return f"{path}/{event.request}" if path else event.request
 
 
-def _open_requests(rows: Iterable[Row]) -> dict[str, DecisionRequested]:
-    """Requests without a decision, by id."""
+def open_requests(rows: Iterable[Row]) -> dict[str, DecisionRequested]:
+    """Return the requests of a record that have no decision, by id."""
     requests: dict[str, DecisionRequested] = {}
     withdrawn: dict[str, DecisionRequested] = {}  # requests of a run that ended, until it waits again
     for row in rows:
@@ -281,7 +289,8 @@ def _read(pending: PendingDecision, value: Any) -> Decision:
     if not isinstance(value, Decision) or value.verdict not in _VERDICTS:
         raise DecisionRefused(f"The decision on {name} must be True, False, a text or a Decision, got {value!r:.80}.")
     if not pending.by_person:
-        raise DecisionRefused(f"{name} waits for {awaited(pending)}, which nobody decides.")
+        how = f" {pending.reason}" if pending.kind == "login" else ""
+        raise DecisionRefused(f"{name} waits for {awaited(pending)}, which nobody decides.{how}")
     fits = ("approve", "deny") if pending.kind == "approval" else ("answer", "deny")
     if value.verdict not in fits:
         how = "approve or deny it" if pending.kind == "approval" else "answer it with a text, or deny it"
@@ -312,6 +321,8 @@ def awaited(pending: PendingDecision) -> str:
     if pending.kind == "signal":
         what = f"the signal {pending.arguments.get('signal')!r}"
         return f"{what} until {until}" if until else what
+    if pending.kind == "login":
+        return f"a login to the MCP server {pending.tool!r}"
     return f"the {_what(pending)}"
 
 

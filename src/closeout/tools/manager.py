@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from closeout.errors import Suspended, ToolDefinitionError, ToolError, UsageErro
 from closeout.messages import ToolSpec
 from closeout.overrides import is_overridden
 from closeout.tools.calls import Progress
-from closeout.tools.mcp_client import McpServer, McpServerFailed, ServerOffer, require_mcp
+from closeout.tools.mcp_client import LoginNeeded, McpServer, McpServerFailed, ServerOffer, require_mcp
 from closeout.tools.mcp_config import McpEntry, read_servers
 from closeout.tools.mcp_lock import PinnedTools
 from closeout.tools.run_context import RunContext, reporting_to
@@ -126,6 +126,8 @@ class ToolManager:
         self._offers: dict[str, tuple[ToolSpec, ...]] = {}  # server name → its tools, once it was reached
         self._problems: dict[str, tuple[str, ...]] = {}  # server name → what is not offered, and why
         self._missing: set[str] = set()  # names of required servers that did not start
+        self._unaccepted: set[str] = set()  # names of servers with tools that nobody has accepted
+        self._logins: dict[str, LoginNeeded] = {}  # required servers that a person must sign in to first
         self._collisions: dict[str, tuple[str, ...]] = {}  # the same, for names that another tool has
         self._users: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._only: frozenset[str] | None = None  # names of the tools on offer, None: all
@@ -147,10 +149,20 @@ class ToolManager:
     def problems(self) -> tuple[ServerProblem, ...]:
         """Servers that could not be used, and tools that are not offered."""
         return tuple(
-            ServerProblem(server.name, message, fatal=server.name in self._missing)
+            ServerProblem(server.name, message, fatal=server.name in self._missing or server.name in self._unaccepted)
             for server in self._servers
             for message in (*self._problems.get(server.name, ()), *self._collisions.get(server.name, ()))
         )
+
+    @property
+    def missing_logins(self) -> Mapping[str, LoginNeeded]:
+        """The required servers that did not start because a person must sign in to them first, by name."""
+        return self._logins
+
+    @property
+    def unaccepted(self) -> Set[str]:
+        """The servers that are not used because of tools that differ from those of the lock file."""
+        return self._unaccepted
 
     @property
     def has_servers(self) -> bool:
@@ -246,15 +258,20 @@ class ToolManager:
             offer = await server.open()
         except McpServerFailed as error:
             self._problems[server.name] = (str(error),)
+            self._logins.pop(server.name, None)
             if server.config.required:
                 self._missing.add(server.name)
+                if isinstance(error, LoginNeeded):
+                    self._logins[server.name] = error
             return None
+        self._missing.discard(server.name)
+        self._logins.pop(server.name, None)
         changes = self._changed_since_pinned(server.name, offer)
         if changes:
             self._problems[server.name] = tuple(changes.values())
-            self._missing.add(server.name)  # even if it is not required: a person must look at it
+            self._unaccepted.add(server.name)  # even if it is not required: a person must look at it
             return None
-        self._missing.discard(server.name)
+        self._unaccepted.discard(server.name)
         self._listed_names.setdefault(server.name, {spec.name for spec in offer.tools})
         self._problems[server.name] = offer.problems
         return self._allowed(server.name, offer)
@@ -308,7 +325,12 @@ class ToolManager:
         if not isinstance(route.home, McpServer):
             with reporting_to(progress):
                 return await route.home.call(arguments)
-        result = await route.home.call(route.name, arguments, route.spec.policy, progress)
+        try:
+            result = await route.home.call(route.name, arguments, route.spec.policy, progress)
+        except LoginNeeded as needed:
+            if route.home.config.required and (waits := RunContext.current().waits) is not None:
+                await waits.login(needed.server, needed.url, str(needed))
+            raise
         return result.value if result.is_plain else result.output(RunContext.current().files)
 
     async def _call_by_override(self, route: _Route, arguments: Mapping[str, Any], progress: Progress | None) -> Any:

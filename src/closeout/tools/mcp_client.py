@@ -17,6 +17,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 from weakref import WeakKeyDictionary
@@ -30,12 +31,14 @@ from closeout.results.escape import escape_markers
 from closeout.tools.calls import MAX_EXTENSION, Progress, extensible_timeout
 from closeout.tools.mcp_answers import CallAnswers, roots_of
 from closeout.tools.mcp_config import McpServerConfig
+from closeout.tools.mcp_logins import read_login
 from closeout.tools.mcp_resources import call_resource_tool, resource_tools
 from closeout.tools.mcp_result import McpResult
 from closeout.tools.run_context import RunContext
 from closeout.tools.schema import is_json_schema, without_titles
 
 if TYPE_CHECKING:
+    import httpx2
     from mcp import Client
     from mcp.client.extension import ClientExtension
     from mcp.shared.dispatcher import ProgressFnT
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
     )
     from mcp.types import Tool as McpTool
 
-__all__ = ["POLICY_KEY", "STATED_FIELDS", "McpServer", "McpServerFailed", "ServerOffer", "require_mcp"]
+__all__ = ["POLICY_KEY", "STATED_FIELDS", "LoginNeeded", "McpServer", "McpServerFailed", "ServerOffer", "require_mcp"]
 
 # The key in a tool's `_meta` under which a Closeout server states its policy.
 POLICY_KEY = "closeout/policy"
@@ -83,10 +86,26 @@ SILENCE_SECONDS = 86_400.0
 
 
 Outcome = TypeVar("Outcome")
+# The name and the arguments of a call, as a server gets them.
+_Sent = tuple[str, dict[str, Any]]
 
 
 class McpServerFailed(ToolError):
     """A server could not be started or reached. The text names it and says why."""
+
+
+class LoginNeeded(McpServerFailed):
+    """A person must sign in to a server first. The text names the command.
+
+    Attributes:
+        server: The server's name.
+        url: Its address.
+        is_sure: False if a call that it ended may have had its effect.
+    """
+
+    def __init__(self, config: McpServerConfig, text: str, *, is_sure: bool = True) -> None:
+        super().__init__(text)
+        self.server, self.url, self.is_sure = config.name, config.address, is_sure
 
 
 def require_mcp() -> None:
@@ -151,9 +170,15 @@ class McpServer:
             try:
                 session = await self._live(dead=session)
             except McpServerFailed as error:
+                if isinstance(error, LoginNeeded) and (death.is_forgotten or policy.crash_rule == "rerun"):
+                    raise
                 raise ToolError(f"MCP server {self.name!r} ended during the call of {name}. {error}") from None
             if policy.crash_rule != "rerun":
                 raise ToolError(self._not_repeated(name, death)) from None
+        except LoginNeeded as needed:
+            if needed.is_sure or policy.crash_rule == "rerun":
+                raise
+            raise ToolError(f"It is not known if the call of {name} had its effect. {needed}") from None
         try:
             return await session.call(name, arguments, timeout, progress)
         except _Died as death:
@@ -253,6 +278,7 @@ class _ServerSession:
         self._doubtful = False  # a call timed out: the server may hang
         self._has_overflowed = False  # it ended because of a result that the library does not read
         self._task: asyncio.Task[None] | None = None
+        self._in_flight: list[_Sent] = []
         self._asking = asyncio.Lock()  # held by the call that may ask
         self._answers: CallAnswers | None = None
 
@@ -331,6 +357,8 @@ class _ServerSession:
         self._errors.forgotten = False
         schema = next((tool.input_schema for tool in self.tools if tool.name == name), None)
         sent = _as_named(arguments, schema)
+        sent_call = (name, sent)
+        self._in_flight.append(sent_call)
         if answers is not None:
             answers.alive = alive
         request = asyncio.ensure_future(self._sent(client, name, sent, report, answers))
@@ -338,15 +366,17 @@ class _ServerSession:
             async with deadline:
                 result = await self._unless_ended(request, answers)
         except _Died:
-            raise await self._lost(name) from None
+            raise await self._lost(sent_call, answers) from None
         except MCPError as error:
             if error.code == CONNECTION_CLOSED and error.message == CLOSED:  # servers use the code for their own errors
-                raise await self._lost(name) from None
+                raise await self._lost(sent_call, answers) from None
             if self._errors.forgotten:
                 self._stop.set()
                 raise _Died(is_forgotten=True) from None
             if self._errors.login:
-                raise ToolError(self._errors.take_login()) from None
+                failed = self._login_failed(sent_call, answers)
+                self._errors.login = None  # other calls of the session may still be allowed
+                raise failed from None
             raise ToolError(redact(error.message, self.config.secrets)) from None
         except (RuntimeError, ValueError, TimeoutError) as error:  # too late, or a result that breaks its schema
             if deadline.expired():
@@ -358,6 +388,8 @@ class _ServerSession:
                 raise ToolError(f"{name} did not answer within {within} (MCP server {self.config.name!r}).") from None
             # a result that breaks the protocol or its own schema
             raise ToolError(f"{name} gave a result that cannot be used: {_first(error)}") from None
+        finally:
+            self._in_flight.remove(sent_call)
         content = tuple(part.model_dump(mode="json", by_alias=True, exclude_none=True) for part in result.content)
         outcome = McpResult(content, result.structured_content)
         if result.is_error:
@@ -450,18 +482,29 @@ class _ServerSession:
                 with suppress(Exception, asyncio.CancelledError):
                     await asyncio.wait((request,))
 
-    async def _lost(self, name: str) -> Exception:
+    def _login_failed(self, call: _Sent, answers: CallAnswers | None) -> ToolError:
+        """Return the error for a call that ended because of a login."""
+        assert self._errors.login is not None
+        text, is_missing = self._errors.login
+        if not is_missing:
+            return ToolError(text)
+        # Calls that are equal cannot be told apart. What has become a task is asked for again by its id.
+        is_sure = call in self._errors.refused and self._in_flight.count(call) == 1
+        self._errors.refused = [each for each in self._errors.refused if each != call]
+        return LoginNeeded(self.config, text, is_sure=is_sure or (answers is not None and answers.task is not None))
+
+    async def _lost(self, call: _Sent, answers: CallAnswers | None) -> Exception:
         """Return the error for a call that was running when the session ended."""
         if self.config.transport == "sse" and self._task is not None:
             await asyncio.wait((self._task,), timeout=BROKEN_SECONDS)  # it knows why
         if self._errors.login:
-            return ToolError(self._errors.login)
+            return self._login_failed(call, answers)
         if not self._has_overflowed:
             return _Died(await self._last_words())
         return ToolError(
             f"MCP server {self.config.name!r} sent a result of more than 1 MB over SSE, which the mcp library does not "
-            f"read, and the call of {name} was lost with it. Ask for less at once, or connect over streamable HTTP (a "
-            "URL that usually ends in /mcp)."
+            f"read, and the call of {call[0]} was lost with it. Ask for less at once, or connect over streamable HTTP "
+            "(a URL that usually ends in /mcp)."
         )
 
     async def answers(self) -> bool:
@@ -577,7 +620,8 @@ class _ServerSession:
         if isinstance(error, McpServerFailed):
             return error
         if self._errors.login:
-            return McpServerFailed(self._errors.login)
+            text, is_missing = self._errors.login
+            return LoginNeeded(self.config, text) if is_missing else McpServerFailed(text)
         verb = "started" if self.config.transport == "stdio" else "reached"
         cause = f"{_reason(error, self._errors.status)}.{last_words}"
         if self._errors.status == 401:
@@ -624,7 +668,7 @@ def _open_transport(
         auth=auth_for(config, errors.note_login),
         headers=dict(config.headers),
         timeout=httpx2.Timeout(CONNECT_SECONDS, read=SILENCE_SECONDS),
-        event_hooks={"response": [errors.note]},
+        event_hooks={"response": [partial(errors.note, config)]},
     )
     stack.push_async_callback(http.aclose)
     return streamable_http_client(config.url, http_client=http, max_sse_event_size=MAX_EVENT_BYTES)
@@ -715,20 +759,25 @@ class _ErrorTail:
         self._kept = b""
         self.status: int | None = None
         self.forgotten = False  # the last answer over HTTP says that the server no longer knows the session
-        self.login = ""  # why there is no login, which the library may not pass on
+        # Why there is no login, which the library may not pass on, and if a person must sign in.
+        self.login: tuple[str, bool] | None = None
+        self.refused: list[_Sent] = []  # calls that a server refused for want of a login
 
-    def note_login(self, problem: str) -> None:
+    def note_login(self, problem: str, *, is_missing: bool, refused: httpx2.Request) -> None:
         """Remember that a login is missing or failed."""
-        self.login = problem
+        self.login = problem, is_missing
+        with suppress(ValueError, LookupError, TypeError):
+            params = json.loads(refused.content)["params"]
+            self.refused.append((params["name"], params.get("arguments") or {}))
 
-    def take_login(self) -> str:
-        """Return what was noted about the login and forget it: other calls may still be allowed."""
-        problem, self.login = self.login, ""
-        return problem
-
-    async def note(self, response: Any) -> None:
+    async def note(self, config: McpServerConfig, response: httpx2.Response) -> None:
         """Remember the last answer over HTTP if it was an error: the library does not pass it on."""
         self.status = status = response.status_code if response.status_code >= 400 else None
+        if status == 401 and self.login is None:
+            from closeout.tools.mcp_oauth import wants_login
+
+            if (problem := wants_login(config, response)) and read_login(config.url) is None:
+                self.note_login(problem, is_missing=True, refused=response.request)
         if status not in (400, 404) or SESSION_HEADER not in response.request.headers:
             return
         try:

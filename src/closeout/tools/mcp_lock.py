@@ -11,6 +11,7 @@ from typing import Any
 from closeout.errors import ConfigError
 from closeout.messages import ToolSpec
 from closeout.results.normal import normalise
+from closeout.shared_files import write_whole
 
 __all__ = ["LOCK_FILE", "PinnedTools", "pin"]
 
@@ -74,10 +75,8 @@ def pin(path: Path, offers: Mapping[str, Iterable[ToolSpec]]) -> list[str]:
         if (sign := _sign(known.get(server, {}).get(name), tools.get(name)))
     ]
     text = json.dumps({"version": _VERSION, "servers": {**known, **written}}, indent=2, sort_keys=True)
-    draft = path.with_name(f"{path.name}.tmp")
     try:
-        draft.write_text(text + "\n", "utf-8")
-        draft.replace(path)
+        write_whole(path, f"{text}\n".encode())
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
     return changes

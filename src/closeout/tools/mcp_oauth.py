@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol, Self
 from urllib.parse import parse_qs, urlsplit
 
+import httpx2
 from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider, OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import (
     ClientCredentialsOAuthProvider,
     PrivateKeyJWTOAuthProvider,
     SignedJWTParameters,
 )
-from mcp.client.auth.utils import extract_field_from_www_auth, extract_scope_from_www_auth, union_scopes
+from mcp.client.auth.utils import (
+    extract_field_from_www_auth,
+    extract_resource_metadata_from_www_auth,
+    extract_scope_from_www_auth,
+    union_scopes,
+)
 from mcp.shared.auth import (
     OAuthClientInformationFull,
     OAuthClientMetadata,
@@ -21,35 +27,56 @@ from mcp.shared.auth import (
     OAuthToken,
     ProtectedResourceMetadata,
 )
+from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from pydantic import AnyUrl, BaseModel, ValidationError
 
 from closeout.errors import ConfigError
 from closeout.redaction import redact
 from closeout.tools.mcp_auth import McpAuth
 from closeout.tools.mcp_config import McpServerConfig
-from closeout.tools.mcp_logins import read_login, write_login
+from closeout.tools.mcp_logins import login_lock, read_login, write_login
 
-if TYPE_CHECKING:
-    import httpx2
-
-__all__ = ["LoginFailed", "auth_for", "login_command"]
+__all__ = ["LoginFailed", "auth_for", "login_command", "revoke_login", "wants_login"]
 
 _EARLY = 30.0  # seconds before its end in which a token is refreshed: clocks differ, and a request takes time
+# Seconds for a request to refresh or to revoke a token.
+_SECONDS = 30.0
 
 
 class LoginFailed(OAuthFlowError):
-    """A server wants a login that is not there, or the login failed. The text is for the user."""
+    """A server wants a login that is not there, or the login failed. The text is for the user.
 
-
-def auth_for(config: McpServerConfig, on_failure: Callable[[str], object]) -> httpx2.Auth | None:
-    """Return what signs in to a server; None if nobody has signed in and nobody is there to do it.
-
-    Args:
-        config: The server.
-        on_failure: Called with a sentence when a login is missing or fails: the library may not pass it on.
+    `is_missing` is true if a person can mend it by signing in.
     """
+
+    def __init__(self, text: str, *, is_missing: bool = False) -> None:
+        super().__init__(text)
+        self.is_missing = is_missing
+
+
+class OnFailure(Protocol):
+    """Called when a login is missing or fails: the library may not pass it on."""
+
+    def __call__(self, problem: str, *, is_missing: bool, refused: httpx2.Request) -> object: ...
+
+
+def wants_login(config: McpServerConfig, response: httpx2.Response) -> str:
+    """Return a sentence if a server wants a login that a person can make; empty for any other answer."""
+    auth = config.auth or McpAuth()
+    is_left_out = auth.sign_in is not None or auth.grant != "authorization_code" or _has_key(config)
+    if response.status_code != 401 or is_left_out or not extract_resource_metadata_from_www_auth(response):
+        return ""
+    return f"MCP server {config.name!r} wants a login. Sign in with: {login_command(config)}"
+
+
+def _has_key(config: McpServerConfig) -> bool:
+    return any(name.lower() == "authorization" for name in config.headers)
+
+
+def auth_for(config: McpServerConfig, on_failure: OnFailure) -> httpx2.Auth | None:
+    """Return what signs in to a server; None if nobody has signed in and nobody is there to do it."""
     auth, provider = config.auth or McpAuth(), None
-    if any(name.lower() == "authorization" for name in config.headers):
+    if _has_key(config):
         return None
     if auth.grant == "client_credentials":
         provider = _client_credentials(config, auth)
@@ -63,23 +90,69 @@ def login_command(config: McpServerConfig, scope: str = "") -> str:
     return f"closeout mcp login {config.address}" + (f' --scope "{scope}"' if scope else "")
 
 
+async def revoke_login(config: McpServerConfig) -> str:
+    """Ask the authorization server to end the tokens of a login (RFC 7009).
+
+    Returns:
+        Why they may still be valid; empty if they are not.
+    """
+    provider = _KeptLogin(config, config.auth or McpAuth()).for_server(config, _nobody)
+    await provider.load()
+    context = provider.context
+    metadata, tokens, client = context.oauth_metadata, context.current_tokens, context.client_info
+    if metadata is None or metadata.revocation_endpoint is None:
+        return "The authorization server offers no way to revoke its tokens. They are valid until they end."
+    if tokens is None or client is None or client.client_id is None:
+        return ""
+    sent = {"refresh_token": tokens.refresh_token, "access_token": tokens.access_token}
+    try:
+        async with httpx2.AsyncClient(timeout=_SECONDS) as http:
+            for kind, token in sent.items():
+                if token:
+                    data = {"token": token, "token_type_hint": kind, "client_id": client.client_id}
+                    data, headers = context.prepare_token_auth(data)
+                    response = await http.post(str(metadata.revocation_endpoint), data=data, headers=headers)
+                    response.raise_for_status()
+    except (httpx2.HTTPError, OAuthFlowError) as error:
+        response_of = getattr(error, "response", None)
+        reason = type(error).__name__ if response_of is None else f"HTTP {response_of.status_code}"
+        return f"The authorization server did not revoke the tokens ({reason}). They may be valid until they end."
+    return ""
+
+
+def _nobody(problem: str, *, is_missing: bool, refused: httpx2.Request) -> None:
+    """Leave out what went wrong: it is returned."""
+
+
 class _Provider(OAuthClientProvider):
     """The library's client, whose failures are sentences for the user."""
 
     _lacks_rights = False  # the server refused the request because of the token's scopes
 
-    def for_server(self, config: McpServerConfig, on_failure: Callable[[str], object]) -> Self:
+    def for_server(self, config: McpServerConfig, on_failure: OnFailure) -> Self:
         self._config, self._on_failure = config, on_failure
         return self
 
     async def _auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        await self._reload()
-        if self._initialized and self.context.is_token_valid():
+        refused = ""
+        for _ in range(2):
+            try:
+                await self._reload(request, refused)
+            except (OAuthFlowError, ConfigError) as error:
+                raise self._failed(error, request) from None
+            if not self._initialized or not self.context.is_token_valid():
+                break
+            token = self.context.current_tokens.access_token if self.context.current_tokens else ""
+            if token == refused:
+                break
             self._add_auth_header(request)  # without the library's lock: requests need not wait for each other
             response = yield request
             self._lacks_rights = response.status_code == 403
-            if response.status_code not in (401, 403) or self._must_refuse(response):
+            if response.status_code not in (401, 403) or self._must_refuse(response, request):
                 return
+            if self._lacks_rights:
+                break
+            refused = token
         flow = super()._auth_flow(request)
         try:
             sent = await anext(flow)
@@ -91,23 +164,23 @@ class _Provider(OAuthClientProvider):
         except StopAsyncIteration:
             return
         except (OAuthFlowError, ConfigError, ValueError) as error:
-            raise self._failed(error) from None
+            raise self._failed(error, request) from None
         finally:
             await flow.aclose()
 
-    async def _reload(self) -> None:
-        """Read what another process may have changed."""
+    async def _reload(self, request: httpx2.Request, refused: str) -> None:
+        """Read what another process may have changed. The server does not accept the token `refused` any more."""
 
-    def _must_refuse(self, response: httpx2.Response) -> bool:
+    def _must_refuse(self, response: httpx2.Response, request: httpx2.Request) -> bool:
         """True if the server's refusal is the outcome of the request."""
         return False
 
-    def _failed(self, error: Exception) -> LoginFailed:
+    def _failed(self, error: Exception, request: httpx2.Request) -> LoginFailed:
         if not isinstance(error, LoginFailed):
             lines = str(error).splitlines() or [type(error).__name__]
             reason = redact(lines[0][:300].rstrip("."), self._config.secrets)
             error = LoginFailed(f"The login to MCP server {self._config.name!r} failed: {reason}.")
-        self._on_failure(str(error))
+        self._on_failure(str(error), is_missing=error.is_missing, refused=request)
         return error
 
 
@@ -174,21 +247,44 @@ class _KeptLogin(_Provider):
         self._auth = auth
         self._is_new = auth.is_new  # nothing is read until the login is complete
         self._page = ""  # the authorization server's page
-        self._refreshing = False
+
+    async def load(self) -> None:
+        """Read the login."""
+        await self._initialize()
 
     # -------------------------------------------------------------------------------------------- the requests
 
-    async def _reload(self) -> None:
+    async def _reload(self, request: httpx2.Request, refused: str) -> None:
+        """Read the login, and refresh it if it has ended: once, whatever processes need it."""
         await self._initialize()
+        if self._is_new or not self._must_refresh(refused):
+            return
+        async with login_lock(self._config.url):
+            await self._initialize()
+            if not self._must_refresh(refused):
+                return  # another process was faster
+            self.context.protocol_version = request.headers.get(MCP_PROTOCOL_VERSION_HEADER)
+            async with httpx2.AsyncClient(timeout=_SECONDS) as http:
+                response = await http.send(await self._refresh_token())
+            if response.status_code >= 500 or response.status_code == 429:
+                raise OAuthFlowError(f"the authorization server answered HTTP {response.status_code}, try again later")
+            if not await self._handle_refresh_response(response):
+                self.context.clear_tokens()
 
-    def _must_refuse(self, response: httpx2.Response) -> bool:
+    def _must_refresh(self, refused: str) -> bool:
+        tokens = self.context.current_tokens
+        has_ended = not self.context.is_token_valid() or (tokens is not None and tokens.access_token == refused)
+        return has_ended and self.context.can_refresh_token()
+
+    def _must_refuse(self, response: httpx2.Response, request: httpx2.Request) -> bool:
         """True if a request needs a scope that nobody is there to grant: it fails alone, and the session goes on."""
         if not (self._lacks_rights and self._auth.sign_in is None):
             return False
         if extract_field_from_www_auth(response, "error") == "insufficient_scope":
             tokens = self.context.current_tokens
             scope = union_scopes(None if tokens is None else tokens.scope, extract_scope_from_www_auth(response))
-            self._on_failure(self._sentence("asks for more rights than its login has", scope or ""))
+            problem = self._sentence("asks for more rights than its login has", scope or "")
+            self._on_failure(problem, is_missing=False, refused=request)
         return True
 
     async def _initialize(self) -> None:
@@ -217,37 +313,15 @@ class _KeptLogin(_Provider):
         )
 
     async def _perform_authorization(self) -> httpx2.Request:
-        if not self._lacks_rights and self.context.can_refresh_token():
-            self._refreshing = True
-            return await self._refresh_token()
         metadata = self.context.client_metadata
         metadata.scope = union_scopes(metadata.scope, " ".join(self._auth.scopes))
         return await super()._perform_authorization()
-
-    async def _handle_token_response(self, response: httpx2.Response) -> None:
-        if not self._refreshing:
-            await super()._handle_token_response(response)
-            return
-        self._refreshing = False
-        if not await self._handle_refresh_response(response):
-            raise LoginFailed(self._sentence("does not accept its login any more"))
-
-    async def _handle_refresh_response(self, response: httpx2.Response) -> bool:
-        used = self.context.current_tokens
-        if await super()._handle_refresh_response(response):
-            return True
-        await self._initialize()  # another process may have refreshed the token meanwhile
-        tokens = self.context.current_tokens
-        if tokens is not None and used is not None and tokens.access_token != used.access_token:
-            return self.context.is_token_valid()
-        self.context.clear_tokens()
-        return False
 
     # -------------------------------------------------------------------------------------------- the person
 
     async def _show_page(self, page: str) -> None:
         if self._auth.sign_in is None:
-            raise LoginFailed(self._sentence("does not accept its login any more"))
+            raise LoginFailed(self._sentence("does not accept its login any more"), is_missing=True)
         self._page = page
 
     async def _page_left(self) -> AuthorizationCodeResult:

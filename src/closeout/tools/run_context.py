@@ -79,6 +79,10 @@ class Waits(Protocol):
 
     def signal(self, name: str, timeout: float | None) -> Awaitable[Any]: ...
 
+    def login(self, server: str, url: str, reason: str) -> Awaitable[None]:
+        """Wait until a person has signed in to the MCP server of the call, which has not been made."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAnswer:
