@@ -16,19 +16,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, build_opener, urlopen
 
 import pytest
+from aiohttp import CookieJar
+from aiohttp.test_utils import TestClient, TestServer
 
 from cli_process import Done, closeout, here, start
 from closeout import Agent
 from closeout.errors import ConfigError
 from closeout.run.lifecycle import replay_run
+from closeout.server.host import AgentHost
+from closeout.server.serving import agent_app
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from closeout.tools.manager import ToolManager
 from closeout.tools.mcp_callback import callback_on
 from closeout.tools.mcp_config import read_servers
 from journal_file import as_if_killed, store_events, stored_events
+from viewer_pages import texts, watched_viewer
+from viewer_server import viewer_app
 
 SERVER = Path(__file__).parent / "mcp_servers" / "guarded.py"
 SECRET = "known-secret-value"
@@ -344,6 +351,86 @@ async def test_a_call_that_needs_more_rights_fails_alone_and_names_them(guarded:
     await asyncio.to_thread(here, "mcp", "logout", guarded.url)
     await sign_in_once(guarded, "write")
     assert (await tool_result(guarded.url, "write"))["result"] == "wrote a"
+
+
+# ------------------------------------------------------------------------------------------------ the viewer
+
+
+NAME = "files <img src=x onerror=alert(1)> \u202e"
+
+
+async def test_only_the_browser_that_began_a_login_in_the_viewer_can_end_it(guarded: Guarded) -> None:
+    agent = Agent(ScriptedClient([]), mcp_servers=[{"name": NAME, "url": guarded.url}])
+    run = await agent.run("Go")
+    store = agent.store()
+    assert store is not None
+
+    async def begin(client: TestClient, **headers: str) -> tuple[int, Any]:
+        page = await (await client.get("/viewer/")).text()
+        token = page.partition('name="closeout-token" content="')[2].partition('"')[0]
+        sent = {"X-Closeout-Token": token, **headers}
+        response = await client.post(f"/viewer/api/runs/{run.run_id}/login", json={"id": "login1"}, headers=sent)
+        return response.status, await response.json()
+
+    async def left(client: TestClient, address: str) -> tuple[int, str]:
+        parts = urlsplit(address)
+        assert parts.path == "/viewer/login/callback"
+        response = await client.get(f"{parts.path}?{parts.query}")
+        return response.status, response.headers["Content-Type"] + (await response.text())
+
+    server = TestServer(viewer_app(Path(os.environ["CLOSEOUT_HOME"])))
+    async with TestClient(server) as mine, TestClient(server, cookie_jar=CookieJar(unsafe=True)) as other:
+        assert (await begin(mine, Origin="https://evil.example"))[0] == 403
+        assert (await begin(mine, **{"X-Closeout-Token": "guessed"}))[0] == 403
+        assert (await mine.get("/viewer/login/callback?code=c&state=s")).status == 404
+        first = (await begin(mine))[1]["page"]
+        status, found = await begin(mine)  # again: only the last one counts
+        assert (status, urlsplit(found["page"]).netloc) == (200, f"127.0.0.1:{guarded.port}")
+        good = follow(found["page"])
+        assert good.startswith(f"http://127.0.0.1:{server.port}/viewer/login/callback?")
+        forged = good.replace("state=", "state=x")
+        for client, address in (
+            (other, good),
+            (mine, forged),
+            (mine, follow(first)),
+            (mine, "/viewer/login/callback?"),
+        ):
+            assert (await left(client, address))[0] == 400
+        assert login_files() == []
+        status, text = await left(mine, good)
+        assert (status, text.startswith("text/plain")) == (200, True)
+        assert (await left(mine, good))[0] == 400, "once"
+        async with asyncio.timeout(20):
+            while not login_files():  # noqa: ASYNC110  the token is on its way
+                await asyncio.sleep(0.02)
+        waiting = (await (await mine.get(f"/viewer/api/runs/{run.run_id}/waiting")).json())["waiting"]
+        assert [(each["id"], each["signed_in"]) for each in waiting] == [("login1", True)]
+    assert json.loads(login_files()[0].read_text())["tokens"]["access_token"].encode() not in recorded_bytes()
+
+
+def test_a_person_signs_in_on_the_runs_page_and_the_served_run_continues(guarded: Guarded, browser: Any) -> None:
+    agent = Agent(
+        ScriptedClient([call("read", name="a"), answer("done")]), mcp_servers=[{"name": NAME, "url": guarded.url}]
+    )
+    home = Path(os.environ["CLOSEOUT_HOME"])
+    with watched_viewer(home, browser, lambda _: agent_app(AgentHost(agent, drain_seconds=0))) as viewer:
+        page = viewer.open()
+        start = """fetch("/v1/runs", {
+            method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ task: "Go." }),
+        })"""
+        run_id = page.evaluate(f"{start}.then((response) => response.json()).then((run) => run.run_id)")
+        page.goto(f"{viewer.address}#/run/{run_id}")
+        request = page.locator(".request[data-id=login1]")
+        assert request.locator(".tool-name").inner_text() == "files-img-src-x-onerror-alert-1"
+        assert f"closeout mcp login {guarded.url}" in request.inner_text()
+        request.get_by_role("button", name="Sign in").click()
+        link = request.get_by_role("link", name=f"Sign in at 127.0.0.1:{guarded.port}")
+        with page.context.expect_page() as opened:
+            link.click()
+        opened.value.get_by_text("Done. You can close this page").wait_for()
+        page.wait_for_selector(".item.answer")
+        assert texts(page, ".item.decision .item-name") == ["Waits for a login"]
+        assert page.locator("main img").count() == 0
 
 
 # ------------------------------------------------------------------------------------------------ programs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,7 @@ from closeout.server.serving import agent_app
 from closeout.server.viewer.decision_requests import TOKEN_HEADER
 from closeout.testing import ScriptedClient, Turn, answer, call
 from closeout.tools.builtin import ask_user
-from viewer_pages import Viewer, run_apart, texts, watched_viewer
+from viewer_pages import Viewer, check_looks, run_apart, texts, watched_viewer
 
 HIDDEN = "\u202egnp.exe <img src=x onerror=alert(1)>\u200b\u3164\u2800\U000e0101"
 
@@ -287,6 +288,52 @@ def test_a_served_run_is_decided_and_followed_to_its_answer(browser: Any, home: 
         assert page.locator(".item.stopped").count() == 1
         assert page.locator("text=closeout resume").count() == 0
     assert bank.paid == [("a", 1)]
+
+
+ASKING = Path(__file__).parent / "mcp_servers" / "asking.py"
+
+
+def test_a_servers_form_is_filled_in_and_its_address_is_a_link_that_names_the_host(viewer: Viewer, home: Path) -> None:
+    shop = {"name": "shop", "command": [sys.executable, str(ASKING), "new", str(home / "did")], "elicitation": "ask"}
+    client = ScriptedClient([Turn(calls=[call("survey"), call("visit")]), answer("done")])
+    agent = Agent(client, mcp_servers=[shop], home=home)
+    run_id = run_apart(agent, "Ask.")
+    page = viewer.open(f"#/run/{run_id}")
+    form = page.locator(".request[data-id='r1.q1']")
+    assert form.locator(".says").inner_text().splitlines() == [
+        "The MCP server 'shop' asks:",
+        "> About your order <img src=x onerror=alert(1)>",
+    ]
+    assert "U+202E" in form.get_by_text("As on the").inner_text()
+    assert form.locator("textarea").count() == 0
+    assert form.get_by_label("day").input_value() == "2026-12-01"
+    form.get_by_label("姓名 <b>Name</b>").fill("Ada")
+    form.get_by_role("button", name="Send the answer").click()
+    assert form.get_by_label("count").evaluate("each => each.validity.valueMissing"), "the browser says what is missing"
+    form.get_by_label("count").fill("98765432109876543210")
+    form.get_by_label("weight").fill("")
+    form.get_by_label("gift").check()
+    form.get_by_label("colour").select_option(label="Sky")
+    form.get_by_label("Ice").check()
+    check_looks(page)
+    form.get_by_role("button", name="Send the answer").click()
+    form.wait_for(state="detached")
+    visit = page.locator(".request[data-id='r2.q1']")
+    link = visit.get_by_role("link", name="Open example.org")
+    assert [link.get_attribute(name) for name in ("href", "target", "rel")] == [
+        "https://example.org/in", "_blank", "noopener noreferrer",
+    ]  # fmt: skip
+    visit.get_by_role("button", name="Done").click()
+    page.wait_for_selector("text=Everything is decided")
+    assert page.locator("main img").count() == 0
+    assert [(name, json.loads(text) if name == "r1.q1" else text) for name, _, _, text in made(home, run_id)] == [
+        ("r1.q1", {"name": "Ada", "day": "2026-12-01", "count": 98765432109876543210, "weight": None, "gift": True,
+                   "colour": "blue", "extras": ["ice", "mint"]}),
+        ("r2.q1", "done"),
+    ]  # fmt: skip
+    resume_apart(agent, run_id)
+    page.wait_for_selector(".item.answer")
+    assert '"weight"' not in texts(page, ".call .result")[0]
 
 
 def test_a_second_decision_from_another_page_is_refused_with_its_reason(viewer: Viewer, home: Path) -> None:

@@ -52,6 +52,23 @@ def paint() -> Steps:
     return f"{colour['content']['colour']} {coats['content']['coats']}"
 
 
+def survey() -> Steps:
+    """A form with every kind of field."""
+    answer = yield form(
+        "About your order <img src=x onerror=alert(1)>", ("name", "count", "colour"),
+        name={"type": "string", "title": "姓名 <b>Name</b>", "minLength": 1, "description": "As on the \u202einvoice"},
+        mail={"type": "string", "format": "email"},
+        day={"type": "string", "format": "date", "default": "2026-12-01"},
+        count={"type": "integer", "minimum": 1, "maximum": 99_999_999_999_999_999_999},
+        weight={"type": "number", "default": 2.5},
+        gift=GIFT,
+        colour=COLOUR,
+        extras={"type": "array", "default": ["mint"],
+                "items": {"anyOf": [{"const": "ice", "title": "Ice"}, {"const": "mint", "title": "Mint"}]}},
+    )  # fmt: skip
+    return json.dumps(answer["content"], sort_keys=True)
+
+
 def visit() -> Steps:
     answer = yield {"mode": "url", "message": "Sign in", "url": "https://example.org/in", "elicitationId": "e1"}
     return str(answer["action"])
@@ -121,7 +138,7 @@ def bake(item: str = "bread") -> Steps:
     return f"[{item}] done {answer['content']['size']}"
 
 
-ALL = (order, paint, visit, locked, endless, huge, nested, forged, die, stray, think, where, bake)
+ALL = (order, paint, survey, visit, locked, endless, huge, nested, forged, die, stray, think, where, bake)
 TOOLS = {each.__name__: each for each in ALL}
 
 

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from closeout.errors import CloseoutError, JournalError, JournalLocked, RunNotFound
 from closeout.journal.events import RunEnded, RunStarted
 from closeout.journal.sent_signals import runs_with_signals
-from closeout.journal.store import Store
+from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Listener
 from closeout.run.handoff import is_run_of
 from closeout.run.plan import AgentPlan
@@ -22,7 +22,7 @@ from closeout.run.resuming import resume_run
 from closeout.run.waiting import PendingDecision, pending_decisions
 from closeout.tools.mcp_logins import login_changed
 
-__all__ = ["DueRuns", "resume_due"]
+__all__ = ["DueRuns", "has_login", "resume_due", "waits_since"]
 
 log = logging.getLogger("closeout")
 
@@ -42,11 +42,21 @@ class _Wait:
         answer that counts.
         """
         own = [each for each in self.pending if not each.by_person]
-        if any(login_changed(str(each.arguments["url"])) > self.since for each in own if each.kind == "login"):
+        if any(has_login(each, self.since) for each in own):
             return True
         if any(_has_passed(each, now) or each.arguments.get("signal") in signals for each in own):
             return True
         return not own and all(each.default is not None and _has_passed(each, now) for each in self.pending)
+
+
+def waits_since(rows: Iterable[Row]) -> float:
+    """Return when a recorded run was suspended last, in seconds since the epoch."""
+    return max((row.time for row in rows if isinstance(row.event, RunEnded)), default=0.0)
+
+
+def has_login(pending: PendingDecision, since: float) -> bool:
+    """Return True if a run waits for a login, and somebody has signed in since it was suspended."""
+    return pending.kind == "login" and login_changed(str(pending.arguments.get("url", ""))) > since
 
 
 def _has_passed(pending: PendingDecision, now: float) -> bool:
@@ -75,8 +85,7 @@ class DueRuns:
             if known is None or known.version != version:
                 try:
                     rows = list(self.store.rows(run_id))
-                    since = max((row.time for row in rows if isinstance(row.event, RunEnded)), default=0.0)
-                    known = _Wait(version, since, pending_decisions(rows))
+                    known = _Wait(version, waits_since(rows), pending_decisions(rows))
                 except (RunNotFound, JournalError):
                     continue  # it was deleted meanwhile, or cannot be read
             waits[run_id] = known

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from closeout.run.attempt import Attempt
     from closeout.run.plan import AgentPlan
     from closeout.run.result import AgentResult
+    from closeout.tools.mcp_config import McpServerConfig
 
 __all__ = [
     "PageModel",
@@ -45,6 +46,7 @@ __all__ = [
     "read_result_tool",
     "report_of",
     "secrets_of",
+    "servers_of",
     "sub_agent_tool",
 ]
 
@@ -114,6 +116,15 @@ def clients_of(plan: AgentPlan, depth: int = MAX_DEPTH) -> list[BaseClient]:
             found += [client for client in clients_of(each.plan_of(False), depth - 1) if client not in found]
         elif isinstance(each, ModelTool) and isinstance(each.ask, PageModel) and each.ask.client not in found:
             found.append(each.ask.client)
+    return found
+
+
+def servers_of(plan: AgentPlan, depth: int = MAX_DEPTH) -> list[McpServerConfig]:
+    """Return the MCP servers of an agent and of its sub-agents."""
+    found = list(plan.manager.servers)
+    for each in plan.manager.local_tools if depth else ():
+        if isinstance(each, SubAgentTool):
+            found += servers_of(each.plan_of(False), depth - 1)
     return found
 
 

@@ -42,6 +42,7 @@ from closeout.run.cancelling import (
 )
 from closeout.run.due import DueRuns
 from closeout.run.resuming import resume_run
+from closeout.run.subagents import servers_of
 from closeout.run.waiting import Decisions, PendingDecision, record_decisions
 from closeout.server.admission import Busy
 from closeout.server.client_request import ClientRequest, RequestDeps
@@ -50,6 +51,7 @@ from closeout.server.response_view import RESPONSE_NOTE
 
 if TYPE_CHECKING:
     from closeout.agent import Agent, RunSettings
+    from closeout.tools.mcp_config import McpServerConfig
 
 __all__ = ["AgentHost", "ServedRun"]
 
@@ -454,6 +456,10 @@ class AgentHost:
             self._launch(run_id, streamed=bool((notes or {}).get("stream")))
         self._look.set()
         return pending
+
+    def servers(self) -> list[McpServerConfig]:
+        """Return the MCP servers of the agent and of its sub-agents."""
+        return servers_of(self.agent.plan())
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, id: str = "") -> bool:  # noqa: A002
         """Send a signal to a run, as `Agent.signal` does, and resume the run if it waits for it."""

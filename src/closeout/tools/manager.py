@@ -19,7 +19,7 @@ from closeout.messages import ToolSpec
 from closeout.overrides import is_overridden
 from closeout.tools.calls import Progress
 from closeout.tools.mcp_client import LoginNeeded, McpServer, McpServerFailed, ServerOffer, require_mcp
-from closeout.tools.mcp_config import McpEntry, read_servers
+from closeout.tools.mcp_config import McpEntry, McpServerConfig, read_servers
 from closeout.tools.mcp_lock import PinnedTools
 from closeout.tools.run_context import RunContext, reporting_to
 from closeout.tools.search_tools import make_search_tools
@@ -153,6 +153,11 @@ class ToolManager:
             for server in self._servers
             for message in (*self._problems.get(server.name, ()), *self._collisions.get(server.name, ()))
         )
+
+    @property
+    def servers(self) -> tuple[McpServerConfig, ...]:
+        """The MCP servers as they are written in the settings."""
+        return tuple(server.config for server in self._servers)
 
     @property
     def missing_logins(self) -> Mapping[str, LoginNeeded]:

@@ -116,8 +116,8 @@ def read_form(form: Mapping[str, Any], text: str) -> dict[str, Any]:
             raise ValueError(f"Answer with a JSON object of these fields: {', '.join(fields) or 'none'}.")
         name, schema = next(iter(fields.items()))
         value = {name: field_value(schema, text)}
-    given = {name: schema["default"] for name, schema in fields.items() if "default" in schema}
-    given |= {name: each for name, each in value.items() if each is not None}
+    defaults = {name: schema["default"] for name, schema in fields.items() if "default" in schema}
+    given = {name: each for name, each in {**defaults, **value}.items() if each is not None}
     if problem := _problem(form, given):
         raise ValueError(problem)
     return given

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from closeout.errors import UsageError
 from closeout.run.waiting import Decision, PendingDecision
 from closeout.visible import visible
 
-__all__ = ["BY", "TOKEN_HEADER", "check_own_page", "pending_shape", "read_decision", "read_message"]
+__all__ = ["BY", "TOKEN_HEADER", "check_own_page", "pending_shape", "read_decision", "read_message", "read_name"]
 
 TOKEN_HEADER = "X-Closeout-Token"  # noqa: S105 - the header's name
 BY = "viewer"
@@ -39,9 +40,18 @@ def check_own_page(request: web.Request, token: str) -> None:
         raise web.HTTPUnsupportedMediaType(text="Send it as application/json.")
 
 
-def pending_shape(pending: PendingDecision) -> dict[str, Any]:
-    """Return what a run waits for. Values are texts: JavaScript would round the numbers that it cannot hold."""
+def pending_shape(pending: PendingDecision, *, signed_in: bool = False, problem: str = "") -> dict[str, Any]:
+    """Return what a run waits for. Values are texts: JavaScript would round the numbers that it cannot hold.
+
+    Args:
+        pending: What it waits for.
+        signed_in: Somebody has signed in to the server whose login it is.
+        problem: Why the last login failed.
+    """
     options = pending.arguments.get("options") or ()
+    form = pending.arguments.get("form")
+    question = str(pending.arguments.get("question", ""))
+    fields = _fields(form) if pending.kind == "question" and isinstance(form, Mapping) else []
     return {
         "id": pending.id,
         "kind": pending.kind,
@@ -53,19 +63,48 @@ def pending_shape(pending: PendingDecision) -> dict[str, Any]:
         "arguments": [[name, _shown(value)] for name, value in pending.arguments.items()],
         "json": visible(json.dumps(pending.arguments, ensure_ascii=False, indent=2), keep="\n"),
         "signal": str(pending.arguments.get("signal", "")),
-        "question": str(pending.arguments.get("question", "")),
+        "question": _asked(question) if fields else question,
         "options": [str(option) for option in options] if isinstance(options, list | tuple) else [],
-        "form": _form_text(pending.arguments.get("form")),
+        "fields": fields,
+        "url": str(pending.arguments.get("url", "")) if pending.kind in ("question", "login") else "",
+        "signed_in": signed_in,
+        "problem": visible(problem, keep="\n"),
     }
 
 
-def _form_text(form: Any) -> str:
-    """The answer to a form of several fields as far as its defaults give it; empty if the answer is a bare text."""
-    fields = form.get("properties") if isinstance(form, Mapping) else None
-    if not isinstance(fields, Mapping) or len(fields) == 1:
-        return ""
-    values = {str(name): field.get("default") for name, field in fields.items() if isinstance(field, Mapping)}
-    return json.dumps(values, ensure_ascii=False, indent=2)
+def _asked(question: str) -> str:
+    """The part of a server's question that its form does not show: who asks, and the quoted message."""
+    first, *lines = question.split("\n")
+    return "\n".join((first, *takewhile(lambda line: line.startswith(">"), lines)))
+
+
+def _fields(form: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The fields of a form as inputs: names, hints and values are texts."""
+    required = form.get("required")
+    shapes = []
+    for name, field in (form.get("properties") or {}).items():
+        default = field.get("default")
+        choices = field.get("enum") or (field.get("items") or {}).get("enum") or []
+        titles = field.get("enumNames") or choices
+        shapes.append(
+            {
+                "name": str(name),
+                "title": str(field.get("title") or name),
+                "description": str(field.get("description") or ""),
+                "type": str(field.get("type", "string")),
+                "format": str(field.get("format") or ""),
+                "choices": [[str(value), str(title)] for value, title in zip(choices, titles, strict=False)],
+                "default": default if isinstance(default, bool | list) else _bare(default),
+                "required": isinstance(required, list) and name in required,
+                **{key: _bare(field.get(key)) for key in ("minimum", "maximum", "minLength", "maxLength")},
+            }
+        )
+    return shapes
+
+
+def _bare(value: Any) -> str | None:
+    """A value as a person types it; None without one."""
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _shown(value: Any) -> str:
@@ -92,6 +131,14 @@ def read_decision(body: bytes) -> tuple[str, Decision]:
     arguments = _object(texts["arguments"], "The arguments") if texts["arguments"] else None
     verdict, text, digest = texts["verdict"], texts["text"], texts["hash"]  # the verdict is checked when it is recorded
     return texts["id"], Decision(verdict=verdict, arguments=arguments, text=text, hash=digest, by=BY)
+
+
+def read_name(body: bytes) -> str:
+    """Return the id of what somebody wants to sign in for. Raises UsageError."""
+    name = _object(body, "The login").get("id")
+    if not isinstance(name, str):
+        raise UsageError("A login has the id of what the run waits for.")
+    return name
 
 
 def read_message(body: bytes) -> tuple[str, bool]:

@@ -31,7 +31,9 @@ from closeout.server.viewer.shapes import cut, event_shape, hit_shape, run_shape
 from closeout.server.viewer.story_items import StoryItems
 
 if TYPE_CHECKING:
+    from closeout.run.waiting import PendingDecision
     from closeout.server.host import AgentHost
+    from closeout.server.viewer.sign_in import SignIns
 
 __all__ = ["add_viewer"]
 
@@ -75,6 +77,8 @@ def add_viewer(app: web.Application, *, host: AgentHost | None = None) -> None:
     route.add_get("/viewer/api/runs/{run_id}/requests", viewer.list_requests)
     route.add_get("/viewer/api/runs/{run_id}/waiting", viewer.list_waiting)
     route.add_post("/viewer/api/runs/{run_id}/decisions", viewer.decide)
+    route.add_post("/viewer/api/runs/{run_id}/login", viewer.sign_in)
+    route.add_get("/viewer/login/callback", viewer.end_sign_in)
     route.add_post("/viewer/api/runs/{run_id}/messages", viewer.send_message)
     route.add_get("/viewer/api/runs/{run_id}/export", viewer.export)
     route.add_get("/viewer/api/runs/{run_id}/files", viewer.list_files)
@@ -114,10 +118,13 @@ class _Viewer:
         self._followers: set[asyncio.Task[Any]] = set()
         self._indexing = False
         self._stopping = False
+        self._sign_ins: SignIns | None = None
 
     async def stop(self, app: web.Application) -> None:
         """End the background work: following runs for pages, indexing."""
         self._stopping = True
+        if self._sign_ins is not None:
+            await self._sign_ins.close()
         for task in self._followers:
             task.cancel()
 
@@ -221,10 +228,16 @@ class _Viewer:
         """List what the run waits for, and whether this server continues it once that is decided."""
 
         def read(store: Store, run_id: str) -> list[dict[str, Any]]:
+            from closeout.run.due import has_login, waits_since
             from closeout.run.waiting import pending_decisions
             from closeout.server.viewer.decision_requests import pending_shape
 
-            return [pending_shape(each) for each in pending_decisions(store.rows(run_id))]
+            rows = list(store.rows(run_id))
+            since = waits_since(rows)
+            return [
+                pending_shape(each, signed_in=has_login(each, since), problem=self._problem_of(each))
+                for each in pending_decisions(rows)
+            ]
 
         waiting = await self._in_store(read, request)
         return _json({"waiting": waiting, "continues": await self._host_of(request) is not None})
@@ -247,6 +260,36 @@ class _Viewer:
         except (DecisionRefused, JournalLocked) as error:
             return error_response(409, str(error), "decision_refused")
         return _json({"waiting": [pending_shape(each) for each in left], "continues": host is not None})
+
+    async def sign_in(self, request: web.Request) -> web.Response:
+        """Begin to sign in to the MCP server that the run waits for. Returns the address of the page to open."""
+        from closeout.run.waiting import pending_decisions
+        from closeout.server.viewer.decision_requests import check_own_page, read_name
+        from closeout.server.viewer.sign_in import SignIns
+
+        check_own_page(request, self._token)
+        name = read_name(await request.read())
+
+        def read(store: Store, run_id: str) -> str:
+            waits = {each.id: each for each in pending_decisions(store.rows(run_id)) if each.kind == "login"}
+            if name not in waits:
+                raise UsageError(f"Run {run_id} does not wait for a login on {name!r:.80}.")
+            return str(waits[name].arguments["url"])
+
+        url = await self._in_store(read, request)
+        if self._sign_ins is None:
+            self._sign_ins = SignIns()
+        host = await self._host_of(request)
+        return await self._sign_ins.begin(request, url, () if host is None else host.servers())
+
+    async def end_sign_in(self, request: web.Request) -> web.Response:
+        """The page to which an authorization server sends the browser."""
+        if self._sign_ins is None:
+            raise web.HTTPNotFound(text="No login is under way.")
+        return await self._sign_ins.receive(request)
+
+    def _problem_of(self, pending: PendingDecision) -> str:
+        return "" if self._sign_ins is None else self._sign_ins.problem(str(pending.arguments.get("url", "")))
 
     async def send_message(self, request: web.Request) -> web.Response:
         """Send a message to a run, whichever process executes it."""

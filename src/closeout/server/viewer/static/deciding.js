@@ -4,7 +4,7 @@ import { h, replaceChildren } from "./dom.js";
 import { moment } from "./format.js";
 import { t } from "./language.js";
 import { copyFrom, longText } from "./parts.js";
-import { listWaiting, sendDecision } from "./source.js";
+import { beginLogin, listWaiting, sendDecision } from "./source.js";
 
 /** The requests of a waiting run. `update` fetches them; a form that somebody fills in stays as it is. */
 export class DecisionPanel {
@@ -12,6 +12,7 @@ export class DecisionPanel {
     this.runId = runId;
     this.onDecided = onDecided;
     this.forms = new Map(); // id and hash → element
+    this.awaitsLogin = false; // somebody may sign in, which the run's record does not show
     this.title = h("h2");
     this.list = h("div.requests");
     this.end = h("div", { role: "status" });
@@ -42,10 +43,12 @@ export class DecisionPanel {
       this.forms.set(keyOf(request), form);
       this.list.append(form);
     }
+    this.awaitsLogin = waiting.some((each) => each.kind === "login" && !each.signed_in);
     const open = waiting.filter(isDecided).length;
     const title = open > 1 ? t("This run waits for {n} decisions", { n: open }) : open ? t("This run waits for a decision") : t("This run waits");
     replaceChildren(this.title, waiting.length ? title : t("Everything is decided"));
-    replaceChildren(this.end, waiting.length ? null : continues ? h("p.line.good", null, t("The run continues.")) : this.howToContinue());
+    const isOver = waiting.every((each) => each.signed_in);
+    replaceChildren(this.end, !isOver ? null : continues ? h("p.line.good", null, t("The run continues.")) : this.howToContinue());
   }
 
   howToContinue() {
@@ -58,6 +61,7 @@ export class DecisionPanel {
   }
 
   form(request) {
+    if (request.kind === "login") return awaitedLogin(request, this.runId);
     if (!isDecided(request)) return awaitedTime(request);
     const isQuestion = request.kind === "question";
     const problem = h("p.line.error", { role: "alert", hidden: true });
@@ -74,7 +78,7 @@ export class DecisionPanel {
         ? h("p.quiet", { dir: "auto" }, t("If nobody answers until {time}, the answer is: {text}", { time: moment(request.expires), text: request.default })) : null,
       fields, problem);
     const send = async (decision) => {
-      const controls = element.querySelectorAll("button, input, textarea");
+      const controls = element.querySelectorAll("button, input, textarea, select");
       for (const each of controls) each.disabled = true;
       try {
         const found = await sendDecision(this.runId, { id: request.id, hash: request.hash, ...decision });
@@ -120,13 +124,59 @@ function awaitedTime(request) {
     h("p", { dir: "auto" }, revealed(text)));
 }
 
+/** A login that a person must make at the server. Its page is a link: nothing is opened by itself. */
+function awaitedLogin(request, runId) {
+  const command = `closeout mcp login ${shellWord(request.url)}`;
+  const copy = h("button", { type: "button", click: () => copyFrom(copy, command) }, t("Copy"));
+  const problem = h("p.line.error", { role: "alert", hidden: !request.problem }, revealed(request.problem));
+  const next = h("div.decide");
+  const begin = button(t("Sign in"), async () => {
+    begin.disabled = true;
+    problem.hidden = true;
+    try {
+      const page = await beginLogin(runId, request.id);
+      replaceChildren(next, page ? outsideLink(page, "Sign in at {host}") : h("p.line.good", null, t("Signed in.")));
+    } catch (error) {
+      problem.hidden = false;
+      replaceChildren(problem, revealed(error.message));
+    }
+    begin.disabled = false;
+  }, "primary");
+  return h("article.request", { "data-id": request.id },
+    h("header", null, h("b", null, t("Login")), h("span.tool-name", { dir: "auto" }, revealed(request.tool)), h("span.quiet", { dir: "auto" }, request.id)),
+    h("p", { dir: "auto" }, t("This MCP server wants you to sign in:"), " ", h("code", null, revealed(request.url))),
+    request.signed_in
+      ? h("p.line.good", null, t("Signed in."))
+      : [h("div.buttons", null, begin), next, problem,
+        h("p.command", null, h("span.quiet", null, t("Or in a terminal:")), h("code", null, revealed(command)), copy)]);
+}
+
+function shellWord(text) {
+  return /^[\w.:/-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+/** A link out of the viewer that names its host, whatever the address looks like; the address as text if it is no link. */
+function outsideLink(address, label) {
+  const url = URL.canParse(address) ? new URL(address) : null;
+  if (!url || !/^https?:$/.test(url.protocol)) return h("code", null, revealed(address));
+  const link = h("a.button.outside", { target: "_blank", rel: "noopener noreferrer", dir: "auto" }, t(label, { host: url.host }), " ↗");
+  link.setAttribute("href", url.href);
+  return link;
+}
+
 function keyOf(request) {
-  return `${request.id} ${request.hash}`;
+  return `${request.id} ${request.hash} ${request.signed_in} ${request.problem}`;
 }
 
 function answerForm(request, send, deny) {
-  const text = h("textarea", { rows: request.form ? Math.min(24, request.form.split("\n").length + 1) : 2, "aria-label": t("Answer"), placeholder: request.options.length ? t("Another answer") : t("Answer") });
-  text.value = request.form;
+  if (request.fields.length) return formOf(request, send, deny);
+  if (request.url) {
+    return [
+      h("div.buttons", null, outsideLink(request.url, "Open {host}")),
+      h("div.buttons", null, button(t("Done"), () => send({ verdict: "answer", text: "done" }), "primary"), button(t("Deny"), deny)),
+    ];
+  }
+  const text = h("textarea", { rows: 2, "aria-label": t("Answer"), placeholder: request.options.length ? t("Another answer") : t("Answer") });
   return [
     request.options.length
       ? h("div.buttons.options", null, request.options.map((option) =>
@@ -135,6 +185,67 @@ function answerForm(request, send, deny) {
     text,
     h("div.buttons", null, button(t("Send the answer"), () => send({ verdict: "answer", text: text.value }), "primary"), button(t("Deny"), deny)),
   ];
+}
+
+/** The form of a server's question. Its answer is JSON that is written here, so that numbers keep their digits. */
+function formOf(request, send, deny) {
+  const inputs = request.fields.map((field, number) => [field, inputOf(field, `${request.id}-${number}`)]);
+  const submit = (event) => {
+    event.preventDefault();
+    const values = inputs.map(([field, input]) => [field.name, input.read()]).filter(([, value]) => value !== undefined);
+    send({ verdict: "answer", text: `{${values.map(([name, value]) => `${JSON.stringify(name)}: ${value}`).join(", ")}}` });
+  };
+  return h("form.form", { submit }, inputs.map(([, input]) => input.element),
+    h("div.buttons", null, h("button.button.primary", { type: "submit" }, t("Send the answer")), button(t("Deny"), deny)));
+}
+
+const INPUT_TYPES = { email: "email", uri: "url", date: "date" };
+const JSON_NUMBER = /^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$/;
+
+/** An input for a field: {element, read}. `read` returns the value as JSON, undefined if it is left out. */
+function inputOf(field, id) {
+  const hint = [field.description, limits(field)].filter(Boolean).join(" · ");
+  const name = [revealed(field.title), field.required ? h("span.required", { title: t("required") }, " *") : null];
+  const note = hint ? h("span.quiet.field-hint", { id: `${id}-hint`, dir: "auto" }, revealed(hint)) : null;
+  const common = { id, "aria-describedby": note && `${id}-hint` };
+  const labelled = (input) => h("div.field", null, h("label", { for: id, dir: "auto" }, name), input, note);
+  if (field.type === "boolean") {
+    const input = h("input", { type: "checkbox", ...common, checked: field.default === true });
+    return { element: h("div.field.check", null, h("label", { for: id, dir: "auto" }, input, " ", name), note), read: () => String(input.checked) };
+  }
+  if (field.type === "array") {
+    const boxes = field.choices.map(([value, title]) => [value, title, h("input", { type: "checkbox", checked: Array.isArray(field.default) && field.default.includes(value) })]);
+    return {
+      element: h("fieldset.field", { "aria-describedby": common["aria-describedby"] }, h("legend", { dir: "auto" }, name),
+        boxes.map(([, title, box]) => h("label.check", { dir: "auto" }, box, " ", revealed(title))), note),
+      read: () => JSON.stringify(boxes.filter(([, , box]) => box.checked).map(([value]) => value)),
+    };
+  }
+  if (field.choices.length) {
+    const options = field.choices.map(([value, title]) => h("option", { value, selected: value === field.default }, revealedText(title)));
+    const input = h("select", { ...common, required: field.required }, h("option", { value: "", selected: field.default === null }, t("(none)")), options);
+    return { element: labelled(input), read: () => (input.selectedIndex ? JSON.stringify(input.value) : leftOut(field)) };
+  }
+  const isNumber = field.type !== "string";
+  const input = h("input", {
+    type: isNumber ? "number" : INPUT_TYPES[field.format] ?? "text", ...common, required: field.required && (isNumber || Number(field.minLength) > 0),
+    step: isNumber ? (field.type === "integer" ? 1 : "any") : null, min: field.minimum, max: field.maximum,
+    minlength: field.minLength, maxlength: field.maxLength, placeholder: field.format === "date-time" ? "2026-12-01T08:00:00Z" : null, dir: "auto", autocomplete: "off",
+  });
+  input.value = field.default ?? "";
+  if (isNumber) return { element: labelled(input), read: () => (input.value === "" ? leftOut(field) : JSON_NUMBER.test(input.value) ? input.value : String(Number(input.value))) };
+  return { element: labelled(input), read: () => (input.value === "" && !field.required ? leftOut(field) : JSON.stringify(input.value)) };
+}
+
+/** null for a field that has a default, which would fill it. */
+function leftOut(field) {
+  return field.default === null ? undefined : "null";
+}
+
+function limits(field) {
+  if (field.minimum !== null && field.maximum !== null) return t("{least} to {most}", { least: field.minimum, most: field.maximum });
+  if (field.minimum !== null) return t("at least {n}", { n: field.minimum });
+  return field.maximum !== null ? t("at most {n}", { n: field.maximum }) : "";
 }
 
 function open(fields, input, buttons) {
@@ -157,6 +268,16 @@ function exactArguments(request) {
  * three that are named have no such property in Unicode, but look empty (see closeout/visible.py).
  */
 function revealed(text) {
-  return text.split(/((?![ \n\t])[\p{C}\p{Z}\p{Default_Ignorable_Code_Point}\u{2800}\u{16FE4}\u{1D159}])/u).map((part, at) =>
-    at % 2 ? h("mark.code-point", null, `U+${part.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`) : part);
+  return text.split(UNSEEN).map((part, at) => (at % 2 ? h("mark.code-point", null, codeOf(part)) : part));
+}
+
+/** The same where only text can be, as in a list to choose from. */
+function revealedText(text) {
+  return text.split(UNSEEN).map((part, at) => (at % 2 ? `<${codeOf(part)}>` : part)).join("");
+}
+
+const UNSEEN = /((?![ \n\t])[\p{C}\p{Z}\p{Default_Ignorable_Code_Point}\u{2800}\u{16FE4}\u{1D159}])/u;
+
+function codeOf(character) {
+  return `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 }

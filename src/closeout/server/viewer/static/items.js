@@ -126,9 +126,9 @@ function replyText(item, page) {
   return found;
 }
 
-const WAITS = { question: "waits for an answer", timer: "waits for a time", signal: "waits for a signal" };
-const ENDED = { time: "The time has come", signal: "Signal received", timeout: "The signal did not come in time" };
-const REQUESTS = { question: "Question to a person", timer: "Waits for a time", signal: "Waits for a signal" };
+const WAITS = { question: "waits for an answer", timer: "waits for a time", signal: "waits for a signal", login: "waits for a login" };
+const ENDED = { time: "The time has come", signal: "Signal received", timeout: "The signal did not come in time", login: "Signed in" };
+const REQUESTS = { question: "Question to a person", timer: "Waits for a time", signal: "Waits for a signal", login: "Waits for a login" };
 
 function callElement(call, item, page) {
   const { started, finished } = call;

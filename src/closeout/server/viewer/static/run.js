@@ -114,7 +114,7 @@ class RunPage {
       clearTimeout(this.looking);
       this.looking = setTimeout(() => this.look(), LOOK_MS);
     }
-    if (this.shownAt === this.story.count) return;
+    if (this.shownAt === this.story.count && !this.decisions.awaitsLogin) return;
     this.shownAt = this.story.count;
     this.decisions.update(this.record.status === "waiting");
   }

@@ -110,6 +110,11 @@ export function sendDecision(id, decision) {
   return post(`${runPath(id)}/decisions`, decision);
 }
 
+/** Begin to sign in to the server whose login the run waits for. Returns the address of the page to open, empty if none. */
+export async function beginLogin(id, name) {
+  return (await post(`${runPath(id)}/login`, { id: name })).page;
+}
+
 /** Send a message to the run's agent: {text, interrupt}. */
 export function sendMessage(id, message) {
   return post(`${runPath(id)}/messages`, message);
