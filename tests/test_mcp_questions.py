@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from closeout.journal.store import open_store
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
 from closeout.tools.mcp_config import read_servers
 from closeout.tools.mcp_questions import McpQuestion
+from journal_file import as_if_killed, store_events, stored_events
 
 SERVER = Path(__file__).parent / "mcp_servers" / "asking.py"
 BOTH = pytest.mark.parametrize("protocol", ["old", "new"])
@@ -298,6 +301,43 @@ async def test_a_task_that_takes_too_long_is_cancelled(tmp_path: Path, skip_time
             await tools.call(bake, {}, look)
     assert set(looks) == {"works on a task"}
     assert shop.did == ["ordered bread as a task", "updated", "task cancelled"]
+
+
+async def test_a_run_leaves_a_long_task_and_looks_again_after_a_kill_at_any_event(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "new", lambda question: {"size": 8}, tasks="leave")
+    home = tmp_path / "home"
+    began = datetime.now(UTC)
+
+    def agent(folder: Path) -> Agent[Any]:
+        return Agent(ScriptedClient(lambda view: call("bake") if len(view.messages) == 1 else answer("done")),
+                     mcp_servers=[shop.entry], home=folder)  # fmt: skip
+
+    async def led_on(folder: Path, result: Any) -> Any:
+        hours = 0
+        while result.status == "waiting":
+            hours += 2
+            assert hours < 20
+            for result in await agent(folder).resume_due(now=began + timedelta(hours=hours)):
+                pass
+        return result
+
+    run = await agent(home).run("Bake", run_id="r")
+    assert [(each.id, each.kind) for each in run.waiting] == [("r1.look1", "timer")]
+    assert run.waiting[0].expires == pytest.approx(began.timestamp() + 3600, abs=60)
+    assert (await agent(home).resume("r")).waiting == run.waiting
+    assert await agent(home).resume_due(now=began + timedelta(minutes=50)) == []
+    result = await led_on(home, run)
+    assert results(result) == ["[bread] done 8"]
+    assert [name for name, *_ in questions()] == ["r1.q1", "r1.look1", "r1.look2"]
+    events = stored_events(home)
+    created = next(place for place, event in events.items() if event[1] == "TaskCreated")
+    for cut in range(created, max(events)):
+        folder = tmp_path / f"cut{cut}"
+        shutil.copytree(home, folder)
+        store_events(folder, {place: event for place, event in events.items() if place <= cut})
+        as_if_killed(folder)
+        assert results(await led_on(folder, await agent(folder).resume("r"))) == ["[bread] done 8"], cut
+    assert shop.did == ["ordered bread as a task", "updated"]
 
 
 async def test_without_tasks_a_server_answers_at_once(tmp_path: Path) -> None:

@@ -222,7 +222,8 @@ def task_request(number: Any, method: str, params: dict[str, Any]) -> None:
         if task["status"] == "working" and task["looks"] > 3 and task["size"] != 9:
             task["status"] = "completed"
     STORE.write_text(json.dumps(task))
-    shown = {"taskId": "t1", "status": task["status"], "pollIntervalMs": 100}
+    pause = 3_600_000 if task.get("size") == 8 else 100
+    shown = {"taskId": "t1", "status": task["status"], "pollIntervalMs": pause}
     if task["status"] == "input_required":
         shown["inputRequests"] = {"size": as_request(form("How large?", size=SIZE))}
     if task["status"] == "completed":

@@ -8,6 +8,8 @@ the answer is not repeated: `AnswerGiven` is recorded before the server gets it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from closeout.codec import decode_json, encode_json
@@ -16,11 +18,15 @@ from closeout.journal.events import AnswerGiven, DecisionMade, DecisionRequested
 from closeout.journal.run_journal import Journal
 from closeout.messages import ToolSpec
 from closeout.run.plan import Scope
+from closeout.run.timers import ended_timer
 from closeout.run.waiting import decide, question_digest
 from closeout.tools.run_context import ServerAnswer
 from closeout.tools.secrets import Secrets
 
 __all__ = ["CallQuestions", "may_continue"]
+
+# Seconds before the first look at a task that the run has left; each later rest is longer by this factor.
+FIRST_REST, LONGER, LONGEST = 10.0, 1.2, 3600.0
 
 
 def _recorded(journal: Journal, agent: str, handle: str) -> Iterator[DecisionRequested]:
@@ -60,6 +66,7 @@ class CallQuestions:
         self._unused: list[ServerAnswer] = []
         self._asked = 0
         self._task = ""
+        self._rests = 0
 
     async def recall(self) -> list[ServerAnswer]:
         """Return the answers so far, in the order of their questions, and let each be used once more.
@@ -146,6 +153,33 @@ class CallQuestions:
             self._task = found.task
             journal.append(found)
         return self._task
+
+    async def rested(self) -> None:
+        """Take over the recorded rests of the call's task. Raises Suspended if the last is not over."""
+        journal, path = self._scope.journal, self._scope.path
+        while isinstance(asked := journal.recorded(DecisionRequested, path, self._next_look()), DecisionRequested):
+            await decide(self._scope, asked, partial(ended_timer, self._scope))
+            self._rests += 1
+
+    async def rest(self, seconds: float) -> None:
+        """Suspend the run until its task is to be looked at again: after so many seconds, and later each time."""
+        seconds = max(seconds, min(FIRST_REST * LONGER**self._rests, LONGEST))
+        expires = round(self._scope.clock() + seconds, 3)
+        until = datetime.fromtimestamp(expires, UTC).isoformat(timespec="seconds")
+        request = DecisionRequested(
+            self._scope.path,
+            self._next_look(),
+            "timer",
+            name=self._spec.name,
+            arguments=encode_json({"until": until, "task": self._task}).decode(),
+            digest=question_digest(self._spec, ["look", self._task]),
+            expires=expires,
+        )
+        await decide(self._scope, request, partial(ended_timer, self._scope))
+        self._rests += 1
+
+    def _next_look(self) -> str:
+        return f"{self._handle}.look{self._rests + 1}"
 
     async def became(self, task: str) -> None:
         """Record the task that the call has become."""

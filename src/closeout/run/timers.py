@@ -12,6 +12,7 @@ import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from closeout.errors import SignalTimeout, ToolError
@@ -22,10 +23,18 @@ from closeout.run.logins import login_request
 from closeout.run.plan import Scope
 from closeout.run.waiting import decide, question_digest
 
-__all__ = ["CallWaits", "Memo"]
+__all__ = ["CallWaits", "Memo", "ended_timer"]
 
 Memo = dict[str, DecisionMade]
 """The decisions that ended an agent's waits in this process. A tool that is tried again must not wait a second time."""
+
+
+async def ended_timer(scope: Scope, request: DecisionRequested) -> DecisionMade | None:
+    """Return the end of a timer, None before it."""
+    assert request.expires is not None
+    if scope.clock() < request.expires:
+        return None
+    return DecisionMade(request.agent, request.request, "time", digest=request.digest, by="clock")
 
 
 class CallWaits:
@@ -85,7 +94,7 @@ class CallWaits:
         return math.floor((self._scope.clock() + seconds) * 1000) / 1000  # a datetime can hold it
 
     async def _sleep(self, expires: float) -> None:
-        await self._wait("timer", {}, expires, self._over)
+        await self._wait("timer", {}, expires, partial(ended_timer, self._scope))
 
     async def _wait(
         self,
@@ -131,13 +140,6 @@ class CallWaits:
                 self._begun.add(key)
                 return key
             number += 1
-
-    async def _over(self, request: DecisionRequested) -> DecisionMade | None:
-        """Return the end of a timer, None before it."""
-        assert request.expires is not None
-        if self._scope.clock() < request.expires:
-            return None
-        return DecisionMade(request.agent, request.request, "time", digest=request.digest, by="clock")
 
     async def _received(self, request: DecisionRequested) -> DecisionMade | None:
         """Return the first signal that nothing in the run has received, or the timeout; None while neither is there."""

@@ -52,6 +52,8 @@ MAX_STATE = 100_000
 CANCEL_SECONDS = 3.0
 # Seconds between two requests for the state of a task.
 POLL_LEAST, POLL_MOST = 0.1, 10.0
+# Seconds that a run stays with a task that it may leave, and the most between two looks at it.
+STAY_SECONDS, LONGEST_REST = 10.0, 86_400.0
 # Seconds before a call is repeated whose server needs time and no input.
 STATE_SECONDS = 0.25
 # Seconds between two extensions of a call's deadline while an answer is being made.
@@ -196,6 +198,7 @@ class CallAnswers:
         from mcp.types import INVALID_PARAMS, CallToolResult, InputRequiredResult
 
         if self._questions is not None and (task := self._questions.task()):
+            await self._questions.rested()
             return await self._followed(session, task)
         responses, state = await self._resumed()
         is_resumed = responses is not None
@@ -230,6 +233,8 @@ class CallAnswers:
 
         self.task = TaskRequests(session, task)
         answered: set[str] = set()
+        may_leave = self._config.tasks == "leave" and self._questions is not None
+        end = asyncio.get_running_loop().time() + STAY_SECONDS
         while True:
             state = await self.task.state()
             if state.status == "completed":
@@ -242,7 +247,11 @@ class CallAnswers:
                 await self.task.update(await self._answer_all(wanted, None))
                 answered.update(wanted)
             self.alive(state.status_message or "works on a task")
-            await asyncio.sleep(min(max((state.poll_interval_ms or 1_000) / 1_000, POLL_LEAST), POLL_MOST))
+            pause = max((state.poll_interval_ms or 1_000) / 1_000, POLL_LEAST)
+            if may_leave and (pause > STAY_SECONDS or asyncio.get_running_loop().time() > end):
+                assert self._questions is not None
+                await self._questions.rest(min(pause, LONGEST_REST))
+            await asyncio.sleep(min(pause, POLL_MOST))
 
     async def give_up_task(self) -> None:
         """Tell the server that nobody waits for the call's task, if it is one."""

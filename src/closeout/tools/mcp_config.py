@@ -53,7 +53,8 @@ class McpServerConfig:
 
     A run does not begin without a `required` server. `elicitation` says who answers the server's questions; with
     `sampling` it may ask the agent's model; `roots` are the file URIs that it may work in, None if it is not told; with
-    `resources` two tools list and read its resources; with `tasks` it may answer a call with a task.
+    `resources` two tools list and read its resources; with `tasks` it may answer a call with a task, and "leave"
+    suspends the run while the server works on it.
     """
 
     name: str
@@ -72,12 +73,12 @@ class McpServerConfig:
     sampling: bool = False
     roots: tuple[str, ...] | None = None
     resources: bool = False
-    tasks: bool = False
+    tasks: bool | Literal["leave"] = False
 
     @property
     def may_ask(self) -> bool:
         """True if a call may be more than one request and its result."""
-        return self.elicitation != "refuse" or self.sampling or self.roots is not None or self.tasks
+        return self.elicitation != "refuse" or self.sampling or self.roots is not None or bool(self.tasks)
 
     @property
     def address(self) -> str:
@@ -254,7 +255,7 @@ def _from_mapping(entry: Mapping[str, Any], name: str, shown: str, *, is_foreign
         sampling=_flag(fields.get("sampling"), "sampling", shown, default=False),
         roots=_roots(fields.get("roots"), shown),
         resources=_flag(fields.get("resources"), "resources", shown, default=False),
-        tasks=_flag(fields.get("tasks"), "tasks", shown, default=False),
+        tasks=_tasks(fields.get("tasks"), shown),
     )
 
 
@@ -331,6 +332,14 @@ def _roots(value: Any, shown: str) -> tuple[str, ...] | None:
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) and each for each in value):
         raise ConfigError(f"MCP server {shown!r}: roots must be a list of folders, got {value!r:.80}.")
     return tuple(each if each.startswith("file://") else Path(each).expanduser().absolute().as_uri() for each in value)
+
+
+def _tasks(value: Any, shown: str) -> bool | Literal["leave"]:
+    if isinstance(value, bool | None):
+        return bool(value)
+    if value != "leave":
+        raise ConfigError(f"MCP server {shown!r}: tasks must be true, false or leave, got {value!r:.80}.")
+    return "leave"
 
 
 def _flag(value: Any, key: str, shown: str, *, default: bool = True) -> bool:

@@ -122,6 +122,10 @@ class ServerQuestions(Protocol):
 
     async def became(self, task: str) -> None: ...
 
+    async def rested(self) -> None: ...
+
+    async def rest(self, seconds: float) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext(Generic[Deps]):
