@@ -68,8 +68,11 @@ class CallQuestions:
         self._task = ""
         self._rests = 0
 
-    async def recall(self) -> list[ServerAnswer]:
+    async def recall(self, *, by_person: bool) -> list[ServerAnswer]:
         """Return the answers so far, in the order of their questions, and let each be used once more.
+
+        Args:
+            by_person: A person answers. A question that a rule was about to answer is left to the rule.
 
         Raises:
             Suspended: A question has no answer yet.
@@ -78,6 +81,8 @@ class CallQuestions:
             self._answers = []
             open_requests: list[DecisionRequested] = []
             for asked in list(_recorded(self._scope.journal, self._scope.path, self._handle)):
+                if not by_person and not self._scope.journal.has_decision(asked):
+                    break
                 self._asked += 1
                 try:
                     self._answers.append(await self._decided(asked, None))

@@ -92,7 +92,7 @@ class CallAnswers:
     async def begin(self) -> None:
         """Take the answers that the run has already. Raises Suspended if one is missing: then no call is made."""
         if self._questions is not None:
-            self._known = await self._questions.recall()
+            self._known = await self._questions.recall(by_person=self._config.elicitation == "ask")
 
     # ---------------------------------------------------------------------------------------- one question
 

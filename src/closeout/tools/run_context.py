@@ -110,7 +110,7 @@ Sample: TypeAlias = "Callable[[ModelRequest], Awaitable[ModelReply]]"
 class ServerQuestions(Protocol):
     """Asks what an MCP server asks during one call: see `run.server_questions.CallQuestions`."""
 
-    async def recall(self) -> list[ServerAnswer]: ...
+    async def recall(self, *, by_person: bool) -> list[ServerAnswer]: ...
 
     async def ask(
         self, question: Mapping[str, Any], answer: Callable[[], Awaitable[tuple[bool, str] | None]]
