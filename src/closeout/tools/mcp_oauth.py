@@ -264,12 +264,15 @@ class _KeptLogin(_Provider):
             if not self._must_refresh(refused):
                 return  # another process was faster
             self.context.protocol_version = request.headers.get(MCP_PROTOCOL_VERSION_HEADER)
-            async with httpx2.AsyncClient(timeout=_SECONDS) as http:
-                response = await http.send(await self._refresh_token())
+            try:
+                async with httpx2.AsyncClient(timeout=_SECONDS) as http:
+                    response = await http.send(await self._refresh_token())
+            except httpx2.HTTPError as error:
+                problem = f"the authorization server cannot be reached ({type(error).__name__}), try again later"
+                raise OAuthFlowError(problem) from None
             if response.status_code >= 500 or response.status_code == 429:
                 raise OAuthFlowError(f"the authorization server answered HTTP {response.status_code}, try again later")
-            if not await self._handle_refresh_response(response):
-                self.context.clear_tokens()
+            await self._handle_refresh_response(response)
 
     def _must_refresh(self, refused: str) -> bool:
         tokens = self.context.current_tokens
