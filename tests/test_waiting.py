@@ -20,6 +20,7 @@ from closeout.config import load_config
 from closeout.errors import ConfigError, DecisionRefused, JournalLocked, ToolDefinitionError, UsageError
 from closeout.homes import Home
 from closeout.journal import events as ev
+from closeout.journal.run_journal import Journal
 from closeout.journal.store import Store, open_store
 from closeout.messages import ToolCall
 from closeout.run.lifecycle import replay_run
@@ -575,3 +576,27 @@ def test_a_person_at_the_terminal_is_asked(server: ScriptedServer) -> None:
     assert code == 0
     assert "Which day?" in shown
     assert "\nMonday and blue\n" in shown
+
+
+async def test_a_run_that_waits_in_a_call_continues_with_other_instructions_and_its_time_goes_on(home: Path) -> None:
+    @tool(read_only=True, timeout=None)
+    async def ask(context: RunContext) -> str:
+        """Ask a person."""
+        return await context.ask("Which?")
+
+    def agent(instructions: str) -> Agent[Any]:
+        client = ScriptedClient(lambda view: call("ask") if len(view.messages) == 2 else answer("done"))
+        return Agent(client, [ask], instructions=instructions, home=home)
+
+    await agent("Be exact.").run("Go", run_id="r")
+    assert (await agent("Be brief.").resume("r", decisions={"r1": "this"})).answer == "done"
+
+    async def nothing() -> ev.Event:
+        raise AssertionError("every outcome is recorded")
+
+    rows = [row for row in open_store(home).rows("r") if not isinstance(row.event, (ev.AttemptEnded, ev.RunEnded))]
+    journal = Journal.replay("r", rows)
+    for row in rows:
+        if isinstance(row.event, (ev.ModelRequested, ev.ToolStarted)):
+            await journal.effect(row.event, nothing)
+    assert not journal.replaying, "the answer belongs to the call, whose outcome was taken"
