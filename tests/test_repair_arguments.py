@@ -346,6 +346,12 @@ def test_plain_code_for_a_tool_with_one_parameter_is_not_read_as_json() -> None:
     assert repair_arguments('print({"a": 1})', schema).arguments == {"code": 'print({"a": 1})'}
 
 
+@pytest.mark.parametrize("text", ['("Bern", 3)', "｛“q”：“Bern”，“num”：３｝"])
+def test_several_arguments_in_an_odd_form_are_not_one_value(text: str) -> None:
+    assert not repair_arguments(text, SEARCH).ok
+    assert repair_arguments("(3 + 4) * 2", SEARCH).arguments == {"q": "(3 + 4) * 2"}
+
+
 @pytest.mark.parametrize(
     ("given_", "sentence"),
     [
@@ -353,6 +359,7 @@ def test_plain_code_for_a_tool_with_one_parameter_is_not_read_as_json() -> None:
         ({"x": 1, "y": 2}, 'Missing argument "q" (given: "x", "y"); send {"q": string, …}.'),
         ({"q": "x", "num": "many"}, 'Argument "num" must be an integer, not "many".'),
         ({"q": "x", "gl": "fr"}, 'Argument "gl" must be one of "us", "cn", "United Kingdom", not "fr".'),
+        ({"q": "x", "num": "5", "gl": "fr"}, 'Argument "gl" must be one of "us", "cn", "United Kingdom", not "fr".'),
         ({"q": "x", "num": 500}, 'Argument "num" does not fit: 500 is greater than the maximum of 100.'),
         ({"q": "x", "filter": {}}, 'Argument "filter" lacks "maxAge".'),
         ({"q": "x", "ids": [1, "two"]}, 'Argument "ids[1]" must be an integer, not "two".'),

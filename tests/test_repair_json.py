@@ -52,6 +52,9 @@ def kinds(read: RepairedJson) -> list[str]:
         ('{"q": "x"}{"q": "x"}', {"q": "x"}, "concatenated"),
         ('{"a": 1}\n{"b": 2}', {"a": 1, "b": 2}, "concatenated"),
         ("{“q”: “hello”}", {"q": "hello"}, "smart_quotes"),
+        ("{“q”：“你好”，“n”：3}", {"q": "你好", "n": 3}, "full_width"),
+        ('｛"q":"他说：“好”，走了"，"n":［1，2］｝', {"q": "他说：“好”，走了", "n": [1, 2]}, "full_width"),
+        ("{'q'：“a \"b\" c”,}", {"q": 'a "b" c'}, "full_width"),
         ('{"a": 1 "b": 2}', {"a": 1, "b": 2}, "missing_comma"),
         ('{"a" 1}', {"a": 1}, "missing_colon"),
         ("{q: 5}", {"q": 5}, "unquoted_key"),
@@ -266,6 +269,11 @@ def test_what_has_one_reading_is_repaired(text: str, value: object) -> None:
         '{"a": 1,000}',
         '{"a": "b", c}',
         '{"a": 1;"b":2}',
+        '{"a"- "b", "c": 3}',
+        '{"a""b"}',
+        "{“a”：“b”，“c”：３}",
+        '{"a": “b”，“c”}',
+        '｛"a": {"b": 1}, "c": x"y｝',
     ],
 )
 def test_what_has_two_readings_is_refused_with_the_reason(text: str) -> None:

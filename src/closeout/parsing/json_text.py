@@ -1,7 +1,8 @@
 """The tolerant JSON reader: `repair_json` reads text that should be JSON and names every repair.
 
-Strict JSON is tried first, then foreign but well-formed tokens (Python, JavaScript) are rewritten, then a tolerant
-scanner reads the text; the json-repair library is the last resort, for small texts only. Pure, linear, never raises.
+Strict JSON is tried first, then foreign but well-formed tokens (Python, JavaScript, full-width punctuation) are
+rewritten, then a tolerant scanner reads the text; the json-repair library is the last resort, for small texts only.
+Pure, linear, never raises.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ _WORDS: dict[str, tuple[Any, str]] = {
 
 _NULL_OR_STRING = {"none", "nil"}
 _QUOTED_COLON = re.compile(r"""["']\s*+:""")
+_QUOTE_INSIDE = re.compile(r"""["“”](?!\Z)""")
 _CUT_WORD = re.compile(r"(?i:tr|tru|fa|fal|fals|nu|nul)")  # literals that the end of the text may have cut off
 
 
@@ -119,8 +121,10 @@ def _loose_number(token: str) -> tuple[Any, tuple[str, ...]]:
 # Every alternative takes all that it looked at, so that no stretch of the text is read twice.
 _TOKEN = re.compile(
     r"""
-    (?: (?P<double>"(?:[^"\\\x00-\x1f]++|\\.)*+") | (?P<single>'(?:[^'\\\x00-\x1f]++|\\.)*+') ) (?=\s*+(?:[,:}\]]|\Z))
-    | (?P<open>["'])
+    (?: (?P<double>"(?:[^"\\\x00-\x1f]++|\\.)*+") | (?P<single>'(?:[^'\\\x00-\x1f]++|\\.)*+')
+      | (?P<smart>“(?:[^“”\\\x00-\x1f]++|\\.)*+”) ) (?=\s*+(?:[,:}\]，：｝］]|\Z))
+    | (?P<open>["'“])
+    | (?P<wide>[：，｛｝［］])
     | (?P<comment>//[^\n]*+|\#[^\n]*+|/\*(?s:.*?)(?:\*/|\Z))
     | (?P<comma>,)(?=\s*+[}\]])
     | (?<![\w$.])(?:(?P<word>True|False|None|undefined|NaN)\b(?!\s*+:)|(?P<key>[A-Za-z_$][\w$]*+)(?=\s*+:))
@@ -136,6 +140,7 @@ _REWRITTEN_WORDS = {
     "undefined": ("null", "javascript_literal"),
     "NaN": ("null", "not_a_number"),
 }
+_NARROW = {"：": ":", "，": ",", "｛": "{", "｝": "}", "［": "[", "］": "]"}
 _IN_SINGLE = re.compile(r"""\\'|\\.|\"""")
 _SINGLE_PIECES = {"\\'": "'", '"': '\\"'}
 
@@ -165,8 +170,11 @@ def rewrite_tokens(text: str) -> Rewritten | None:
         token = found.group()
         if kind == "double":
             return token
-        if kind == "single":
-            notes.add("single_quotes", found.start())
+        if kind == "wide":
+            notes.add("full_width", found.start())
+            return _NARROW[token]
+        if kind in ("single", "smart"):
+            notes.add(f"{kind}_quotes", found.start())
             body = token[1:-1]
             if '"' in body or "\\'" in body:
                 body = _IN_SINGLE.sub(lambda piece: _SINGLE_PIECES.get(piece[0], piece[0]), body)
@@ -226,7 +234,7 @@ _ATOM = r"(?:-?\d|(?:true|false|null|True|False|None)\b)"
 
 # A quote that closes and one that opens with nothing but a separator between them: one string, or two?
 _TORN = {
-    opening: re.compile(rf"(?<!\\)[{re.escape(closers)}]\s*+[,+]?\s*+(?<!\\){re.escape(opening)}")
+    opening: re.compile(rf"(?<!\\)[{re.escape(closers)}]\s*+[,+，]?\s*+(?<!\\){re.escape(opening)}")
     for opening, closers in QUOTES.items()
 }
 
@@ -377,6 +385,8 @@ def _closed(text: str, start: int, quote: int) -> ReadString:
 
 
 def _open_ended(text: str, start: int, end: int) -> ReadString:
+    if torn := _TORN[text[start]].search(text, start + 1, end):
+        raise Ambiguous("one string, or a comma between two", torn.start())
     value, repairs = _decode(text[start + 1 : end])
     return ReadString(value, end, (*repairs, "missing_quote"))
 
@@ -574,6 +584,7 @@ class Scanner:
         if key is None:
             return
         self._keys[-1] = key
+        end = self.position
         character = self.skip()
         equals = _EQUALS.match(self.text, self.position)
         if equals:
@@ -583,6 +594,8 @@ class Scanner:
             self.position += 1
         elif character in ",}]" or character == "":
             raise Broken(f'a colon and a value after the key "{key[:40]}"', self.position)
+        elif character in QUOTES and self.position == end and not self.text[end - 1].isspace():
+            raise Ambiguous("a colon, or a key with escaped quotes", end)
         else:
             self.note("missing_colon")
         character = self.skip()
@@ -731,7 +744,7 @@ class Scanner:
             cut = token.find(" " + mark)
             if cut > 0:
                 token, end = token[:cut].rstrip(), self.position + cut
-        if not token or token[0] in ":=)":
+        if not token or token[0] in ":=)：，｝］":
             raise Broken("a value", self.position)
         if role == "root":
             token = token.rstrip(" ;)`")
@@ -752,6 +765,8 @@ class Scanner:
             raise Ambiguous(f'null, or "{token}" in quotes', self.position)
         if _QUOTED_COLON.search(token):
             raise Ambiguous("a comma between two members", self.position)
+        if _QUOTE_INSIDE.search(token):
+            raise Ambiguous("quotes around the value only", self.position)
         if end == len(self.text) and _CUT_WORD.fullmatch(token):
             raise Broken("the rest of a word", end)
 
@@ -934,7 +949,7 @@ def _starts(text: str) -> list[tuple[int, str]]:
         starts.append((wrapper.end(), "call_syntax"))
     else:
         starts.append((1 if text[0] == "\ufeff" else 0, "byte_order_mark" if text[0] == "\ufeff" else ""))
-    if text.lstrip("\ufeff \t\r\n")[:1] not in ("{", "["):
+    if text.lstrip("\ufeff \t\r\n")[:1] not in ("{", "[", "｛", "［"):
         brace = text.find("{")
         bracket = text.find("[") if brace < 0 else -1
         starts.extend((at, "surrounding_text") for at in (brace, bracket) if at >= 0)

@@ -6,6 +6,7 @@ Valid arguments are never touched, and what is returned without errors is valid.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ _WRAPPERS = ("arguments", "parameters", "args", "kwargs", "input", "params", "to
 _BESIDE_WRAPPER = frozenset(("name", "tool", "tool_name", "type", "function", "id", "server_name"))
 # Repairs that guess which part of a text is the JSON: a plain text argument may have been meant unchanged.
 _DOUBTFUL_READING = frozenset(("surrounding_text", "call_syntax", "unquoted_string", "concatenated"))
+# An object, a list or positional arguments: never one value as it is written.
+_STRUCTURED = re.compile(r"""\s*+(?:[{\[｛［]|[(（]\s*+["'“])""")
 _GUESSES = frozenset(("argument_synonym", "argument_dropped", "lone_value"))
 
 
@@ -147,7 +150,7 @@ def _from_text(text: str, rules: _Rules, truncated: bool) -> RepairedArguments:
             return fitted._replace(repairs=read.repairs + fitted.repairs)
         if not doubtful:
             return RepairedArguments(text, (), fitted.errors)
-    if not truncated and text.lstrip()[:1] not in ("{", "["):
+    if not truncated and not _STRUCTURED.match(text):
         # A scalar is the only argument, as it is written: "00501" is a text before it is a number.
         quoted = read.ok and not read.repairs and isinstance(read.value, str)
         lone = _fitted(read.value if quoted else text, rules)
@@ -164,7 +167,7 @@ def _fitted(arguments: Any, rules: _Rules) -> RepairedArguments:
     """Arguments that do not satisfy the schema as they are: the first reading of them that can be made to."""
     if nests_deeper(arguments):
         return RepairedArguments(arguments, (), (diagnose(arguments, rules.schema),))
-    schema = rules.schema.schema
+    schema, fitted = rules.schema.schema, arguments
     for reading, repairs in _readings(arguments, rules.schema):
         fitting = Fitting(rules.schema, drop_unknown=rules.drop_unknown)
         fitted = fitting.fit_object(reading, schema, "arguments", aliases=rules.aliases, defaults=rules.defaults)
@@ -173,7 +176,8 @@ def _fitted(arguments: Any, rules: _Rules) -> RepairedArguments:
                 fitted = fitting.fit(fitted, {key: schema[key]}, "arguments")
         if rules.schema.accepts(fitted):
             return RepairedArguments(fitted, (*repairs, *fitting.repairs))
-    return RepairedArguments(arguments, (), (diagnose(arguments, rules.schema),))
+    # The diagnosis leaves out what would have been repaired.
+    return RepairedArguments(arguments, (), (diagnose(fitted, rules.schema),))
 
 
 def _readings(arguments: Any, rules: SchemaRules) -> list[tuple[Mapping[str, Any], tuple[Repair, ...]]]:
