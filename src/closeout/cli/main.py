@@ -579,6 +579,7 @@ def proxy(
     record_only: Annotated[bool, typer.Option("--record-only", help="Repair nothing; record what would be")] = False,
     keep_conversations: Annotated[bool, typer.Option("--keep-conversations", help="Record all that is said")] = False,
     read_only_tools: Annotated[str, typer.Option(help="Tools that only read, separated by commas")] = "",
+    flow: Annotated[str, typer.Option(help="A settings file whose section flow has the rules for calls")] = "",
     host: Host = "127.0.0.1",
     port: Port = 8090,
     viewer_port: Annotated[int, typer.Option(help="The viewer's port; 0 chooses a free one", min=0, max=65535)] = 0,
@@ -602,6 +603,7 @@ def proxy(
     server_keys = servers.usable_keys(keys, host)
     kind = servers.kind_of(upstream, api)
     written = servers.one_of("--dialect", dialect, servers.PROXY_DIALECTS)
+    rules = servers.flow_rules(flow) if flow else None
 
     async def listen() -> None:
         key = os.environ.get(servers.UPSTREAM_KEY, "").strip() or None
@@ -612,6 +614,7 @@ def proxy(
             keep_conversations=keep_conversations,
             dialect=written,
             read_only_tools=[name.strip() for name in read_only_tools.split(",") if name.strip()],
+            flow=rules,
             max_requests=max_requests,
             max_queue=max_queue,
         )

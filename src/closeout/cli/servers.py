@@ -19,11 +19,13 @@ from closeout.errors import ConfigError, ToolError, UsageError
 
 if TYPE_CHECKING:
     from closeout.config import Config
+    from closeout.tools.flow import Flow
 
 __all__ = [
     "PROXY_DIALECTS",
     "UPSTREAM_KEY",
     "deps_maker",
+    "flow_rules",
     "kind_of",
     "log_warnings",
     "name_of",
@@ -79,6 +81,23 @@ def deps_maker(option: str | None, config: Config) -> Any:
 
     name = config.agent.deps if option is None else option
     return None if name is None else named_object(name)
+
+
+def flow_rules(file: str) -> Flow:
+    """Return the flow rules in the section `flow` of a settings file.
+
+    Raises:
+        ConfigError: The file cannot be read, or has no such section.
+        UsageError: The rules are not valid.
+    """
+    from closeout.assembly.checks import check_flow
+    from closeout.config import load_config
+
+    settings = load_config(file).flow
+    rules = check_flow(settings and settings.model_dump())
+    if rules is None:
+        raise ConfigError(f"{file} has no section 'flow'. Write the rules into it, such as 'flow: {{guard: ask}}'.")
+    return rules
 
 
 def say(text: str) -> None:

@@ -57,7 +57,7 @@ from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
 from closeout.redaction import mask, redact
 from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput, ToolTelemetry
-from closeout.run.flow_watch import FlowWatch, written_labels
+from closeout.run.flow_watch import FlowWatch, all_labelled, written_labels
 from closeout.run.gate import RequestGate
 from closeout.run.logins import awaits_login, take_logins
 from closeout.run.plan import Scope, enter, leave
@@ -613,7 +613,7 @@ class ToolCalls:
         served = executor.as_served(plan)  # the record may say what its server offered at an earlier time
         flow = scope.flow
         if flow is not None:
-            labels = _all_labelled(self._read, plan.call) if labels is None else labels
+            labels = all_labelled(self._read, plan.call) if labels is None else labels
             if served.policy.returns == "files":
                 labels = replace(labels, arguments={**labels.arguments, "files": flow.files})
             labels = flow.made_under(scope.path, replace(labels, tool=served))
@@ -827,12 +827,6 @@ def as_decided(made: DecisionMade, call: ToolCall, spec: ToolSpec) -> ToolCall |
 def refused_by_flow(name: str, decided: FlowDecided) -> ToolOutput:
     """Return the output of a call that flow rules refuse."""
     return _failed(name, f"Not allowed: {decided.reason}", "Denied")
-
-
-def _all_labelled(labels: Labels, call: ToolCall) -> CallLabels:
-    """The labels of a call of a model: it has read everything in its prompt when it writes any part of the call."""
-    arguments = call.arguments if isinstance(call.arguments, Mapping) else {}
-    return CallLabels(tool=ToolSpec(call.name), decided=labels, arguments=dict.fromkeys(arguments, labels))
 
 
 class _JournalHandler(logging.Handler):

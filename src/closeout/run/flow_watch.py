@@ -11,15 +11,37 @@ from dataclasses import replace
 from typing import Any
 
 from closeout.journal.events import Event, FlowDecided, RunStarted, ToolFinished, ToolStarted
-from closeout.messages import ToolCall, ToolSpec
+from closeout.messages import Message, ToolCall, ToolSpec
 from closeout.records import record
 from closeout.run.task import Task
-from closeout.tools.flow import TRUSTED, UNTRUSTED, CallLabels, Flow, FlowVerdict, Labels, longest_passage, strictest
+from closeout.tools.flow import (
+    MAX_SEARCHED,
+    MAX_SOURCE,
+    TRUSTED,
+    UNTRUSTED,
+    CallLabels,
+    Flow,
+    FlowVerdict,
+    Labels,
+    longest_passage,
+    strictest,
+)
 
-__all__ = ["FlowWatch", "flow_below", "labels_of_events", "labels_of_task", "written_labels"]
+__all__ = [
+    "FlowWatch",
+    "all_labelled",
+    "decisions_after",
+    "flow_below",
+    "labels_of_events",
+    "labels_of_messages",
+    "labels_of_task",
+    "written_labels",
+]
 
 MOST_SOURCES = 200  # the latest results in which a passage is looked for
 MAX_KEPT = 400_000  # characters of a result that are kept for that
+_OWN_ROLES = ("system", "developer", "user", "assistant")  # all other messages are results
+_TEXT_PARTS = ("text", "refusal", "thinking", "redacted_thinking", "reasoning", "tool_use", "tool_call")
 _IN_CALL = re.compile(r"/r\d+(?=:)")  # in the path of what a call started
 
 
@@ -206,10 +228,11 @@ class FlowWatch:
         wanted = labels.all
         sources = [source for source in reversed(self._sources) if source.labels & wanted]
         arguments = call.arguments if isinstance(call.arguments, Mapping) else {}
-        texts = list(_texts(arguments))
-        best, first, where, argument = "", 0, "", ""
+        texts = list(_texts(arguments, MAX_SEARCHED))
+        best, first, where, argument, left = "", 0, "", "", MAX_SOURCE
         for source in sources if texts else ():
-            read = _text_of(source.record)
+            read = _text_of(source.record)[:left]
+            left -= len(read)
             for place, (name, text) in enumerate(texts):
                 passage = longest_passage(text, read)
                 if (len(passage), first) > (len(best), place):  # of equal ones that of the first argument
@@ -272,13 +295,94 @@ def _call_above(agent: str) -> str:
     return agent[: found[-1]] if found else ""
 
 
-def _texts(arguments: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Yield the texts in arguments, each with the parameter that it is in."""
+# ------------------------------------------------------------------------------------------------ other agents' runs
+
+
+def _watch_of(
+    flow: Flow, messages: Iterable[Message], tools: Mapping[str, ToolSpec], begins_with: Iterable[str] = ()
+) -> FlowWatch:
+    """Return the watch of a conversation that is led elsewhere, of which only the messages are known.
+
+    Everything in it was read. A result belongs to each call before it that has its id, whatever name it states itself;
+    nobody vouches for one of no call, nor for what is neither text nor a call.
+    """
+    labels = frozenset(begins_with) - {TRUSTED}
+    callers: defaultdict[str, set[str]] = defaultdict(set)  # id of calls → their tools
+    results: list[tuple[Message, Labels, str]] = []
+    for message in messages:
+        made = message.get("tool_calls") if message.role == "assistant" else None
+        for call in made if isinstance(made, list) else ():
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if isinstance(function, Mapping):
+                callers[str(call.get("id"))].add(str(function.get("name")))
+        parts = message.content if isinstance(message.content, list) else []
+        has_more = any(not isinstance(part, Mapping) or part.get("type") not in _TEXT_PARTS for part in parts)
+        if message.role not in _OWN_ROLES:
+            names = sorted(callers.get(str(message.get("tool_call_id")), ()))
+            found = [flow.labels_of(tools.get(name) or ToolSpec(name)) for name in names]
+            of_result = frozenset[str]().union(*found) if found else frozenset({UNTRUSTED})
+            results.append((message, of_result, " or ".join(names) or "a result of no call"))
+        elif has_more and (message.role != "user" or not flow.trust_files):
+            labels |= {UNTRUSTED}
+    watch = FlowWatch((flow,), labels)
+    for message, of_result, name in results:
+        watch.note(
+            "main",
+            str(message.get("tool_call_id") or ""),
+            ToolSpec(name),
+            ToolFinished("main", "", name, ok=True, record=message.text, labels=written_labels(of_result)),
+        )
+    return watch
+
+
+def labels_of_messages(
+    flow: Flow, messages: Iterable[Message], tools: Mapping[str, ToolSpec], begins_with: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """Return the labels of a conversation that is led elsewhere. The arguments are as for `decisions_after`."""
+    return written_labels(_watch_of(flow, messages, tools, begins_with).context("main"))
+
+
+def decisions_after(
+    flow: Flow,
+    messages: Iterable[Message],
+    calls: Iterable[ToolCall],
+    *,
+    tools: Mapping[str, ToolSpec],
+    begins_with: Iterable[str] = (),
+) -> list[FlowDecided | None]:
+    """Return the decisions on the calls of a reply to a conversation that is led elsewhere.
+
+    Args:
+        flow: The rules.
+        messages: What the model has read.
+        calls: The calls.
+        tools: The tools that are known, by name. All others have effects.
+        begins_with: Labels of what was read besides.
+    """
+    watch = _watch_of(flow, messages, tools, begins_with)
+    found = []
+    for call in calls:
+        labels = replace(all_labelled(watch.context("main"), call), tool=tools.get(call.name) or ToolSpec(call.name))
+        given = call.arguments
+        arguments = given if isinstance(given, str) else json.dumps(dict(given), ensure_ascii=False, sort_keys=True)
+        found.append(watch.decide(ToolStarted("main", call.id, call.name, arguments=arguments), call, labels))
+    return found
+
+
+def all_labelled(labels: Labels, call: ToolCall) -> CallLabels:
+    """Return the labels of a call of a model: it has read everything in its prompt when it writes any part of it."""
+    arguments = call.arguments if isinstance(call.arguments, Mapping) else {}
+    return CallLabels(tool=ToolSpec(call.name), decided=labels, arguments=dict.fromkeys(arguments, labels))
+
+
+def _texts(arguments: Mapping[str, Any], most: int) -> Iterable[tuple[str, str]]:
+    """Yield the texts in arguments, of so many characters at most, each with the parameter that it is in."""
     left = deque(arguments.items())
-    while left:
+    while left and most > 0:
         name, value = left.popleft()
         if isinstance(value, str):
-            yield name, value
+            yield name, value[:most]
+            most -= len(value)
         elif isinstance(value, Mapping):
             left.extend((name, each) for each in value.values())
         elif isinstance(value, list | tuple):

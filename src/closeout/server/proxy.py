@@ -29,6 +29,7 @@ from closeout.models.streaming import MAX_EVENT, EventReader, ReplyBuilder, Stre
 from closeout.parsing.forms import Form, check_forms
 from closeout.server.admission import Admission
 from closeout.server.api_errors import ApiError, error_body, json_body
+from closeout.server.flow_gate import FlowGate
 from closeout.server.formats import FORMATS, Format, NativeFormat, RequestTools, Writer, with_hint
 from closeout.server.governing import Governor, Verdict, with_new_ids
 from closeout.server.lessons import Lessons, ProxiedConversation
@@ -36,6 +37,7 @@ from closeout.server.proxy_record import ProxyRecord, records_written
 from closeout.server.sse import event_bytes
 from closeout.server.text_gate import TextGate
 from closeout.server.upstream import Upstream, client_key, headers_back, kept
+from closeout.tools.flow import Flow
 
 __all__ = ["Proxy"]
 
@@ -63,6 +65,7 @@ class Proxy:
             them into the prompt at once.
         read_only_tools: The names of tools without effects. All others count as tools with effects.
         forms: Forms in which the model writes tool calls as text, beside the built-in ones.
+        flow: Rules on the calls that a model makes once its conversation holds untrusted text.
         max_requests: How many requests are served at the same time.
         max_queue: How many more may wait.
     """
@@ -77,6 +80,7 @@ class Proxy:
         dialect: Literal["auto", "text"] = "auto",
         read_only_tools: Collection[str] = (),
         forms: Sequence[Form] = (),
+        flow: Flow | None = None,
         max_requests: int = MAX_REQUESTS,
         max_queue: int = MAX_QUEUE,
     ) -> None:
@@ -88,6 +92,7 @@ class Proxy:
         self.repairs = Counter[str]()  # keyed by kind
         self.admission = Admission(max_requests, max_queue)
         self._read_only_tools = frozenset(read_only_tools)
+        self.flow = None if flow is None else FlowGate(flow, self._read_only_tools)
         self._always_text = dialect == "text"
         self.forms = check_forms(forms)
         self._in_text = Lessons[bool]()  # conversations whose model gets its tools as text
@@ -231,6 +236,7 @@ class _ProxiedExchange:
         self._streams = bool(body.get("stream"))
         self._has_choices = body.get("n") not in (None, 1)  # they pass unchanged: some may be valid, others not
         self._offered = form.tools(body)
+        self._check_for_flow()
         self._governor = proxy.governor(self._offered, parallel=form.parallel(body))
         self._conversation = ProxiedConversation(self._model, client_key(request.headers), lambda: form.messages(body))
         self._writes_text = bool(self._offered.functions) and proxy.speaks_text(self._conversation)
@@ -257,7 +263,17 @@ class _ProxiedExchange:
     @property
     def _governs(self) -> bool:
         """True if replies may be changed."""
-        return bool(self._governor.tools) and not self._proxy.record_only and not self._has_choices
+        is_ours = bool(self._governor.tools) or self._proxy.flow is not None
+        return is_ours and not self._proxy.record_only and not self._has_choices
+
+    def _check_for_flow(self) -> None:
+        """Refuse a request whose reply may hold calls that the proxy does not see, if there are flow rules."""
+        if self._proxy.flow is None or self._proxy.record_only:
+            return
+        if self._has_choices:
+            raise ApiError(400, "With flow rules, the proxy takes requests for one reply: leave n out.", param="n")
+        if self._form.path == "chat/completions" and len(self._offered.functions) < len(self._body.get("tools") or ()):
+            raise ApiError(400, "With flow rules, the proxy takes function tools only.", param="tools")
 
     async def run(self) -> web.StreamResponse:
         """Serve the request."""
@@ -301,7 +317,9 @@ class _ProxiedExchange:
         data = encode_json(self._body) if self._is_mended else await self._request.read()
         # Of the replies that are of no use, clients recognise one that was cut off: they get it rather than the last.
         cut: tuple[_Received, Verdict] | None = None
-        hint = ""
+        hint = self._flow_hint()
+        if hint:
+            data = encode_json(form.asked_again(self._body, hint))
         while True:
             self._record.requested(messages=len(self._messages) + 2 * self._again, size=len(data))
             try:
@@ -512,7 +530,8 @@ class _ProxiedExchange:
     async def _answer(self, form: NativeFormat, received: _Received, verdict: Verdict) -> web.StreamResponse:
         """Give the client the reply: its own bytes if they are valid, else a repaired one."""
         response, rest = received.response, received.rest
-        untouched = verdict.is_untouched or not self._governs or verdict.defect is not None
+        # A reply that is of no use is passed on as it is, but without calls that are withheld.
+        untouched = not verdict.repairs or not self._governs
         if verdict.defect is not None and self._governs:
             self._refuse_half(verdict.reply)
         if isinstance(rest, bytes) and untouched and self._out is None:
@@ -554,6 +573,8 @@ class _ProxiedExchange:
         if dialect is not None:
             request = _as_text(request, dialect)
         messages = request.messages
+        if hint := self._flow_hint():
+            request = replace(request, messages=list(map(Message.of, with_hint(messages, hint))))
         cut: tuple[ModelReply, Verdict] | None = None  # a reply that was cut off, as above
         while True:
             self._record.requested(messages=len(request.messages), size=0)
@@ -641,9 +662,22 @@ class _ProxiedExchange:
         verdict = self._governor.judge(reply, reader, again=self._again > 0)
         if form_fault and verdict.defect is None:
             verdict = replace(verdict, repairs=(*verdict.repairs, Repair("reply_form", "reply", form_fault)))
+        if self._proxy.flow is not None:
+            verdict = self._with_flow(self._proxy.flow, verdict)
         asks = verdict.defect is not None and self._may_ask_again
         self._record.judged(verdict, again=asks, applied=not self._proxy.record_only)
         return verdict
+
+    def _with_flow(self, flow: FlowGate, verdict: Verdict) -> Verdict:
+        judged, decided = flow.judge(
+            verdict, self._messages, self._body, self._offered, may_ask_again=self._may_ask_again
+        )
+        self._record.decided(decided)
+        return judged
+
+    def _flow_hint(self) -> str:
+        flow = None if self._proxy.record_only else self._proxy.flow
+        return flow.hint(self._messages) if flow is not None else ""
 
     def _end(self, verdict: Verdict) -> None:
         self._proxy.repairs.update(repair.kind for repair in verdict.repairs)

@@ -11,6 +11,7 @@ from typing import Any
 from closeout.errors import Failure, JournalError, ModelError
 from closeout.journal.events import (
     Event,
+    FlowDecided,
     ModelFailed,
     ModelReplied,
     ModelRequested,
@@ -109,6 +110,10 @@ class ProxyRecord:
         for repair in repairs:
             event = Repaired("main", 0, repair.kind, where=repair.where, before=repair.before, after=repair.after)
             self._events.append(event)
+
+    def decided(self, decisions: Iterable[FlowDecided]) -> None:
+        """Note the decisions of flow rules on the calls of a reply."""
+        self._events += decisions
 
     def judged(self, verdict: Verdict, *, again: bool, applied: bool = True) -> None:
         """Note what was found in a reply.

@@ -36,8 +36,8 @@ _STRICTEST: tuple[Guard, ...] = ("refuse", "ask", "allow")
 
 NO_LABELS: Labels = frozenset()
 
-MAX_SEARCHED = 2_000  # characters of an argument that a passage is looked for
-MAX_SOURCE = 200_000  # characters of a result that it is looked for in
+MAX_SEARCHED = 1_000  # characters of the arguments that a passage is looked for
+MAX_SOURCE = 100_000  # characters of results that it is looked for in
 MIN_PASSAGE = 8  # characters of a passage that is shown although it is not a whole argument
 
 

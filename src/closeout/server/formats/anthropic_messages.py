@@ -66,10 +66,19 @@ class AnthropicMessages(NativeFormat):
             found += _chat_messages(message)
         return found
 
+    def _translated(self, body: Mapping[str, Any]) -> list[Message]:
+        """Return the conversation if Chat Completions has all that it holds. Raises `ApiError` otherwise."""
+        found = self.messages(body)
+        parts = (part for each in found if isinstance(each.content, list) for part in each.content)
+        for part in parts:
+            if part["type"] not in _CHAT_PARTS:
+                raise untranslatable(part["type"], "messages")
+        return found
+
     def request(self, body: Mapping[str, Any], tools: RequestTools) -> ModelRequest:
         stop = body.get("stop_sequences")
         return ModelRequest(
-            messages=self.messages(body),
+            messages=self._translated(body),
             tools=tools.functions,
             tool_choice=tool_choice(body),
             stop=tuple(map(str, stop)) if isinstance(stop, list) else (),
@@ -167,11 +176,12 @@ def _chat_messages(message: Mapping[str, Any]) -> Iterator[Message]:
         yield Message(role=role, content=text)
 
 
+_CHAT_PARTS = ("text", "image_url", "file")
 _NOT_CONTENT = ("tool_use", "tool_result", "thinking", "redacted_thinking")
 
 
 def _chat_part(block: Mapping[str, Any]) -> dict[str, Any]:
-    """A block of the Messages API as a part of a message of Chat Completions."""
+    """A block of the Messages API as a part of a message of Chat Completions, or its type if there is no such part."""
     kind, source = block.get("type"), block.get("source")
     if kind == "text":
         return {"type": "text", "text": str(block.get("text") or "")}
@@ -183,7 +193,7 @@ def _chat_part(block: Mapping[str, Any]) -> dict[str, Any]:
             return {"type": "image_url", "image_url": {"url": source.get("url") or data}}
         if source.get("type") == "base64":
             return {"type": "file", "file": {"filename": str(block.get("title") or "document"), "file_data": data}}
-    raise untranslatable(kind, "messages")
+    return {"type": str(kind)}
 
 
 class _MessagesWriter(Writer):

@@ -74,7 +74,8 @@ class ChatCompletions(NativeFormat):
     def repaired(self, value: dict[str, Any], reply: ModelReply) -> dict[str, Any]:
         first, *rest = value["choices"]
         message = {**first["message"], "content": reply.text or None}
-        message.pop("function_call", None)
+        for calls in ("function_call", "tool_calls"):
+            message.pop(calls, None)
         if reply.tool_calls:
             message["tool_calls"] = _chat_calls(reply)
         choice = {**first, "message": message, "finish_reason": _finish(reply)}
