@@ -10,7 +10,9 @@ import anthropic
 import openai
 import pytest
 
+from cli_process import here
 from closeout import Flow
+from closeout.cli.servers import flow_rules
 from closeout.journal.events import FlowDecided
 from closeout.testing import RequestView, Turn, call
 from test_proxy import proxied
@@ -201,3 +203,14 @@ async def test_what_the_server_reads_itself_is_untrusted(tmp_path: Path) -> None
         assert "tool_use" in await kinds(ASKED, OTHER_TOOLS)
         for messages, tools in cases:
             assert "tool_use" not in await kinds(messages, tools), messages
+
+
+def test_the_command_reads_the_rules_from_a_settings_file(tmp_path: Path) -> None:
+    settings = tmp_path / "rules.yaml"
+    for text, problem in (("flow: {gard: ask}", "gard"), ("llm: {temperature: 0}", "has no section 'flow'")):
+        settings.write_text(text, encoding="utf-8")
+        done = here("proxy", "--upstream", "http://127.0.0.1:9/v1", "--flow", str(settings))
+        assert done.code == 2
+        assert problem in done.err
+    settings.write_text("flow: {trusted: [crm], guard: {pay: refuse, '*': ask}}", encoding="utf-8")
+    assert flow_rules(str(settings)) == Flow(trusted=["crm"], guard={"pay": "refuse", "*": "ask"}, policies=[])

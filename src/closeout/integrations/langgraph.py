@@ -18,19 +18,21 @@ from typing import Annotated, Any, cast, get_type_hints
 from typing_extensions import TypedDict
 
 try:
-    from langchain_core.messages import AnyMessage, ToolMessage
+    from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
     from langchain_core.runnables import Runnable, RunnableConfig
     from langchain_core.tools import BaseTool, StructuredTool, ToolException
     from langchain_core.tools import tool as langchain_tool
     from langgraph.errors import GraphBubbleUp
     from langgraph.graph.message import add_messages
     from langgraph.prebuilt import ToolNode
-    from langgraph.types import Command
+    from langgraph.types import Command, interrupt
 except ImportError as error:
     raise ImportError("LangGraph is not installed: pip install 'closeout[langgraph]'.") from error
 
+from closeout.assembly.checks import check_flow
 from closeout.errors import UsageError
-from closeout.messages import ToolPolicy
+from closeout.journal.events import FlowDecided
+from closeout.messages import Message, ToolCall, ToolPolicy, ToolSpec
 from closeout.results.artifacts import Artifact, ArtifactStore, MemoryArtifacts, read_result
 from closeout.results.normal import compact_json, normalise
 from closeout.results.present import Presented, present
@@ -38,9 +40,11 @@ from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, TelemetryCollector, joined_telemetry
 from closeout.results.tokens import estimate_tokens
 from closeout.results.tool_output import ResponseFormat, ToolOutput, WrappedOutput, present_output
+from closeout.run.flow_watch import decisions_after, labels_of_messages
+from closeout.tools.flow import UNTRUSTED, Flow
 from closeout.tools.run_context import RunContext, context_factory, context_parameter
 
-__all__ = ["AgentState", "StateOutput", "ToolOutputNode", "add_telemetry", "tool_outputs"]
+__all__ = ["AgentState", "StateOutput", "ToolOutputNode", "add_labels", "add_telemetry", "tool_outputs"]
 
 NO_CALLS: Mapping[str, Any] = {"total_tokens": 0, "total_latency_ms": 0.0, "tool_calls": ()}
 
@@ -67,12 +71,18 @@ def add_telemetry(left: Mapping[str, Any] | None, right: Mapping[str, Any] | Non
     }
 
 
+def add_labels(left: Sequence[str] | None, right: Sequence[str] | None) -> list[str]:
+    """Return the labels of both, as the reducer of a state: they only grow."""
+    return sorted({*(left or ()), *(right or ())})
+
+
 class AgentState(TypedDict, total=False):
-    """Messages, every tool's output, and what they cost so far."""
+    """Messages, every tool's output, what they cost so far, and with flow rules the labels of what was read."""
 
     messages: Annotated[list[AnyMessage], add_messages]
     tool_outputs: Annotated[list[StateOutput], operator.add]
     telemetry_summary: Annotated[dict[str, Any], add_telemetry]
+    flow_labels: Annotated[list[str], add_labels]
 
 
 def tool_outputs(state: Mapping[str, Any]) -> list[ToolOutput]:
@@ -92,6 +102,12 @@ class _Call:
     failure: Exception | None = None
 
 
+class CallNotAllowed(Exception):
+    """Flow rules, or the person whom they asked, did not allow a call."""
+
+
+# Why calls must not be made, by their ids.
+_denied: ContextVar[Mapping[str, str]] = ContextVar("closeout_langgraph_denied", default={})  # noqa: B039 - read only
 _calls: ContextVar[dict[str, _Call] | None] = ContextVar("closeout_langgraph_calls", default=None)
 _call: ContextVar[_Call | None] = ContextVar("closeout_langgraph_call", default=None)
 
@@ -113,6 +129,7 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
         store: Keeps whole results; `read_result` joins the tools, so bind `node.tools` to the model. Without one, a
             store in memory is made if a tool shows only summaries (CONCISE).
         collector: Records every call.
+        flow: Rules on calls that depend on untrusted text in the state's messages. A person is asked by an interrupt.
         language: Of summaries: "en" or "zh".
         messages_key: The state's key for messages.
         name: The node's name.
@@ -130,6 +147,7 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
         model: str | None = None,
         store: ArtifactStore | None = None,
         collector: TelemetryCollector | None = None,
+        flow: Flow | Mapping[str, Any] | None = None,
         language: str = "en",
         messages_key: str = "messages",
         name: str = "tools",
@@ -147,6 +165,8 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
         self._store, self._collector = store, collector
         self._stored = itertools.count(1)
         self._messages_key = messages_key
+        self._flow = check_flow(flow)
+        self._specs = {each.name: ToolSpec(each.name, policy=self._policy_of(each, tools)) for each in made}
         self._node = ToolNode(
             [_capturing(one) for one in made],
             name=name,
@@ -158,15 +178,70 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - LangChain's
         """Run the calls in threads."""
-        with _collecting() as calls:
+        with _collecting() as calls, self._permitting(input):
             result = self._node.invoke(input, config, **kwargs)
         return self._update(input, result, calls)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002
         """Run the calls as tasks."""
-        with _collecting() as calls:
+        with _collecting() as calls, self._permitting(input):
             result = await self._node.ainvoke(input, config, **kwargs)
         return self._update(input, result, calls)
+
+    def _policy_of(self, made: BaseTool, given: Sequence[Any]) -> ToolPolicy:
+        own = [getattr(each, "policy", None) for each in given if getattr(each, "name", "") == made.name]
+        stated = [self._policies.get(made.name), *own]
+        return next((each for each in stated if isinstance(each, ToolPolicy)), _policy_of_node(made.name))
+
+    @contextmanager
+    def _permitting(self, state: Any) -> Iterator[None]:
+        """Keep those calls from being made that flow rules do not allow. Asks for all of them before any is made."""
+        denied: dict[str, str] = {}
+        if self._flow is not None:
+            read, calls = self._read_before(state)
+            asked: list[tuple[ToolCall, FlowDecided]] = []
+            found = decisions_after(self._flow, read, calls, tools=self._specs, begins_with=self._begins_with(state))
+            for call, decided in zip(calls, found, strict=True):
+                if decided is not None and decided.decision == "refuse":
+                    denied[call.id] = f"Not allowed: {decided.reason}"
+                elif decided is not None and decided.decision == "ask":
+                    asked.append((call, decided))
+            for (call, _), problem in zip(asked, _ask(asked) if asked else (), strict=True):
+                if problem:
+                    denied[call.id] = problem
+        token = _denied.set(denied)
+        try:
+            yield
+        finally:
+            _denied.reset(token)
+
+    def _read_before(self, state: Any) -> tuple[list[Message], list[ToolCall]]:
+        """Return what the model had read when it made the calls, and the calls."""
+        if isinstance(state, Mapping) and state.get("__type") == "tool_call_with_context":
+            return self._read_before(state["state"])[0], [_tool_call(state["tool_call"])]
+        if isinstance(state, list) and state and isinstance(state[-1], dict) and state[-1].get("type") == "tool_call":
+            return [], list(map(_tool_call, state))
+        messages = self._messages_in(state)
+        last = max((at for at, each in enumerate(messages) if isinstance(each, AIMessage)), default=-1)
+        calls = messages[last].tool_calls if last >= 0 else []
+        return list(map(_as_message, messages[: max(last, 0)])), list(map(_tool_call, calls))
+
+    def _messages_in(self, state: Any) -> list[Any]:
+        if isinstance(state, list):
+            return state
+        found = (
+            state.get(self._messages_key) if isinstance(state, Mapping) else getattr(state, self._messages_key, None)
+        )
+        return list(found or ())
+
+    def _begins_with(self, state: Any) -> list[str]:
+        """Return the labels of what was read before the messages that the state holds now."""
+        if isinstance(state, Mapping) and state.get("__type") == "tool_call_with_context":
+            return self._begins_with(state["state"])
+        if isinstance(state, list):  # of calls: their messages are not known
+            return [UNTRUSTED] if state and isinstance(state[-1], dict) else []
+        found = state.get("flow_labels") if isinstance(state, Mapping) else getattr(state, "flow_labels", None)
+        return list(found or ())
 
     def _update(self, state: Any, result: Any, calls: dict[str, _Call]) -> Any:
         """ToolNode's update, in the same shape, with our messages in it and our keys beside them."""
@@ -188,7 +263,9 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
         update = [of_part(part) for part in result] if isinstance(result, list) else of_part(result)
         if isinstance(state, list):
             return update
-        ours = {"tool_outputs": outputs, "telemetry_summary": _summary(outputs)}
+        ours: dict[str, Any] = {"tool_outputs": outputs, "telemetry_summary": _summary(outputs)}
+        if self._flow is not None:
+            ours["flow_labels"] = self._labels_after(state, update)
         for output in outputs:
             if output.success and isinstance(output.state_update, dict):
                 ours.update(output.state_update)
@@ -231,6 +308,15 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
         if isinstance(message.content, str):
             message = message.model_copy(update={"content": face.text})
         return message, self._output(value, call, face, handle, own)
+
+    def _labels_after(self, state: Any, update: Any) -> list[str]:
+        """Return the labels of all that was read, with the new results: messages may leave the state later."""
+        assert self._flow is not None
+        within = state["state"] if isinstance(state, Mapping) and "__type" in state else state
+        parts = update if isinstance(update, list) else [update]
+        new = [m for part in parts if isinstance(part, dict) for m in part.get(self._messages_key, [])]
+        read = list(map(_as_message, [*self._messages_in(within), *new]))
+        return list(labels_of_messages(self._flow, read, self._specs, self._begins_with(state)))
 
     def _stored_by(self, own: ToolOutput | None) -> str:
         """The handle under which the tool itself has stored its result in our store."""
@@ -290,6 +376,71 @@ def _read_result_tool(store: ArtifactStore, budget: int | None, model: str | Non
         return read_result(store, handle, offset, path=path, pattern=pattern, budget=budget, model=model)
 
     return cast(BaseTool, langchain_tool("read_result")(read))
+
+
+def _policy_of_node(name: str) -> ToolPolicy:
+    """The policy of a tool without one. What `read_result` shows is untrusted, whatever it came from."""
+    return ToolPolicy(read_only=name == "read_result")
+
+
+# ------------------------------------------------------------------------------------------------ flow rules
+
+
+def _tool_call(call: Mapping[str, Any]) -> ToolCall:
+    arguments = call.get("args")
+    return ToolCall(str(call.get("name")), arguments if isinstance(arguments, Mapping) else {}, str(call.get("id")))
+
+
+def _as_message(message: Any) -> Message:
+    """Return a message of LangChain as one of Chat Completions. What is none of the four known kinds is a result."""
+    roles = {"human": "user", "ai": "assistant", "system": "system"}
+    kind = str(getattr(message, "type", "")).removesuffix("MessageChunk").lower()
+    made = [{"id": str(each.get("id")), "function": {"name": each.get("name")}} for each in _calls_of(message)]
+    return Message(
+        role=roles.get(kind, "tool"),
+        content=getattr(message, "content", None),
+        tool_call_id=str(getattr(message, "tool_call_id", "")),
+        tool_calls=made,
+    )
+
+
+def _calls_of(message: Any) -> list[Any]:
+    return list(message.tool_calls) if isinstance(message, AIMessage) else []
+
+
+def _ask(asked: Sequence[tuple[ToolCall, FlowDecided]]) -> list[str]:
+    """Interrupt the graph with a question about each call. Returns why each is denied, empty for one that is approved.
+
+    Question and answer have the form of LangChain's `HumanInTheLoopMiddleware`, which user interfaces know.
+
+    Raises:
+        UsageError: The answer has another form.
+    """
+    answer = interrupt(
+        {
+            "action_requests": [
+                {"name": call.name, "args": dict(call.arguments), "description": decided.reason}
+                for call, decided in asked
+                if isinstance(call.arguments, Mapping)
+            ],
+            "review_configs": [
+                {"action_name": call.name, "allowed_decisions": ["approve", "reject"]} for call, _ in asked
+            ],
+        }
+    )
+    decisions = answer.get("decisions") if isinstance(answer, Mapping) else None
+    kinds = [each.get("type") for each in decisions if isinstance(each, Mapping)] if isinstance(decisions, list) else []
+    if len(kinds) != len(asked) or any(kind not in ("approve", "reject") for kind in kinds):
+        raise UsageError(
+            f"The answer must have a decision for each of {len(asked)} calls, got {answer!r:.80}. "
+            'Resume with Command(resume={"decisions": [{"type": "approve"}]}), or "reject".'
+        )
+    said = [str(each.get("message") or "") for each in decisions or ()]
+    denied = [f"The user denied this call: {each}" if each else "The user denied this call." for each in said]
+    return ["" if kind == "approve" else reason for kind, reason in zip(kinds, denied, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------ tools
 
 
 def _refuse_approvals(tools: Sequence[Any], policies: Mapping[str, ToolPolicy]) -> None:
@@ -412,14 +563,22 @@ def _measuring(request: Any) -> Iterator[_Call]:
 
 def _measured(request: Any, handler: Callable[[Any], Any]) -> Any:
     with _measuring(request) as call:
+        _check_permitted(request)
         result = handler(request)
     return result if call.failure is None else _failed(call, request)
 
 
 async def _measured_async(request: Any, handler: Callable[[Any], Any]) -> Any:
     with _measuring(request) as call:
+        _check_permitted(request)
         result = await handler(request)
     return result if call.failure is None else _failed(call, request)
+
+
+def _check_permitted(request: Any) -> None:
+    reason = _denied.get().get(str(request.tool_call["id"]))
+    if reason:
+        raise CallNotAllowed(reason)
 
 
 def _failed(call: _Call, request: Any) -> ToolMessage:
