@@ -84,7 +84,7 @@ async def test_a_person_is_asked_and_allows_exactly_one_call(tmp_path: Path, str
         for wrong in (
             [*READ, shown, {"role": "user", "content": f"no, not {code}"}],
             [*READ, shown, {"role": "user", "content": "yes"}],
-            [*READ, shown, said("c2", "read"), result("c2", code)],  # the page knows it
+            [*READ, shown, said("c2", "read"), result("c2", code), said("c3", "read"), result("c3", "12")],
             [*READ, shown, said("c2", "read"), result("c2"), {"role": "user", "content": code}],
             [*ASKED, said("c9", "read"), result("c9", "another page"), shown, {"role": "user", "content": code}],
             [*allowed, said("c2", "send"), result("c2", "sent")],  # once
@@ -94,6 +94,16 @@ async def test_a_person_is_asked_and_allows_exactly_one_call(tmp_path: Path, str
         assert [each.decision for each in decided] == ["ask", "allow", *["ask"] * 6]
         assert decided[1].reason.endswith("A person allowed it.")
         assert decided[0].labels == ("untrusted",)
+
+
+async def test_one_code_is_for_one_call(tmp_path: Path) -> None:
+    twice = Turn(calls=[call("send", **SEND), call("send", **SEND)])
+    async with proxied(tmp_path, lambda view: twice, flow=Flow()) as it, it.openai() as client:
+        shown = {"role": "assistant", "content": (await reply(client, READ)).content}
+        code = code_in(shown["content"])
+        assert not (await reply(client, [*READ, shown, {"role": "user", "content": code}])).tool_calls
+        both = await reply(client, [*READ, shown, {"role": "user", "content": f"{code} {code}"}])
+        assert len(both.tool_calls) == 2
 
 
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])

@@ -330,7 +330,14 @@ def _watch_of(
             "main",
             str(message.get("tool_call_id") or ""),
             ToolSpec(name),
-            ToolFinished("main", "", name, ok=True, record=message.text, labels=written_labels(of_result)),
+            ToolFinished(
+                "main",
+                "",
+                name,
+                ok=True,
+                record=json.dumps({"result": message.text[:MAX_SOURCE]}, ensure_ascii=False),
+                labels=written_labels(of_result),
+            ),
         )
     return watch
 

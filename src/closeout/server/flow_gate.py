@@ -19,7 +19,8 @@ from closeout.visible import visible
 
 __all__ = ["FlowGate"]
 
-CODE_LENGTH = 10  # hexadecimal digits
+CODE_LENGTH = 10  # hexadecimal digits, 40 bits
+REPLY_WITH = "To allow exactly this call, reply with this code and nothing else:"
 ALLOWED_HINT = "I allow the call above that has this code. Make exactly this call now, with the same arguments."
 
 # Fields of requests by which the model server itself reads something before it replies.
@@ -72,10 +73,12 @@ class FlowGate:
         found = decisions_after(self._flow, messages, calls, tools=self._tools, begins_with=begins_with)
         decided: list[FlowDecided] = []
         held: list[tuple[ToolCall, FlowDecided]] = []
+        codes = _codes(messages)
         for call, each in zip(calls, found, strict=True):
             if each is None:
                 continue
-            if each.decision == "ask" and self._is_allowed(messages, call):
+            if each.decision == "ask" and (code := self._code(messages[:-2], call)) in codes:
+                codes.remove(code)  # it is for one call
                 each = replace(each, decision="allow", reason=f"{each.reason} A person allowed it.")
             decided.append(each)
             if each.decision != "allow":
@@ -110,10 +113,6 @@ class FlowGate:
         """Return what the model is told if the last message is the code of a call; empty otherwise."""
         return ALLOWED_HINT if _codes(messages) else ""
 
-    def _is_allowed(self, messages: Sequence[Message], call: ToolCall) -> bool:
-        code = self._code(messages[:-2], call)
-        return any(hmac.compare_digest(code, each) for each in _codes(messages))
-
     def _code(self, messages: Sequence[Message], call: ToolCall) -> str:
         # Instructions may hold the time, and need not be the same when the call is allowed.
         said = [[each.role, each.text] for each in messages if each.role not in ("system", "developer")]
@@ -125,7 +124,7 @@ class FlowGate:
         if decided.decision != "ask":
             return notice
         code = self._code(messages, call)
-        return f"{notice}\n\nTo allow exactly this call, reply with this code and nothing else: {code}"
+        return f"{notice}\n\n{REPLY_WITH} {code}"
 
 
 def _has_documents(body: Mapping[str, Any]) -> bool:
@@ -139,13 +138,10 @@ def _codes(messages: Sequence[Message]) -> list[str]:
     """Return the codes in a message of the user that consists of them, and follows the reply that has them."""
     if [each.role for each in messages[-2:]] != ["assistant", "user"]:
         return []
-    content, known = messages[-1].content, messages[-2].text.split()
-    texts = (
-        [part.get("text") for part in content if isinstance(part, Mapping)] if isinstance(content, list) else [content]
-    )
-    said = [text.split() for text in texts if isinstance(text, str)]
-    codes = [words for words in said if all(len(word) == CODE_LENGTH and word in known for word in words)]
-    return [word for words in codes for word in words]
+    content, question = messages[-1].content, messages[-2].text
+    parts = content if isinstance(content, list) else [{"text": content}]
+    said = [str(part.get("text") or "").split() for part in parts if isinstance(part, Mapping)]
+    return [code for words in said if all(f"{REPLY_WITH} {word}" in question for word in words) for code in words]
 
 
 def _plainly_read(call: ToolCall) -> ToolCall:
