@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from closeout.errors import ToolError, UsageError
 from closeout.results.html_text import main_text, plain_text
 from closeout.tools.builtin import document_index as index_module
+from closeout.tools.builtin import document_text as extract_module
 from closeout.tools.builtin import document_tools, documents
-from closeout.tools.builtin import extract as extract_module
 from closeout.tools.builtin.document_index import PASSAGE_CHARACTERS, DocumentIndex, cut
-from closeout.tools.builtin.extract import decode_text, extract_text
+from closeout.tools.builtin.document_text import decode_text, extract_text
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "documents"
 

@@ -338,7 +338,7 @@ class WebSettings(_Section):
     country: str | None = Field(None, description="of the results, such as us or cn")
     max_results: int = Field(10, ge=1, le=20)
     extract_model: str | None = Field(
-        None, description="the model of scrape_and_extract_info; unset: the model of the run"
+        None, description="the model of scrape_and_extract_info and extract; unset: the model of the run"
     )
 
 

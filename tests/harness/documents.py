@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from closeout.tools.builtin.extract import extract_text
+from closeout.tools.builtin.document_text import extract_text
 
 _SHEET = (
     '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>{}</sheetData></worksheet>'

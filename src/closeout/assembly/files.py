@@ -1,6 +1,6 @@
 """Prepare a task with its files: text goes before the task within a budget, `read_result` shows the rest of it.
 
-`tools.builtin.extract` turns documents into text.
+`tools.builtin.document_text` turns documents into text.
 """
 
 from __future__ import annotations
@@ -361,7 +361,7 @@ def _read(handle: str, path: Path, capabilities: Capabilities, *, name: str, rea
 
 
 def _first_bytes(path: Path) -> bytes:
-    from closeout.tools.builtin.extract import is_database_file
+    from closeout.tools.builtin.document_text import is_database_file
 
     try:
         if path.is_dir():
@@ -410,7 +410,7 @@ def _data_uri(path: Path, kind: str) -> str:
 
 def _text_of(path: Path, head: bytes) -> tuple[str, bool]:
     """Return the file's text, and whether it was cut."""
-    from closeout.tools.builtin.extract import MAX_CHARACTERS, extract_text, looks_like_text
+    from closeout.tools.builtin.document_text import MAX_CHARACTERS, extract_text, looks_like_text
 
     if not looks_like_text(path):
         known = next((hint for magic, hint in _OTHER_KINDS if head.startswith(magic)), None)

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 WEB = ("web_search", "scrape_website", "scrape_and_extract_info")
-BUILT_IN = ("ask_user", "calculate", "fetch_url", "run_python", *WEB)
+BUILT_IN = ("ask_user", "calculate", "extract", "fetch_url", "run_python", *WEB)
 
 
 def built_in_tool(name: str, settings: ToolSettings) -> AnyTool:

@@ -12,7 +12,7 @@ from closeout.errors import UsageError
 from closeout.results.encoding import FORMATS, Encoded, encode
 from closeout.results.normal import EncodingError
 from closeout.results.tokens import count
-from closeout.tools.builtin.extract import MAX_FILE_BYTES
+from closeout.tools.builtin.document_text import MAX_FILE_BYTES
 
 __all__ = ["compare_formats", "encode_command"]
 

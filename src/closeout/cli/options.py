@@ -277,7 +277,7 @@ def _report_missing_readers(docs: str) -> None:
     """
     from closeout.cli.terminal import amount, say_error
     from closeout.tools.builtin.document_index import document_files
-    from closeout.tools.builtin.extract import lacks_reader
+    from closeout.tools.builtin.document_text import lacks_reader
 
     files = list(document_files(Path(docs)))
     unread = [file for file in files if lacks_reader(file)]

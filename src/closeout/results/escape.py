@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-__all__ = ["break_markers", "escape_markers"]
+__all__ = ["as_data", "break_markers", "escape_markers"]
 
 # Words that open a section in the text dialects, at the start of a line, any case (the ReAct prompts and their usual
 # translations). Mid-line they are plain words to every parser and stay untouched.
@@ -100,3 +100,8 @@ def _first_characters(markers: tuple[str, ...]) -> re.Pattern[str]:
     parts = ((marker[: -len(bare)], bare) for marker in markers if (bare := marker.lstrip()))
     found = (f"(?<={re.escape(blank)}){re.escape(bare[0])}(?={re.escape(bare[1:])})" for blank, bare in parts)
     return re.compile("|".join(found))
+
+
+def as_data(text: str, tag: str) -> str:
+    """Return a text for a place between two tags: with no such tag in it, and no marker of a turn or a call."""
+    return escape_markers(re.sub(rf"(?i)<(?=\s*+/?+\s*+{tag}\b)", "&lt;", text))

@@ -232,7 +232,7 @@ class PageModel:
         for turn, prompt in enumerate(map(secrets.hide, prompts)):
             budget = below.budget
             if budget.limited and (limit := budget.forbids(estimate_tokens(prompt))):
-                raise ToolError(f"The run's budget ({limit}) does not allow reading this page with a model.")
+                raise ToolError(f"The run's budget ({limit}) does not allow asking a model about this.")
             reply = await calls.request(_request(prompt), RequestInfo("act", turn=turn))
             yield split_thinking(reply.text)[1].strip()
 

@@ -1,4 +1,4 @@
-"""Built-in tools: arithmetic, documents, the web, Python scripts, questions to users. Each is loaded on first use."""
+"""Built-in tools: arithmetic, documents, the web, scripts, questions, values in texts. Each is loaded on first use."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from closeout.tools.builtin.calculator import calculate
     from closeout.tools.builtin.documents import document_tools
     from closeout.tools.builtin.python_runner import python_tool, run_python
+    from closeout.tools.builtin.quarantine import extract
     from closeout.tools.builtin.scrape import (
         extract_tool,
         scrape_and_extract_info,
@@ -24,6 +25,7 @@ __all__ = [
     "ask_user",
     "calculate",
     "document_tools",
+    "extract",
     "extract_tool",
     "fetch_url",
     "python_tool",
@@ -42,6 +44,7 @@ _HOMES = {
     "ask_user": "ask",
     "calculate": "calculator",
     "document_tools": "documents",
+    "extract": "quarantine",
     "extract_tool": "scrape",
     "fetch_url": "web",
     "python_tool": "python_runner",

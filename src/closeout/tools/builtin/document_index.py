@@ -20,7 +20,7 @@ from pathlib import Path
 from closeout.errors import ToolError, UsageError
 from closeout.language.text_index import TextIndex, lacks_fts5
 from closeout.language.words import telling_words, words
-from closeout.tools.builtin.extract import TABLE_SUFFIXES, extract_text, looks_like_text
+from closeout.tools.builtin.document_text import TABLE_SUFFIXES, extract_text, looks_like_text
 
 __all__ = [
     "Document",

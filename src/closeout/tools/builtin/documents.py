@@ -11,7 +11,7 @@ from typing import Any
 from closeout.errors import ToolError
 from closeout.messages import ToolPolicy
 from closeout.tools.builtin.document_index import Document, DocumentIndex, Hit, Progress, query_words
-from closeout.tools.builtin.extract import extract_text
+from closeout.tools.builtin.document_text import extract_text
 from closeout.tools.tool import Tool, tool
 
 __all__ = ["document_tools"]

@@ -20,7 +20,7 @@ from urllib.parse import urljoin
 
 from closeout.errors import ToolError, UsageError
 from closeout.results.html_text import html_title, main_text
-from closeout.tools.builtin.extract import decode_text, extract_text
+from closeout.tools.builtin.document_text import decode_text, extract_text
 from closeout.tools.threads import run_in_thread
 from closeout.tools.tool import Tool, tool
 
