@@ -308,7 +308,7 @@ def _watch_of(
     """
     labels = frozenset(begins_with) - {TRUSTED}
     callers: defaultdict[str, set[str]] = defaultdict(set)  # id of calls → their tools
-    results: list[tuple[Message, Labels, str]] = []
+    results: list[ToolFinished] = []
     for message in messages:
         made = message.get("tool_calls") if message.role == "assistant" else None
         for call in made if isinstance(made, list) else ():
@@ -321,24 +321,15 @@ def _watch_of(
             names = sorted(callers.get(str(message.get("tool_call_id")), ()))
             found = [flow.labels_of(tools.get(name) or ToolSpec(name)) for name in names]
             of_result = frozenset[str]().union(*found) if found else frozenset({UNTRUSTED})
-            results.append((message, of_result, " or ".join(names) or "a result of no call"))
+            name = " or ".join(names) or "a result of no call"
+            text = json.dumps({"result": message.text[:MAX_SOURCE]}, ensure_ascii=False)
+            handle = str(message.get("tool_call_id") or "")
+            results.append(ToolFinished("main", handle, name, ok=True, record=text, labels=written_labels(of_result)))
         elif has_more and (message.role != "user" or not flow.trust_files):
             labels |= {UNTRUSTED}
     watch = FlowWatch((flow,), labels)
-    for message, of_result, name in results:
-        watch.note(
-            "main",
-            str(message.get("tool_call_id") or ""),
-            ToolSpec(name),
-            ToolFinished(
-                "main",
-                "",
-                name,
-                ok=True,
-                record=json.dumps({"result": message.text[:MAX_SOURCE]}, ensure_ascii=False),
-                labels=written_labels(of_result),
-            ),
-        )
+    for result in results:
+        watch.note(result)
     return watch
 
 
