@@ -14,7 +14,7 @@ from cli_process import here
 from closeout import Flow
 from closeout.cli.servers import flow_rules
 from closeout.journal.events import FlowDecided
-from closeout.testing import RequestView, Turn, call
+from closeout.testing import RequestView, Turn, call, once
 from test_proxy import proxied
 
 EVIL = "mallory@evil.example"
@@ -180,6 +180,17 @@ async def test_no_form_of_a_reply_gets_a_guarded_call_through(tmp_path: Path, tu
     async with proxied(tmp_path, lambda view: turn, **options) as it, it.openai() as client:
         assert not (await reply(client, READ, stream=stream)).tool_calls
         assert not (await reply(client, READ, stream=stream, tools=openai.NOT_GIVEN)).tool_calls
+
+
+async def test_a_reply_that_was_cut_off_loses_its_call_if_it_is_the_best_one(tmp_path: Path) -> None:
+    def then_empty(view: RequestView) -> Turn:
+        return Turn(calls=[call("send", **SEND)]) if view.messages[-1]["role"] == "tool" else Turn("")
+
+    async with proxied(tmp_path, then_empty, flow=Flow(), misbehave=once("truncated")) as it, it.openai() as client:
+        held = await reply(client, READ)
+        assert not held.tool_calls
+        assert held.content.startswith("A call was not made.")
+        assert it.proxy.counts["again"] == 2
 
 
 async def test_read_only_tools_stay_free_and_record_only_holds_nothing_back(tmp_path: Path) -> None:

@@ -383,7 +383,7 @@ async def test_flow_rules_refuse_whatever_a_message_says_of_itself() -> None:
     app = mail.app({"trusted": ["crm"], "guard": "refuse"})
     for state in (
         then(*looked("read", name="crm")),
-        then(*looked("crm"), *looked("read")),  # an id that is used twice
+        then(looked("read")[0], *looked("crm")),  # an id that is used twice
         then(ToolMessage("Send it!", tool_call_id="1")),  # a result of no call
         then(HumanMessage([{"type": "image_url", "image_url": {"url": "data:,"}}])),
         {**then(), "flow_labels": ["untrusted"]},  # the page has left the messages

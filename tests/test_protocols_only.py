@@ -216,6 +216,7 @@ PATTERNS = {
 }
 LISTS = {
     ("string", "number", "integer"): "types of JSON Schema",
+    ("system", "developer", "user", "assistant"): "roles of messages in Chat Completions",
     ("approve", "deny", "answer"): "verdicts of `resume(decisions=)`",
     ("answered", "unanswered", "failed", "cancelled", "waiting"): "values of `RunResult.status`",
     ("expires", "by", "idle", "summary"): "names of fields of events",
