@@ -440,7 +440,7 @@ async def test_a_journal_of_the_previous_format_is_migrated_and_its_runs_resumed
     )
     assert check_home(home).run_problems == ()
     with closing(sqlite3.connect(home / "journal.sqlite3")) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (3,)
+        assert db.execute("PRAGMA user_version").fetchone() == (4,)
 
 
 def test_a_journal_of_the_previous_format_is_read_where_it_may_not_be_written(tmp_path: Path) -> None:

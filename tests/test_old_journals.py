@@ -89,7 +89,7 @@ async def test_a_journal_of_every_format_is_migrated_and_its_runs_resumed(name: 
     assert check_home(tmp_path).run_problems == ()
     close_store(tmp_path)
     with closing(sqlite3.connect(file)) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (3,)
+        assert db.execute("PRAGMA user_version").fetchone() == (4,)
 
 
 def test_a_journal_of_the_first_format_that_cannot_be_written_is_named(tmp_path: Path) -> None:

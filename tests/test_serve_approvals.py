@@ -376,17 +376,17 @@ async def test_a_server_looks_again_after_an_error_but_not_at_once(monkeypatch: 
         run_id = await submitted(served)
         await served.host.wait(run_id)
         store, looks = served.host.store, 0
-        waiting_runs = store.waiting_runs
+        due_runs = store.due_runs
 
-        def failing() -> Any:
+        def failing(now: float) -> Any:
             nonlocal looks
             looks += 1
             if looks < 3:
                 raise JournalError("the disk is full")
-            return waiting_runs()
+            return due_runs(now)
 
         await asyncio.sleep(0.2)  # the loop has seen all there is
-        monkeypatch.setattr(store, "waiting_runs", failing)
+        monkeypatch.setattr(store, "due_runs", failing)
         send_signal(store, run_id, "付款", 7)
         assert await answered(served, run_id) == [("time", "clock"), ("7", "signal")]
 

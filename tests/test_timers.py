@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,12 +16,13 @@ import pytest
 from cli_process import here
 from closeout import Agent, RunContext, tool
 from closeout.errors import DecisionRefused, RunNotFound, SignalRefused, ToolError, UsageError
-from closeout.homes import Home
+from closeout.homes import DatabaseHome, Home
 from closeout.journal import events as ev
 from closeout.journal.sent_signals import MAX_PAYLOAD, open_signals
 from closeout.journal.store import open_store
+from closeout.run.due import DueRuns
 from closeout.run.lifecycle import replay_run
-from closeout.run.waiting import awaited
+from closeout.run.waiting import awaited, record_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 
 LATER = timedelta(days=3)
@@ -94,6 +96,55 @@ async def test_a_timer_suspends_the_run_until_its_time(home: Path) -> None:
     assert shop.began == ["2 h", "2 h"]
     assert result.usage.requests == 2
     assert await agent.resume_due(now=tomorrow()) == []
+
+
+async def test_looking_for_due_runs_reads_no_run_that_only_waits(
+    any_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @tool(read_only=True, approval="always")
+    async def ask(key: str) -> str:
+        """Ask."""
+        return f"[{key}] done"
+
+    agent = shop_agent(any_home, call("remind", hours=2))
+    for number in range(3):
+        await agent.run("Remind me.", run_id=f"r{number}")
+    await shop_agent(any_home, call("await_payment", order="b7", timeout=60)).run("Pay.", run_id="paid")
+    asking = Agent(ScriptedClient(calls_then_done(call("ask", key="k"))), [ask], home=any_home)
+    await asking.run("Ask.", run_id="decided")
+    store, now = open_store(any_home), datetime.now(UTC).timestamp()
+    read: list[str] = []
+    monkeypatch.setattr(store, "rows", lambda run_id: read.append(run_id) or iter(store.read(run_id).rows))
+    due = DueRuns(store)
+    assert (list(due.find()), read) == ([], [])
+    assert now + 30 < due.next_time < now + 90, "the time at which the wait for the payment ends"
+    assert (list(due.find(now + 90)), read) == (["paid"], [])
+    assert now + 7000 < due.next_time
+    await agent.signal("paid", "payment", 5)
+    record_decisions(store, "decided", {"r1": True})
+    assert list(due.find()) == list(due.find()) == ["decided", "paid"]
+    assert read == ["paid"], "what it waits for, once"
+    store.transact(lambda db: db.execute("UPDATE runs SET due=0"))  # as a journal of an older version has it
+    assert sorted(due.find()) == ["decided", "paid"]
+    assert sorted(due.find(now + 7300)) == ["decided", "paid", "r0", "r1", "r2"]
+
+
+async def test_a_wrong_clock_of_a_worker_neither_ends_a_wait_nor_prolongs_it(
+    database: DatabaseHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 86400)
+    agent = shop_agent(database, call("remind", hours=2))
+    (pending,) = (await agent.run("Remind me.", run_id="r")).waiting
+    assert pending.expires is not None
+    assert real() + 7100 < pending.expires < real() + 7300
+    assert await agent.resume_due() == []
+    assert (await agent.resume("r")).status == "waiting"
+    monkeypatch.setattr(time, "time", lambda: real() - 86400)
+    store = open_store(database)
+    assert abs(store.clock(exact=True) - real()) < 60 > abs(store.clock() - real())
+    (result,) = await agent.resume_due(now=datetime.fromtimestamp(real(), UTC) + LATER)
+    assert result.answer == "[2] over"
 
 
 async def test_the_first_deadline_holds_however_often_the_run_is_resumed(home: Path) -> None:

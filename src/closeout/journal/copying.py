@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from closeout.errors import JournalError
 from closeout.homes import DatabaseHome, Home
-from closeout.journal.database import FILE_NAME, LOCK_SECONDS, VERSION, explained, version_of
+from closeout.journal.database import CHECKED, FILE_NAME, LOCK_SECONDS, explained, version_of
 from closeout.journal.journal_database import SEQ_BITS, EventRow, SqlConnection
 from closeout.journal.on_sqlite import references
 from closeout.journal.readonly import open_to_read
@@ -86,7 +86,7 @@ class _JournalFile:
         except BaseException:
             self.close()
             raise
-        if version != VERSION:
+        if version < CHECKED:
             self.close()
             raise JournalError(
                 f"{file} was written by an older version of Closeout. Run `closeout runs` there once to update it."

@@ -13,6 +13,7 @@ from pathlib import Path
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked
 
 __all__ = [
+    "CHECKED",
     "FILE_NAME",
     "JOURNAL_FILES",
     "LOCK_SECONDS",
@@ -39,7 +40,10 @@ JOURNAL_FILES = (
     "journal.synced",
     "journal.messages",
 )
-VERSION = 3  # 2 had no checksums; 1, in the end, had the rows of 2, and before that a row for each event
+# 3 had no times at which waiting runs can continue, 2 no checksums; 1, in the end, had the rows of 2, and before that a
+# row for each event.
+VERSION = 4
+CHECKED = 3  # the first format whose events have checksums
 LOCK_SECONDS = 20.0  # how long a commit waits while another process holds the write lock
 _LITTLE_SPACE = 64 * 1024  # bytes: less than SQLite needs for its index and a page
 _OPEN_SECONDS = 20.0  # how long opening waits while another process turns the file into a journal
@@ -47,10 +51,17 @@ _OPEN_SECONDS = 20.0  # how long opening waits while another process turns the f
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
   id INTEGER PRIMARY KEY, run_id TEXT NOT NULL UNIQUE, started REAL NOT NULL, ended REAL,
-  status TEXT NOT NULL, task TEXT NOT NULL, model TEXT NOT NULL, answer TEXT, stop_reason TEXT);
+  status TEXT NOT NULL, task TEXT NOT NULL, model TEXT NOT NULL, answer TEXT, stop_reason TEXT,
+  due REAL NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS events (place INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER);
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS bodies (hash BLOB PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
+"""
+# When a waiting run can continue: 0 says that its events must be looked at.
+_ADD_DUE = "ALTER TABLE runs ADD COLUMN due REAL NOT NULL DEFAULT 0"
+_INDEXES = """
+CREATE INDEX IF NOT EXISTS runs_due ON runs (due) WHERE status='waiting';
+CREATE INDEX IF NOT EXISTS runs_running ON runs (id) WHERE status='running'
 """
 _FROM_PLACES = (
     "INSERT INTO events SELECT place, CAST('[[' || printf('%.6f', time) || ',' || json_quote(type) || ',' || "
@@ -61,6 +72,7 @@ _COLUMNS = {
     1: [["run", "seq", *_OF_EVENT], ["place", *_OF_EVENT], ["place", "body"]],
     2: [["place", "body"]],
     3: [["place", "body", "crc"]],
+    4: [["place", "body", "crc"]],
 }
 
 
@@ -105,6 +117,10 @@ def prepare(db: sqlite3.Connection, path: Path) -> None:
             _join_columns(db)
         if version in (1, 2):
             db.execute("ALTER TABLE events ADD COLUMN crc INTEGER")
+        if version in (1, 2, 3):
+            db.execute(_ADD_DUE)
+        for statement in _INDEXES.split(";"):
+            db.execute(statement)
         db.execute(f"PRAGMA user_version={VERSION}")
 
 
@@ -119,7 +135,7 @@ def _join_columns(db: sqlite3.Connection) -> None:
 
 
 def version_of(db: sqlite3.Connection, path: Path) -> int:
-    """Return the format of a journal: 0 for an empty file, else 1 to 3.
+    """Return the format of a journal: 0 for an empty file, else 1 to 4.
 
     Raises:
         JournalError: the format is newer than this version of Closeout, or of none.

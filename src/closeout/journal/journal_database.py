@@ -159,6 +159,13 @@ class JournalDatabase(Protocol):
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """Read through a connection of its own, which no writer holds up."""
 
+    def clock(self, *, exact: bool = False) -> float:
+        """Return the time in seconds since the epoch, by the clock that all processes of this journal share.
+
+        Args:
+            exact: Ask the database. Without it, the time may be off as far as a clock drifts within a lease.
+        """
+
     def has_table(self, name: str) -> bool:
         """Return whether a table exists that is made when it is needed first."""
 

@@ -8,6 +8,7 @@ database decides.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import secrets
@@ -21,26 +22,27 @@ from closeout.homes import DatabaseHome
 from closeout.journal.journal_database import SEQ_BITS
 from closeout.journal.postgres_link import PostgresLink
 
-__all__ = ["RunLeases", "SentCounts"]
+__all__ = ["SERVER_TIME", "RunLeases", "SentCounts"]
 
 LOOK_SECONDS = 1.0  # how often the number of messages to the runs of this process is read
 RENEWALS = 6  # per lease
+SERVER_TIME = "extract(epoch FROM clock_timestamp())::float8"
 
-_TAKE = """
+_TAKE = f"""
 INSERT INTO leases AS known VALUES (?, 1, ?, clock_timestamp() + ? * interval '1 second')
 ON CONFLICT (run) DO UPDATE SET
   token = known.token + 1, owner = excluded.owner, until = clock_timestamp() + ? * interval '1 second'
-WHERE known.until < clock_timestamp() OR known.owner = excluded.owner RETURNING token
-"""
+WHERE known.until < clock_timestamp() OR known.owner = excluded.owner RETURNING token, {SERVER_TIME}
+"""  # noqa: S608 - constant
 _DROP = "UPDATE leases SET until = 'epoch' WHERE run = ? AND token = ? AND owner = ?"
 _HELD = "SELECT run FROM leases WHERE run = ANY(?::bigint[]) AND until > clock_timestamp()"
 # The rows are locked in the order in which an append locks them, so that the two never wait for each other.
-_RENEW = """
+_RENEW = f"""
 WITH mine AS MATERIALIZED (
   SELECT run FROM leases WHERE run = ANY(?::bigint[]) AND owner = ? ORDER BY run FOR NO KEY UPDATE)
 UPDATE leases SET until = clock_timestamp() + ? * interval '1 second' FROM mine WHERE leases.run = mine.run
-RETURNING leases.run
-"""
+RETURNING {SERVER_TIME}
+"""  # noqa: S608 - constant
 _CHECK = "SELECT run, token FROM leases WHERE run = ANY(?::bigint[]) ORDER BY run FOR SHARE"
 _COUNT = f"""
 SELECT asked.run, (SELECT max(place) - (asked.run << {SEQ_BITS}) + 1 FROM messages
@@ -64,6 +66,7 @@ class RunLeases:
         self._guard = threading.Lock()  # guards the next two
         self._tokens: dict[int, int] = {}  # of the leases that this process has
         self._sent: dict[int, int] = {}  # how many messages were sent to some of these runs
+        self._time = (-math.inf, 0.0)  # a time of the server, and when it was
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
 
@@ -87,6 +90,7 @@ class RunLeases:
                 return False
             with self._guard:
                 self._tokens[number] = found[0][0]
+            self.note_time(found[0][1], time.monotonic())
         if self._thread is None:
             self._thread = threading.Thread(target=self._keep, name="closeout-leases", daemon=True)
             self._thread.start()
@@ -151,7 +155,25 @@ class RunLeases:
         with self._guard:
             numbers = sorted(self._tokens)
         if numbers:
-            self._link.repeated(_RENEW, (numbers, self._owner, self._home.lease))
+            found = self._link.repeated(_RENEW, (numbers, self._owner, self._home.lease))
+            for (now,) in found[-1:]:
+                self.note_time(now, time.monotonic())
+
+    # -------------------------------------------------------------------------------------------- time
+
+    @property
+    def knows_time(self) -> bool:
+        """True once the time of the server has been noted."""
+        return self._time[0] > 0
+
+    def note_time(self, now: float, at: float) -> None:
+        """Note the time of the server at a time of this machine's monotonic clock, which nobody sets."""
+        self._time = now, at
+
+    def time(self) -> float:
+        """Return the time of the server, as far as this machine can tell from when it was noted."""
+        noted, at = self._time
+        return noted + time.monotonic() - at
 
     def _count(self) -> None:
         with self._guard:

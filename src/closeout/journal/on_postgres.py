@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from closeout.errors import JournalError, JournalLocked, LeaseLost
 from closeout.homes import DatabaseHome
 from closeout.journal.journal_database import MESSAGE_LOCK, SEQ_BITS, EventRow, RunUpdate, SqlConnection
-from closeout.journal.leases import RunLeases, SentCounts
+from closeout.journal.leases import SERVER_TIME, RunLeases, SentCounts
 from closeout.journal.on_sqlite import references
 from closeout.journal.postgres_link import PostgresLink, explained_postgres
 from closeout.journal.postgres_schema import prepare_schema
@@ -181,6 +182,14 @@ class PostgresJournal:
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """Read through a connection of its own."""
         return self._reader.repeated(statement, values)
+
+    def clock(self, *, exact: bool = False) -> float:
+        """Return the time of the server. A clock of this machine only tells how long ago it was read."""
+        if exact or not self.locks.knows_time:
+            before = time.monotonic()
+            ((now,),) = self.query(f"SELECT {SERVER_TIME}")
+            self.locks.note_time(now, (before + time.monotonic()) / 2)
+        return self.locks.time()
 
     def has_table(self, name: str) -> bool:
         """Return True: every table is made at the beginning."""

@@ -49,6 +49,11 @@ _STEPS = (
     CREATE TABLE processes (last bigint NOT NULL);
     INSERT INTO processes VALUES (4611686018427387904);
     """,
+    # When a waiting run can continue: 0 says that its events must be looked at.
+    """
+    ALTER TABLE runs ADD COLUMN due double precision NOT NULL DEFAULT 0;
+    CREATE INDEX runs_due ON runs (due) WHERE status = 'waiting';
+    """,
 )
 VERSION = len(_STEPS)
 OLDEST = 1  # the oldest version of Closeout's tables whose workers may go on using those of this one

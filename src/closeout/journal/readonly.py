@@ -13,7 +13,16 @@ from pathlib import Path
 
 from closeout.errors import JournalError
 from closeout.homes import DatabaseHome, Home
-from closeout.journal.database import FILE_NAME, JOURNAL_FILES, LOCK_SECONDS, VERSION, explained, prepare, version_of
+from closeout.journal.database import (
+    CHECKED,
+    FILE_NAME,
+    JOURNAL_FILES,
+    LOCK_SECONDS,
+    VERSION,
+    explained,
+    prepare,
+    version_of,
+)
 from closeout.journal.locks import LOCKS_NAME, RunLocks
 from closeout.journal.on_sqlite import SqliteJournal
 from closeout.journal.run_counts import MESSAGES_NAME, SYNCED_NAME, RunCounts
@@ -84,9 +93,12 @@ class _ReadOnlyJournal(SqliteJournal):
                     f"{self.path} is of an old format, and cannot be written here. Copy it to a folder of your own, "
                     "and set CLOSEOUT_HOME to that."
                 )
-            if version:
-                # The previous format had no checksums, and it may not be migrated here.
-                self.select_events = "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"
+            if version:  # it may not be migrated here
+                if version < CHECKED:
+                    self.select_events = (
+                        "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"
+                    )
+                db.execute("CREATE TEMP VIEW runs AS SELECT *, 0.0 AS due FROM main.runs")
                 return db
             db.close()  # nothing was written yet
         db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)

@@ -460,18 +460,26 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------ the end
 
-    async def end(self, ended: RunEnded) -> None:
+    def clock(self) -> float:
+        """Return the time in seconds since the epoch, by the clock that all processes of the home share."""
+        return time.time() if self._store is None else self._store.clock()
+
+    async def end(self, ended: RunEnded, *, due: float = 0.0) -> None:
         """Record the end of the run, synced, and release it. A journal that cannot be written sets `failure` instead of
         raising.
+
+        Args:
+            ended: The end.
+            due: When a run that waits can continue without a signal; 0 if its events say so.
         """
         self._stop_timer()
         self.is_over = True
         try:
-            await self._end(ended)
+            await self._end(ended, due)
         finally:
             self.inbox.end()
 
-    async def _end(self, ended: RunEnded) -> None:
+    async def _end(self, ended: RunEnded, due: float) -> None:
         try:
             self.append(ended, durable=True)
         except JournalError as error:
@@ -483,7 +491,8 @@ class Journal:
             await self._store.off_loop(self._store.release, self._number)
             return
         try:
-            end = self._store.end_run(self._number, ended.status, ended.answer, stop_reason=ended.stop_reason)
+            reason = ended.stop_reason
+            end = self._store.end_run(self._number, ended.status, ended.answer, stop_reason=reason, due=due)
             await asyncio.shield(asyncio.wrap_future(end))
         except JournalError as error:
             self._failure = error

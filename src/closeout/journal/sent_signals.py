@@ -23,8 +23,8 @@ __all__ = [
     "check_signal_name",
     "mark_received",
     "open_signals",
-    "runs_with_signals",
     "send_signal",
+    "waiting_with_signals",
 ]
 
 MAX_PAYLOAD = 2**20  # characters of JSON: what is larger belongs into a file or a database, and its address here
@@ -39,7 +39,10 @@ CREATE TABLE IF NOT EXISTS signals (
 _INDEX = "CREATE INDEX IF NOT EXISTS signals_open ON signals (run_id) WHERE received=0"
 _INSERT = "INSERT INTO signals (run_id, id, name, payload, sent) VALUES (?,?,?,?,?) ON CONFLICT DO NOTHING"
 _SELECT_OPEN = "SELECT id, payload, sent FROM signals WHERE run_id=? AND name=? AND received=0 ORDER BY seq"
-_SELECT_NAMES = "SELECT DISTINCT run_id, name FROM signals WHERE received=0"
+_SELECT_NAMES = (
+    "SELECT DISTINCT s.run_id, s.name, (SELECT max(place) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32) "
+    "FROM signals s JOIN runs r ON r.run_id=s.run_id WHERE s.received=0 AND r.status='waiting'"
+)
 _MARK = "UPDATE signals SET received=1, payload='' WHERE run_id=? AND id=? AND received=0"
 
 
@@ -114,9 +117,13 @@ def open_signals(store: Store, run_id: str, name: str) -> list[SentSignal]:
     return [SentSignal(*row) for row in store.query(_SELECT_OPEN, (run_id, name))]
 
 
-def runs_with_signals(store: Store) -> set[tuple[str, str]]:
-    """Return the runs that have signals which are not known to be received, each with the name of the signal."""
-    return {(run_id, name) for run_id, name in store.query(_SELECT_NAMES)} if _exists(store) else set()
+def waiting_with_signals(store: Store) -> list[tuple[str, str, int]]:
+    """Return the suspended runs that have signals which are not known to be received.
+
+    Returns:
+        The run, the name of the signal, and a number that changes with the record of the run.
+    """
+    return [(run, name, place or 0) for run, name, place in store.query(_SELECT_NAMES)] if _exists(store) else []
 
 
 def mark_received(store: Store, run_id: str, ids: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import threading
 import time
@@ -58,17 +59,19 @@ _INSERT_RUN = (
     "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?) ON CONFLICT (run_id) DO NOTHING"
 )
 _REOPEN_RUN = "UPDATE runs SET status='running', ended=NULL WHERE id=?"
-_UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE id=?"
+_UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=?, due=? WHERE id=?"
+_UPDATE_DUE = "UPDATE runs SET due=? WHERE id=?"
 _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
 _UNDER = "SELECT 1 FROM {values} WHERE run_id>value||'.' AND run_id<value||'/'"
 _SELECT_PLACES = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place LIMIT ?"
 _SELECT_BEGINNING = (
     "SELECT run_id FROM runs r JOIN events e ON e.place=r.id<<32 WHERE {contains} OR {contains} ORDER BY r.id"
 )
-_SELECT_WAITING = (
-    "SELECT run_id, (SELECT max(place) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32) "
-    "FROM runs r WHERE status='waiting' ORDER BY id"
+_SELECT_DUE = (
+    "SELECT run_id, due, (SELECT max(place) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32) "
+    "FROM runs r WHERE status='waiting' AND due<=? ORDER BY due, id"
 )
+_SELECT_NEXT_DUE = "SELECT min(due) FROM runs WHERE status='waiting' AND due>?"
 _NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO UPDATE SET value=excluded.value"
 _SELECT_LAST = "SELECT body FROM events WHERE place>=? AND place<? ORDER BY place DESC LIMIT 1"
 # Messages to runs, as JSON. Their places are made as those of events. The first message makes the table.
@@ -253,12 +256,18 @@ class Store:
                 raise
             return number
 
-    def add_events(self, run_id: str, make: Callable[[Sequence[Row], float], Sequence[Event]]) -> RunRows:
+    def add_events(
+        self,
+        run_id: str,
+        make: Callable[[Sequence[Row], float], Sequence[Event]],
+        due: Callable[[Sequence[Row]], float] = lambda rows: 0.0,
+    ) -> RunRows:
         """Append events to a run that no process executes, synced, all or none of them.
 
         Args:
             run_id: the name of the run.
             make: returns the events, given the rows of the run and the time now.
+            due: returns when the run can continue, given its rows with the new ones; 0 if it does not know.
 
         Returns:
             The rows of the run with the new ones, and what is wrong with its record.
@@ -277,7 +286,9 @@ class Store:
                 seq = record.rows[-1].seq + 1 if record.rows else 0
                 entries = [(seq + n, at, event) for n, event in enumerate(make(record.rows, at))]
                 if entries:
-                    if self._write(_EventBatch({number: entries}, durable=True)):
+                    later = due((*record.rows, *(Row(*entry) for entry in entries)))
+                    update = (number, _UPDATE_DUE, (later, number))
+                    if self._write(_EventBatch({number: entries}, durable=True), [update]):
                         raise locked(run_id)
                     self.database.synced.mark({number: entries[-1][0] + 1})
             finally:
@@ -438,8 +449,17 @@ class Store:
         else:
             self.commit().result()
 
-    def end_run(self, number: int, status: str, answer: str | None, *, stop_reason: str) -> Future[None]:
+    def end_run(
+        self, number: int, status: str, answer: str | None, *, stop_reason: str, due: float = 0.0
+    ) -> Future[None]:
         """Begin to commit the end of a run: its events and its outcome, synced. Then release it, whatever happened.
+
+        Args:
+            number: the number of the run.
+            status: how it ended.
+            answer: its answer.
+            stop_reason: why it ended.
+            due: when a run that waits can continue without a signal; 0 if its events say so.
 
         Returns:
             A future that is done when the run is released. It raises JournalError if the end could not be written.
@@ -453,7 +473,7 @@ class Store:
                     self._batch.events.setdefault(number, []).append(last)
                     self._batch.durable = True
             try:
-                self._commit((number, _UPDATE_RUN, (status, at, _storable(answer), stop_reason, number)))
+                self._commit((number, _UPDATE_RUN, (status, at, _storable(answer), stop_reason, due, number)))
                 self.check_held(number)
             finally:
                 self.forget(number)
@@ -601,9 +621,26 @@ class Store:
         held = self.database.locks.held_of([number for number, _ in rows])
         return [run_id for number, run_id in rows if number not in held]
 
-    def waiting_runs(self) -> list[tuple[str, int]]:
-        """Return the ids of suspended runs, the oldest first, each with a number that changes with its record."""
-        return [(run_id, place or 0) for run_id, place in self.query(_SELECT_WAITING)]
+    def due_runs(self, now: float) -> list[tuple[str, bool, int]]:
+        """Return the suspended runs that can continue at a time, in order of theirs. Signals are not looked at.
+
+        Returns:
+            The id of each, whether its time is known, or else its events say so, and a number that changes with these.
+        """
+        return [(run_id, due > 0, place or 0) for run_id, due, place in self.query(_SELECT_DUE, (now,))]
+
+    def next_due(self, now: float) -> float:
+        """Return when the next suspended run can continue after a time without a signal; infinity if none can."""
+        found = self.query(_SELECT_NEXT_DUE, (now,))[0][0]
+        return math.inf if found is None else float(found)
+
+    def clock(self, *, exact: bool = False) -> float:
+        """Return the time in seconds since the epoch, by the clock that all processes of this home share.
+
+        Args:
+            exact: Ask the database. It may take a moment.
+        """
+        return self.database.clock(exact=exact)
 
     def run_ids(self, prefix: str, limit: int) -> list[str]:
         """Return the ids that begin with a text: the id that is the text itself first, then the newest."""

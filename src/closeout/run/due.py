@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from closeout.errors import CloseoutError, JournalError, JournalLocked, RunNotFound
 from closeout.journal.events import RunEnded, RunStarted
-from closeout.journal.sent_signals import runs_with_signals
+from closeout.journal.sent_signals import waiting_with_signals
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Listener
 from closeout.run.handoff import is_run_of
 from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import resume_run
-from closeout.run.waiting import PendingDecision, pending_decisions
+from closeout.run.waiting import PendingDecision, due_time, pending_decisions
 from closeout.tools.mcp_logins import login_changed
 
 __all__ = ["DueRuns", "has_login", "resume_due", "waits_since"]
@@ -35,19 +34,6 @@ class _Wait:
     since: float
     pending: tuple[PendingDecision, ...]
 
-    def is_over(self, signals: frozenset[str], now: float) -> bool:
-        """Return whether the run can continue.
-
-        A time has passed, a signal has arrived, somebody has signed in, or everything else was decided or has a default
-        answer that counts.
-        """
-        own = [each for each in self.pending if not each.by_person]
-        if any(has_login(each, self.since) for each in own):
-            return True
-        if any(_has_passed(each, now) or each.arguments.get("signal") in signals for each in own):
-            return True
-        return not own and all(each.default is not None and _has_passed(each, now) for each in self.pending)
-
 
 def waits_since(rows: Iterable[Row]) -> float:
     """Return when a recorded run was suspended last, in seconds since the epoch."""
@@ -59,53 +45,65 @@ def has_login(pending: PendingDecision, since: float) -> bool:
     return pending.kind == "login" and login_changed(str(pending.arguments.get("url", ""))) > since
 
 
-def _has_passed(pending: PendingDecision, now: float) -> bool:
-    return pending.expires is not None and pending.expires <= now
-
-
 @dataclass(slots=True)
 class DueRuns:
-    """Finds the waiting runs of a store that can continue. What a run waits for is read once, not at every look.
+    """Finds the waiting runs of a store that can continue, by the clock that its processes share.
+
+    The store knows when. Only of runs that have a signal, that wait for a login or that an older version suspended, the
+    events are read, once.
 
     Attributes:
         store: Where the runs are kept.
-        next_time: When the next of the waits that were found ends, in seconds since the epoch; infinity if none does.
+        next_time: When the next of them can continue without a signal, in seconds since the epoch; infinity if none.
     """
 
     store: Store
     next_time: float = math.inf
-    _waits: dict[str, _Wait] = field(default_factory=dict)
+    _waits: dict[str, _Wait] = field(default_factory=dict)  # those that were read
 
     def find(self, now: float | None = None) -> Iterator[str]:
-        """Yield the ids of the runs that can continue, the oldest first."""
-        now = time.time() if now is None else now
+        """Yield the ids of the runs that can continue: those whose time has come, in its order, and those signalled."""
+        now = self.store.clock(exact=True) if now is None else now
+        self.next_time = self.store.next_due(now)
         waits: dict[str, _Wait] = {}
-        for run_id, version in self.store.waiting_runs():
-            known = self._waits.get(run_id)
-            if known is None or known.version != version:
-                try:
-                    rows = list(self.store.rows(run_id))
-                    known = _Wait(version, waits_since(rows), pending_decisions(rows))
-                except (RunNotFound, JournalError):
-                    continue  # it was deleted meanwhile, or cannot be read
-            waits[run_id] = known
+        found: dict[str, None] = {}
+        for run_id, is_known, version in self.store.due_runs(now):
+            if is_known or ((wait := self._read(run_id, version, waits)) is not None and _is_over(wait, now)):
+                found[run_id] = None
+        for run_id, name, version in waiting_with_signals(self.store):
+            wait = self._read(run_id, version, waits)
+            if wait is not None and any(each.arguments.get("signal") == name for each in wait.pending if _is_own(each)):
+                found[run_id] = None
         self._waits = waits
-        names: dict[str, set[str]] = {}
-        for run_id, name in runs_with_signals(self.store):
-            names.setdefault(run_id, set()).add(name)
-        expiries = [each.expires for wait in waits.values() for each in wait.pending if each.expires is not None]
-        self.next_time = min((each for each in expiries if each > now), default=math.inf)
-        for run_id, wait in waits.items():
-            if wait.is_over(frozenset(names.get(run_id, ())), now):
-                yield run_id
+        yield from found
+
+    def _read(self, run_id: str, version: int, waits: dict[str, _Wait]) -> _Wait | None:
+        """Return what a run waits for; None if it was deleted meanwhile, or cannot be read."""
+        known = waits.get(run_id) or self._waits.get(run_id)
+        if known is None or known.version != version:
+            try:
+                rows = list(self.store.rows(run_id))
+            except (RunNotFound, JournalError):
+                return None
+            known = _Wait(version, waits_since(rows), pending_decisions(rows))
+        waits[run_id] = known
+        return known
+
+
+def _is_own(pending: PendingDecision) -> bool:
+    return not pending.by_person
+
+
+def _is_over(wait: _Wait, now: float) -> bool:
+    return due_time(wait.pending) <= now or any(has_login(each, wait.since) for each in wait.pending)
 
 
 async def resume_due(
     plan: AgentPlan, store: Store, listeners: Sequence[Listener] = (), *, limit: int = 10, now: datetime | None = None
 ) -> list[RunResult]:
     """Resume the waiting runs of an agent that can continue: see `Agent.resume_due`."""
-    at = time.time() if now is None else now.timestamp()
-    if now is not None:
+    at = None if now is None else now.timestamp()
+    if at is not None:
         plan = replace(plan, clock=lambda: at)
     due = iter(await store.off_loop(lambda: list(DueRuns(store).find(at))))
     results: list[RunResult] = []

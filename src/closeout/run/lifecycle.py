@@ -34,7 +34,7 @@ from closeout.run.plan import AgentPlan, Scope
 from closeout.run.result import AgentResult, RunResult, Status
 from closeout.run.subagents import read_result_tool, secrets_of
 from closeout.run.task import Task, dump_texts, load_texts
-from closeout.run.waiting import pending_of
+from closeout.run.waiting import noted_due, pending_of
 from closeout.tools.manager import ToolManager
 
 __all__ = [
@@ -141,7 +141,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Li
         handed=list(task.handed),
         stream_handler=stream or StreamHandler(),
         log=log,
-        clock=plan.clock,
+        clock=plan.clock or journal.clock,
         flow=FlowWatch(plan.flows, labels_of_task(plan.flows, task)) if plan.flows else None,
         secrets=secrets_of(plan),
     )
@@ -185,7 +185,7 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
         if result.stop_reason != "waiting" and (unread := journal.inbox.unread):
             journal.append(Noted("main", "warning", "Messages", message=UNREAD.format(unread)))
         result = with_summary(plan, result, totals.usage, journal)
-        await journal.end(_ended(result))
+        await journal.end(_ended(result), due=noted_due(result.waiting))
     except asyncio.CancelledError:
         await journal.end(RunEnded("main", "cancelled", "cancelled"))
         raise

@@ -98,11 +98,6 @@ MakeGenerator: TypeAlias = Callable[..., AnswerGenerator]
 """An `AnswerGenerator` class, or a function that takes the same arguments."""
 
 
-def wall_clock() -> float:
-    """Return the time in seconds since the epoch."""
-    return time.time()
-
-
 OnChange: TypeAlias = Literal["keep", "take", "refuse"]
 """The rule for a recorded run whose agent has changed: keep the instructions and tools that it began with, take the new
 ones, or refuse."""
@@ -160,7 +155,7 @@ class AgentPlan:
     deps: Any = None  # what the tools get as RunContext.deps; never recorded
     secrets: Secrets = NO_SECRETS
     predecessors: tuple[AgentPlan, ...] = ()  # the agents that handed the conversation over in earlier runs
-    clock: Callable[[], float] = wall_clock  # the clock of timers
+    clock: Callable[[], float] | None = None  # the clock of timers; None: that of the journal
     skills: Skills = NO_SKILLS
     version: str = ""  # as its author calls it
     on_change: OnChange = "keep"
@@ -523,7 +518,7 @@ class Scope:
     deps: Any = None
     stream_handler: StreamHandler = field(default_factory=StreamHandler)
     log: TaskLog | None = None
-    clock: Callable[[], float] = wall_clock
+    clock: Callable[[], float] = time.time
     waits: list[DecisionRequested] = field(default_factory=list)
     flow: FlowWatch | None = None
     secrets: list[Secrets] = field(default_factory=list)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
@@ -27,7 +28,9 @@ __all__ = [
     "awaited",
     "call_digest",
     "decide",
+    "due_time",
     "login_digest",
+    "noted_due",
     "open_requests",
     "pending_decisions",
     "pending_of",
@@ -36,6 +39,7 @@ __all__ = [
 ]
 
 Verdict: TypeAlias = Literal["approve", "deny", "answer"]
+EARLIEST = 1.0  # seconds since the epoch: a time that has passed, and is known
 _VERDICTS = ("approve", "deny", "answer")
 BY_PERSON = ("approval", "question")  # the kinds that a person decides
 _ENDED = {"cancelled": "was cancelled", "failed": "failed"}
@@ -196,6 +200,25 @@ def pending_decisions(rows: Iterable[Row]) -> tuple[PendingDecision, ...]:
     return tuple(map(pending_of, open_requests(rows).values()))
 
 
+def due_time(pending: Sequence[PendingDecision]) -> float:
+    """Return when a run that waits for this can continue without a signal; infinity if it cannot.
+
+    That is when a timer ends or a wait for a signal times out, or else when every question has a default answer that
+    counts. A run that waits for nothing any more could have continued always.
+    """
+    own = [each for each in pending if not each.by_person]
+    if own:
+        return min((each.expires for each in own if each.expires is not None), default=math.inf)
+    if any(each.default is None or each.expires is None for each in pending):
+        return math.inf
+    return max((each.expires for each in pending if each.expires is not None), default=EARLIEST)
+
+
+def noted_due(pending: Sequence[PendingDecision]) -> float:
+    """Return what the journal notes as the time at which a run can continue: 0, to look again, if it waits for a login."""
+    return 0.0 if any(each.kind == "login" for each in pending) else due_time(pending)
+
+
 def record_decisions(
     store: Store, run_id: str, decisions: Decisions, *, by: str = "", also: Sequence[Event] = ()
 ) -> tuple[PendingDecision, ...]:
@@ -229,7 +252,8 @@ def record_decisions(
             made.append(_made(request, _read(pending_of(request), value), by, idle=0.0 if made else idle))
         return [*made, *also]
 
-    return pending_decisions(store.add_events(run_id, events).rows)
+    recorded = store.add_events(run_id, events, lambda rows: noted_due(pending_decisions(rows)))
+    return pending_decisions(recorded.rows)
 
 
 def _id(event: DecisionRequested | DecisionMade) -> str:

@@ -210,7 +210,7 @@ class AgentHost:
             self._look.clear()
             try:
                 await self._take_runs()
-                pause = max(0.0, min(self._due.next_time - time.time(), LOOK_SECONDS))  # the clock can be set meanwhile
+                pause = max(0.0, min(self._due.next_time - self.store.clock(), LOOK_SECONDS))  # it can be set meanwhile
                 self.problem = ""
             except JournalError as error:
                 log.warning("The runs cannot be read: %s", error)
