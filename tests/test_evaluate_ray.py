@@ -8,6 +8,7 @@ import pickle
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -23,7 +24,8 @@ from closeout.errors import UsageError
 from closeout.evaluate import EvalTask, evaluate
 from closeout.evaluate.on_ray import Batch, prepare_folder, run_batch
 from closeout.evaluate.trials import Claim, Trial, TrialStore, evaluation_file
-from closeout.journal.store import open_store
+from closeout.homes import DatabaseHome, as_home
+from closeout.journal.store import Store, open_store
 from ray_agents import make_agent, make_paying_agent, payments
 from scripted_answers import tasks
 
@@ -55,6 +57,24 @@ def test_a_task_returns_outcomes_scores_and_the_journal(
     assert len(found.journal) > 1000
     assert os.environ["CLOSEOUT_HOME"] == str(home)
     assert not home.exists()
+
+
+def test_a_task_records_in_a_database_and_takes_over_what_a_dead_one_left(
+    tmp_path: Path, database: DatabaseHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    prepare_folder("closeout-x")
+    asyncio.run(make_agent(str(tmp_path)).submit("1?", run_id="x.1-t1.e1"))
+    dead = Store(database)  # a task whose process died just now
+    dead.reopen_run("x.1-t1.e1")
+    threading.Timer(0.7, lambda: dead.close()).start()
+    monkeypatch.delenv("CLOSEOUT_HOME")
+    address = as_home(database.address)
+    assert (address, isinstance(address, DatabaseHome)) == (database, True)
+    found = run_batch(replace(batch(tmp_path, 3), home=database))
+    assert ([outcome.answer for outcome in found.outcomes], found.journal) == (["0", "1", "2"], b"")
+    assert "CLOSEOUT_HOME" not in os.environ
+    assert [run.status for run in open_store(database).runs()] == ["answered"] * 3
 
 
 def test_a_trial_without_budget_is_stopped_not_wrong_and_continues_when_there_is_room(

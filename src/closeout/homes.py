@@ -43,6 +43,12 @@ class DatabaseHome:
         return self.url if self.schema == SCHEMA else f"{self.url}{joint}schema={self.schema}"
 
     @property
+    def address(self) -> str:
+        """The whole address, with its password: for another process, and never to be shown."""
+        own = (("schema", self.schema), ("lease", f"{self.lease:g}"), *self.secrets)
+        return f"{self.url}{'&' if '?' in self.url else '?'}{urlencode(own, quote_via=quote)}"
+
+    @property
     def folder(self) -> Path:
         """The folder of this machine for what is not in the database: the search index and evaluations."""
         return data_folder() / "databases" / hashlib.sha256(str(self).encode()).hexdigest()[:16]

@@ -271,7 +271,7 @@ def edit_score(
     reason: str = "",
     epoch: int = 1,
     scorer: str = "",
-    home: Path | str | None = None,
+    home: Home | str | None = None,
 ) -> Report:
     """Put your own score in the place of a scorer's, for one trial. The scorer's stays beside it.
 
@@ -291,7 +291,7 @@ def edit_score(
     """
     if value is not None and not reason.strip():
         raise UsageError("An edited score needs a reason. Say why, for those who read the report.")
-    folder = home_folder() if home is None else Path(home)
+    folder = home_folder() if home is None else as_home(home)
     store = TrialStore(evaluation_file(folder, name))
     try:
         chosen = scorer or store.spec["scorers"][0]

@@ -4,7 +4,8 @@ The driver claims trials like any worker, so drivers and ordinary workers may sh
 of each trial and notes it before it sends the trial there. A task runs a batch of trials in the journal that its node
 keeps for the evaluation, and returns their outcomes, their scores and their runs. An interrupted trial is resumed on
 its node. If the node is gone, so are the intents of its calls: the trial is run again if no tool of the agent has
-effects, and is otherwise reported as interrupted. Ray itself repeats nothing.
+effects, and is otherwise reported as interrupted. If the home is a database, runs are recorded there: no node keeps a
+journal, and any of them resumes an interrupted trial. Ray itself repeats nothing.
 """
 
 from __future__ import annotations
@@ -16,25 +17,27 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from closeout.agent import Agent
-from closeout.errors import BudgetReached, JournalError, UsageError, error_type
+from closeout.errors import BudgetReached, JournalError, JournalLocked, UsageError, error_type
 from closeout.evaluate.outcome import RunOutcome, agent_for_task, origin_of, store_of
 from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
 from closeout.evaluate.scores import Score
 from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, lost, score_attempt
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
-from closeout.homes import Home
+from closeout.homes import DatabaseHome, Home
 from closeout.journal.copying import copy_runs
 from closeout.journal.database import FILE_NAME
 from closeout.journal.events import ModelFailed, ModelReplied
 from closeout.journal.store import Store, close_stores, open_store
 
 __all__ = ["Batch", "BatchResult", "RaySweep", "prepare_folder", "remove_folder", "run_batch"]
+
+T = TypeVar("T")
 
 TRIALS_PER_TASK = 10
 # Submitted, so that no CPU waits for the driver.
@@ -57,6 +60,7 @@ class Batch:
         make_agent: Makes the agent, on the node.
         scorers: Names of scorers, or functions that can be pickled.
         origin: Notes for the runs.
+        home: The database that keeps the runs; None for the folder of the node.
     """
 
     name: str
@@ -65,11 +69,15 @@ class Batch:
     make_agent: Callable[[], Agent[Any]]
     scorers: tuple[ScorerSource, ...]
     origin: Mapping[str, Any]
+    home: DatabaseHome | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """A task's result: the outcome and the scores of each trial, and a compressed journal with their runs."""
+    """A task's result: the outcome and the scores of each trial, and a compressed journal with their runs.
+
+    The journal is empty if the runs are at home already.
+    """
 
     outcomes: tuple[RunOutcome, ...]
     scores: tuple[Mapping[str, Score], ...]
@@ -101,11 +109,13 @@ def run_batch(batch: Batch) -> BatchResult:
     if not folder.is_dir():
         raise JournalError(f"{folder} is gone, the folder of an evaluation at work. Start the evaluation again.")
     before = os.environ.get("CLOSEOUT_HOME")
-    os.environ["CLOSEOUT_HOME"] = str(folder / "home")
+    os.environ["CLOSEOUT_HOME"] = str(folder / "home") if batch.home is None else batch.home.address
     try:
         agent = batch.make_agent()
         store = store_of(agent)
         outcomes, scores = zip(*asyncio.run(_run_trials(batch, agent, store)), strict=True)
+        if isinstance(store.home, DatabaseHome):
+            return BatchResult(outcomes, scores, b"")
         with tempfile.TemporaryDirectory(dir=folder) as pack:
             copy_runs(store.home, open_store(Path(pack)), {claim.run_id for claim in batch.claims})
             close_stores()
@@ -156,19 +166,16 @@ async def _run_trial(
     batch: Batch, claim: Claim, agent: Agent[Any], store: Store, scorers: Sequence[Scorer]
 ) -> tuple[RunOutcome, Mapping[str, Score]]:
     task, gate = claim.task, _BudgetGate()
+    runner = agent_for_task(agent, task).with_gate(gate)
+    options: dict[str, Any] = {
+        "run_id": claim.run_id,
+        "files": task.files,
+        "task_id": task.id,
+        "ground_truth": " | ".join(task.golds) or None,
+        "origin": {**batch.origin, **origin_of(batch.name, task.id, claim.epoch)},
+    }
     try:
-        result = (
-            await agent_for_task(agent, task)
-            .with_gate(gate)
-            .run_once(
-                task.question,
-                run_id=claim.run_id,
-                files=task.files,
-                task_id=task.id,
-                ground_truth=" | ".join(task.golds) or None,
-                origin={**batch.origin, **origin_of(batch.name, task.id, claim.epoch)},
-            )
-        )
+        result = await _once_free(lambda: runner.run_once(task.question, **options), store)
         outcome = RunOutcome.of_result(result)
     except UsageError as error:
         outcome = RunOutcome.of_error(error)
@@ -179,6 +186,19 @@ async def _run_trial(
         return RunOutcome.of_stopped(gate.reached), {}
     attempt = attempted(claim, outcome, lambda: store.read(claim.run_id).rows)
     return outcome, {each.name: await score_attempt(each, attempt) for each in scorers}
+
+
+async def _once_free(run: Callable[[], Awaitable[T]], store: Store) -> T:
+    """Run a trial. In a database, first wait until the lease of a dead task has ended."""
+    home = store.home
+    give_up = time.monotonic() + (2 * home.lease if isinstance(home, DatabaseHome) else 0.0)
+    while True:
+        try:
+            return await run()
+        except JournalLocked:
+            if time.monotonic() > give_up:
+                raise
+            await asyncio.sleep(WAIT_SECONDS)
 
 
 class RaySweep:
@@ -217,6 +237,7 @@ class RaySweep:
         self._may_rerun = may_rerun
         self._ray = _connected(address)
         self._home = home
+        self._database = home if isinstance(home, DatabaseHome) else None
         self._kept: dict[str, bool] = {}  # node → its folder has what the tasks of earlier drivers recorded
         self._sent: set[int] = set()  # the numbers of the trials that this driver sent
         self._batches: dict[Any, Batch] = {}  # batches in flight, by the reference of their result
@@ -276,7 +297,7 @@ class RaySweep:
         for claim in claims:
             if claim.node in free and (self._kept[claim.node] or claim.number in self._sent):
                 begun.setdefault(claim.node, []).append(claim)
-            elif claim.node and not self._may_rerun:
+            elif claim.node and not self._may_rerun and self._database is None:
                 self._store.exchange([self._lost(claim)], 0, 0.0, 0)
             else:
                 new.append(claim)
@@ -332,6 +353,7 @@ class RaySweep:
                 make_agent=self._make_agent,
                 scorers=self._scorers,
                 origin=self._settings.origin,
+                home=self._database,
             )
             self._batches[self._on(node, run_batch, batch, num_cpus=1)] = batch
             sent += 1
@@ -366,7 +388,8 @@ class RaySweep:
             self._done(claim, outcome, scores)
             for claim, outcome, scores in zip(batch.claims, result.outcomes, result.scores, strict=True)
         ]
-        self._bring_home(result.journal, {each.claim.run_id for each in done if isinstance(each, Finished)})
+        if result.journal:
+            self._bring_home(result.journal, {each.claim.run_id for each in done if isinstance(each, Finished)})
         cost = sum(outcome.cost or 0.0 for outcome in result.outcomes)
         tokens = sum(outcome.input_tokens + outcome.output_tokens for outcome in result.outcomes)
         self._store.exchange(done, 0, cost, tokens)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -25,7 +24,7 @@ from closeout.evaluate.estimates import (
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import ORIGINAL, Trial, TrialStore, evaluation_file
 from closeout.evaluate.wording import SLICE_COLUMNS, amount, finite, markdown_table, percent, span
-from closeout.homes import as_home
+from closeout.homes import Home, as_home
 
 __all__ = ["Report", "Slice", "Totals", "load_report", "read_report"]
 
@@ -483,7 +482,7 @@ def _kappa(kappa: float) -> str:
     return "no trial has both verdicts" if math.isnan(kappa) else f"Cohen's kappa {kappa:.2f}"
 
 
-def load_report(name: str, *, home: Path | str | None = None, scorer: str = "") -> Report:
+def load_report(name: str, *, home: Home | str | None = None, scorer: str = "") -> Report:
     """Return the current report of an evaluation, also while it runs.
 
     Args:

@@ -21,12 +21,13 @@ from closeout.errors import (
     UsageError,
     error_type,
 )
-from closeout.evaluate.outcome import RunOutcome, origin_of
+from closeout.evaluate.outcome import RunOutcome, origin_of, store_of
 from closeout.evaluate.pacing import AdaptiveLimit, SweepGate
 from closeout.evaluate.scorers import Scorer
 from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
+from closeout.homes import DatabaseHome
 from closeout.run.gate import RequestGate
 
 __all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "attempted", "lost", "may_run_again", "score_attempt"]
@@ -223,7 +224,7 @@ class Sweep:
     async def _finish(self, claim: Claim) -> Finished | Released:
         task, settings = claim.task, self._settings
         agent = self._agent_for(task).with_gate(self.gate)
-        if claim.node and not await may_run_again(agent):
+        if claim.node and not isinstance(store_of(agent).home, DatabaseHome) and not await may_run_again(agent):
             return lost(claim, [each.name for each in self._scorers])
         try:
             result = await agent.run_once(
