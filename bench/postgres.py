@@ -129,7 +129,7 @@ def soak_worker(home: str, runs: int, concurrency: int, seed: int) -> None:
     """Execute all runs that nobody else executes or has executed. Effects are rows of a table."""
     import psycopg
 
-    address = os.environ["BENCH_EFFECTS"]
+    address, is_over = os.environ["BENCH_EFFECTS"], Path(os.environ["BENCH_STOP"]).exists
 
     @tool
     async def pay(purpose: str) -> str:
@@ -162,6 +162,8 @@ def soak_worker(home: str, runs: int, concurrency: int, seed: int) -> None:
                 try:
                     if store.query("SELECT 1 FROM runs WHERE run_id=? AND status='answered'", (name,)):
                         return
+                    if is_over() and not store.query("SELECT 1 FROM runs WHERE run_id=?", (name,)):
+                        return
                     await agent.run_once(name, run_id=name)
                 except Exception as error:  # the next round tries again
                     print(f"{os.getpid()} {name}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -169,8 +171,9 @@ def soak_worker(home: str, runs: int, concurrency: int, seed: int) -> None:
         names = [f"run-{number}" for number in range(runs)]
         random.Random(seed).shuffle(names)
         while True:
-            done = {name for (name,) in store.query("SELECT run_id FROM runs WHERE status='answered'")}
-            if len(done) == runs:
+            found = dict(store.query("SELECT run_id, status FROM runs"))
+            done = {name for name, status in found.items() if status == "answered"}
+            if len(done) == (len(found) if is_over() else runs):
                 return
             await asyncio.gather(*(once(name) for name in names if name not in done))
 
@@ -178,7 +181,7 @@ def soak_worker(home: str, runs: int, concurrency: int, seed: int) -> None:
     close_stores()
 
 
-def soak(runs: int, workers: int, troubles: dict[str, int], seed: int) -> bool:
+def soak(runs: int, workers: int, troubles: dict[str, int], seed: int, minutes: float) -> bool:
     server = PostgresServer(fsync="on")
     chance = random.Random(seed)
     schema = "soak"
@@ -190,7 +193,8 @@ def soak(runs: int, workers: int, troubles: dict[str, int], seed: int) -> bool:
         server.start()
         server.execute("CREATE TABLE effects (attempt text PRIMARY KEY, purpose text, process integer)")
         home = server.url(schema=schema, lease=LEASE)
-        env = {**os.environ, "BENCH_EFFECTS": server.url()}
+        stop = server.folder / "stop"
+        env = {**os.environ, "BENCH_EFFECTS": server.url(), "BENCH_STOP": str(stop)}
         log = (server.folder / "workers.log").open("wb")
 
         def start_worker() -> None:
@@ -204,12 +208,17 @@ def soak(runs: int, workers: int, troubles: dict[str, int], seed: int) -> bool:
         plan = [name for name, number in troubles.items() for _ in range(number)]
         chance.shuffle(plan)
         while True:
-            ((answered,),) = store.query("SELECT count(*) FROM runs WHERE status='answered'")
+            begun, answered = store.query("SELECT count(*), count(*) FILTER (WHERE status='answered') FROM runs")[0]
             for until, process in [each for each in paused if each[0] < time.monotonic()]:
                 paused.remove((until, process))
                 process.send_signal(signal.SIGCONT)
-            if answered == runs:
+            if answered == (begun if stop.exists() else runs):
+                runs = answered
                 break
+            if not stop.exists() and time.monotonic() - started > minutes * 60:
+                print(f"after {minutes:g} minutes: no more runs begin, and {len(plan)} troubles are left out")
+                plan.clear()
+                stop.touch()
             if plan and answered >= runs * sum(done.values()) // (len(plan) + sum(done.values()) + 1):
                 trouble = plan.pop()
                 stopped = [process for _, process in paused]
@@ -233,8 +242,6 @@ def soak(runs: int, workers: int, troubles: dict[str, int], seed: int) -> bool:
                     time.sleep(0.2)
                     continue
                 done[trouble] += 1
-            if time.monotonic() - started > 3600:
-                break
             time.sleep(0.05)
         for process in processes:
             process.send_signal(signal.SIGCONT)
@@ -286,6 +293,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=50)
     parser.add_argument("--soak", type=int, default=0, metavar="RUNS")
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--minutes", type=float, default=60, help="after which the soak begins no more runs")
     for name, number in (("kills", 60), ("pauses", 15), ("restarts", 5), ("cuts", 5), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=number)
     parser.add_argument("--work", help=argparse.SUPPRESS)
@@ -298,7 +306,7 @@ def main() -> int:
     elif given.soak:
         names = ("kills", "pauses", "restarts", "cuts")
         troubles = {name: getattr(given, name) for name in names}
-        return 0 if soak(given.soak, given.workers, troubles, given.seed) else 1
+        return 0 if soak(given.soak, given.workers, troubles, given.seed, given.minutes) else 1
     else:
         throughput(100 if given.quick else given.runs, given.concurrency, 1 if given.quick else 3)
     return 0
