@@ -27,6 +27,8 @@ from closeout.homes import DatabaseHome, Home
 from closeout.journal.events import AgentEnded, Noted
 from closeout.journal.ledger import LEDGER_NAME, Amount, Ledger, Refusal, open_ledger, spent_by_day
 from closeout.journal.store import open_store
+from closeout.journal.text_search import SearchIndex
+from closeout.journal.usage_totals import GROUPS
 from closeout.messages import Usage
 from closeout.models.openai import OpenAIClient
 from closeout.models.retry import RetryPolicy
@@ -641,6 +643,11 @@ async def test_cached_and_reasoning_tokens_are_charged_as_the_vendors_document(h
         await agent.run_many(["How many?"] * 2)
     cost_a = (86 + 75) * 1.25 + 1920 * 0.125 + (300 + 1186) * 10  # reasoning is part of the output
     cost_b = 2 * 21 * 3 + 188_086 * (3.75 + 0.3) + 2 * 393 * 15
+    read_from_events = usage_totals(by=GROUPS)
+    with SearchIndex(open_store(home)) as index, pytest.MonkeyPatch.context() as patch:
+        index.update()
+        patch.setattr(open_store(home), "rows", None)  # what is indexed is not read again
+        assert usage_totals(by=GROUPS) == read_from_events
     first, second = usage_totals(by=["agent", "model", "key"])
     assert first.group == {"agent": "a", "model": "gpt-5", "key": "team"}
     read = first.usage

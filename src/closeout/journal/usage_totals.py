@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from closeout.config import home_folder
 from closeout.errors import UsageError
 from closeout.homes import Home, as_home
-from closeout.journal.events import AgentStarted, ModelFailed, ModelReplied, RunStarted
 from closeout.journal.readonly import open_to_read
-from closeout.journal.store import RunRecord, Store
+from closeout.journal.text_search import indexed_usage
+from closeout.journal.usage_of_run import usage_of_run
 from closeout.messages import Usage, UsageSum
 
 __all__ = ["GROUPS", "UsageTotal", "usage_totals"]
@@ -74,49 +74,25 @@ def usage_totals(
     first, last = _day("since", since), _day("until", until)
     sums: dict[tuple[str, ...], tuple[UsageSum, list[int]]] = {}
     with open_to_read(home_folder() if home is None else as_home(home)) as store:
+        indexed = indexed_usage(store)
         for run in store.each_run():
             if first and run.ended is not None and _date(run.ended) < first:
                 continue
-            for found, usage in _requests(store, run, with_keys="key" in by):
-                if (first and found["day"] < first) or (last and found["day"] > last):
+            ended, parts = indexed.get(run.run_id, (None, []))
+            if run.ended is None or ended != run.ended:
+                parts = usage_of_run(store.rows(run.run_id), run.model)
+            for part in parts:
+                if (first and part.day < first) or (last and part.day > last):
                     continue
-                total, unpriced = sums.setdefault(tuple(found[name] for name in by), (UsageSum(), [0]))
-                if usage.cost_usd is None:
-                    unpriced[0] += usage.requests
-                    usage = replace(usage, cost_usd=0.0)
-                total.add(usage)
+                for key in part.keys or ("",) if "key" in by else ("",):
+                    group = {"day": part.day, "key": key, "model": part.model, "agent": part.agent}
+                    total, unpriced = sums.setdefault(tuple(group[name] for name in by), (UsageSum(), [0]))
+                    unpriced[0] += part.unpriced
+                    total.add(part.usage)
     return [
         UsageTotal(group=dict(zip(by, group, strict=True)), usage=total.total, unpriced=unpriced)
         for group, (total, [unpriced]) in sorted(sums.items())
     ]
-
-
-def _requests(store: Store, run: RunRecord, *, with_keys: bool) -> Iterator[tuple[dict[str, str], Usage]]:
-    """Yield the groups and the usage of each request of a run, once for each of its keys."""
-    keys: dict[str, set[str]] = {"main": set()}
-    models, names = {"main": run.model}, {"main": ""}
-    for row in store.rows(run.run_id):
-        event = row.event
-        if isinstance(event, RunStarted):
-            names["main"] = event.name
-            keys["main"] = set(event.settings.get("budget") or ()) if with_keys else set()
-        elif isinstance(event, AgentStarted):
-            keys[event.agent] = _keys_of(event.agent, keys) | set(event.budget if with_keys else ())
-            models[event.agent], names[event.agent] = event.model, event.name
-        elif isinstance(event, ModelReplied | ModelFailed) and event.usage:
-            path = event.agent
-            if isinstance(event, ModelReplied) and event.model:
-                models[path] = event.model
-            model, name = models.get(path, run.model), names.get(path) or path.rpartition(":")[2]
-            for key in sorted(_keys_of(path, keys)) or ("",):
-                yield {"day": _date(row.time), "key": key, "model": model, "agent": name}, Usage(**event.usage)
-
-
-def _keys_of(agent: str, keys: Mapping[str, set[str]]) -> set[str]:
-    """Return the keys of an agent, or of the nearest one above it."""
-    while agent not in keys and "/" in agent:
-        agent = agent.rpartition("/")[0]
-    return keys.get(agent, keys["main"])
 
 
 def _date(at: float) -> str:
