@@ -215,7 +215,7 @@ def due_time(pending: Sequence[PendingDecision]) -> float:
 
 
 def noted_due(pending: Sequence[PendingDecision]) -> float:
-    """Return what the journal notes as the time at which a run can continue: 0, to look again, if it waits for a login."""
+    """Return when a run can continue as its journal notes it: 0, to look at its events, if it waits for a login."""
     return 0.0 if any(each.kind == "login" for each in pending) else due_time(pending)
 
 
