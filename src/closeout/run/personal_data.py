@@ -20,7 +20,6 @@ from closeout.journal.readonly import has_journal, open_to_read
 from closeout.journal.store import Row, RunRecord, Store, open_store
 from closeout.journal.text_search import forget_deleted
 from closeout.records import record
-from closeout.run.result import conversation_of
 
 __all__ = ["PersonalData", "delete_data", "export_data", "find_data"]
 
@@ -226,6 +225,8 @@ def _session_of(run_id: str) -> str:
 
 
 def _write_run(folder: Path, run: RunRecord, rows: Sequence[Row]) -> None:
+    from closeout.run.result import conversation_of  # imports much of the package, which a list does not need
+
     folder.mkdir(mode=0o700)
     ended = next((row.event for row in reversed(rows) if isinstance(row.event, RunEnded)), None)
     closing = "" if ended is None else ended.closing_text or ended.answer or ""
