@@ -108,8 +108,7 @@ def _copy(theirs: _RunSource, db: SqlConnection, store: Store, row: tuple[Any, .
         is_interrupted = own_status == "running" and not store.database.locks.held_anywhere(own)
         if (own_status in _KEPT and not is_interrupted) or status not in _OVER:
             return False
-        db.execute("DELETE FROM events WHERE place>=? AND place<?", (own << SEQ_BITS, own + 1 << SEQ_BITS))
-        db.execute("DELETE FROM runs WHERE id=?", (own,))
+        store.database.discard(db, run_id, own)
     db.execute(_INSERT_RUN, row[1:])
     own = int(db.execute(_SELECT_OWN, (run_id,)).fetchone()[0])
     store.database.synced.clear(own)

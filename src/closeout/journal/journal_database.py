@@ -175,6 +175,9 @@ class JournalDatabase(Protocol):
     def delete(self, numbers: Mapping[str, int]) -> None:
         """Delete runs, which this process has taken, and what is noted of them. Their bodies stay."""
 
+    def discard(self, db: SqlConnection, run_id: str, number: int) -> None:
+        """Delete a run and what is noted of it, within a transaction. Its bodies stay."""
+
     def delete_unused_bodies(self) -> None:
         """Delete the bodies that no event refers to. Whatever looks like a reference counts as one."""
 

@@ -210,15 +210,19 @@ class PostgresJournal:
         """Delete runs, which this process has taken, and what is noted of them. Their bodies stay."""
         with self.transaction(holding=numbers.values()) as db:
             for run_id, number in numbers.items():
-                places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
-                db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
-                db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
-                db.execute("DELETE FROM runs WHERE id=?", (number,))
-                db.execute("DELETE FROM body_uses WHERE run=?", (number,))
-                db.execute("DELETE FROM leases WHERE run IN (?, ?)", (number, number + MESSAGE_LOCK))
-                db.execute("DELETE FROM signals WHERE run_id=?", (run_id,))
-                # A note on a run ends with its name.
-                db.execute("DELETE FROM notes WHERE right(name, ?)=?", (len(run_id) + 1, f" {run_id}"))
+                self.discard(db, run_id, number)
+
+    def discard(self, db: SqlConnection, run_id: str, number: int) -> None:
+        """Delete a run and what is noted of it, within a transaction. Its bodies stay."""
+        places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
+        db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
+        db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
+        db.execute("DELETE FROM runs WHERE id=?", (number,))
+        db.execute("DELETE FROM body_uses WHERE run=?", (number,))
+        db.execute("DELETE FROM leases WHERE run IN (?, ?)", (number, number + MESSAGE_LOCK))
+        db.execute("DELETE FROM signals WHERE run_id=?", (run_id,))
+        # A note on a run ends with its name.
+        db.execute("DELETE FROM notes WHERE right(name, ?)=?", (len(run_id) + 1, f" {run_id}"))
 
     def delete_unused_bodies(self) -> None:
         """Delete the bodies that no run uses. If another process begins to use one of them, it is tried again."""

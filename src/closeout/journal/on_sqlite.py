@@ -180,18 +180,21 @@ class SqliteJournal:
         with self.writing, explained(self.path):
             self.db.execute("PRAGMA secure_delete=ON")  # what is deleted must not stay in free pages
         with self.transaction() as db:
-            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-            for number in numbers.values():
-                places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
-                db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
-                db.execute("DELETE FROM runs WHERE id=?", (number,))
-                if "messages" in tables:  # to the runs
-                    db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
-            if "signals" in tables:
-                db.executemany("DELETE FROM signals WHERE run_id=?", [(run_id,) for run_id in numbers])
-            # A note on a run ends with its name.
-            notes = [(-len(run_id) - 1, f" {run_id}") for run_id in numbers]
-            db.executemany("DELETE FROM notes WHERE substr(name, ?)=?", notes)
+            for run_id, number in numbers.items():
+                self.discard(db, run_id, number)
+
+    def discard(self, db: SqlConnection, run_id: str, number: int) -> None:
+        """Delete a run and what is noted of it, within a transaction. Its bodies stay."""
+        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
+        db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
+        db.execute("DELETE FROM runs WHERE id=?", (number,))
+        if "messages" in tables:  # to the run
+            db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
+        if "signals" in tables:
+            db.execute("DELETE FROM signals WHERE run_id=?", (run_id,))
+        # A note on a run ends with its name.
+        db.execute("DELETE FROM notes WHERE substr(name, ?)=?", (-len(run_id) - 1, f" {run_id}"))
 
     def delete_unused_bodies(self) -> None:
         """Delete the bodies that no event refers to. Reads the whole journal."""
