@@ -209,6 +209,9 @@ def soak(runs: int, workers: int, troubles: dict[str, int], seed: int, minutes: 
         chance.shuffle(plan)
         while True:
             begun, answered = store.query("SELECT count(*), count(*) FILTER (WHERE status='answered') FROM runs")[0]
+            for process in [each for each in processes if each.poll()]:  # killed, or it began during a restart
+                processes.remove(process)
+                start_worker()
             for until, process in [each for each in paused if each[0] < time.monotonic()]:
                 paused.remove((until, process))
                 process.send_signal(signal.SIGCONT)
@@ -228,7 +231,6 @@ def soak(runs: int, workers: int, troubles: dict[str, int], seed: int, minutes: 
                     if trouble == "kills":
                         victim.kill()
                         victim.wait()
-                        start_worker()
                     else:
                         victim.send_signal(signal.SIGSTOP)
                         paused.append((time.monotonic() + LEASE * 2, victim))

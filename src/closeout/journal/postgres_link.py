@@ -99,12 +99,7 @@ class PostgresLink:
     def repeated(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Execute a statement that may be executed twice, again if the connection was cut. Returns its rows."""
         with self.lock, explained_postgres(self.home):
-            try:
-                return self.execute(statement, values).fetchall()
-            except BaseException as error:
-                if not is_cut(error):
-                    raise
-                return self.execute(statement, values).fetchall()
+            return self.patiently(lambda: self.execute(statement, values).fetchall())
 
     def patiently(self, act: Callable[[], T]) -> T:
         """Call a function, again while it fails because the connection was cut, for up to twenty seconds."""
