@@ -64,8 +64,9 @@ _UPDATE_DUE = "UPDATE runs SET due=? WHERE id=?"
 _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
 _UNDER = "SELECT 1 FROM {values} WHERE run_id>value||'.' AND run_id<value||'/'"
 _SELECT_PLACES = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place LIMIT ?"
+# A subquery for each run: a join may look into all events.
 _SELECT_BEGINNING = (
-    "SELECT run_id FROM runs r JOIN events e ON e.place=r.id<<32 WHERE {contains} OR {contains} ORDER BY r.id"
+    "SELECT run_id FROM runs r WHERE (SELECT {contains} OR {contains} FROM events e WHERE e.place=r.id<<32) ORDER BY id"
 )
 _SELECT_DUE = (
     "SELECT run_id, due, (SELECT max(place) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32) "
