@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from pydantic_core import to_json
+
 from closeout.errors import SignalRefused
 from closeout.journal.journal_database import SqlConnection
 from closeout.journal.store import Store
@@ -39,9 +41,10 @@ CREATE TABLE IF NOT EXISTS signals (
 _INDEX = "CREATE INDEX IF NOT EXISTS signals_open ON signals (run_id) WHERE received=0"
 _INSERT = "INSERT INTO signals (run_id, id, name, payload, sent) VALUES (?,?,?,?,?) ON CONFLICT DO NOTHING"
 _SELECT_OPEN = "SELECT id, payload, sent FROM signals WHERE run_id=? AND name=? AND received=0 ORDER BY seq"
-_SELECT_NAMES = (
-    "SELECT DISTINCT s.run_id, s.name, (SELECT max(place) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32) "
-    "FROM signals s JOIN runs r ON r.run_id=s.run_id WHERE s.received=0 AND r.status='waiting'"
+_SELECT_NAMES = "SELECT DISTINCT run_id, name FROM signals WHERE received=0"
+_SELECT_WAITING = (
+    "SELECT run_id, (SELECT max(place) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32) "
+    "FROM runs r WHERE status='waiting' AND run_id IN (SELECT value FROM {values})"
 )
 _MARK = "UPDATE signals SET received=1, payload='' WHERE run_id=? AND id=? AND received=0"
 
@@ -123,7 +126,12 @@ def waiting_with_signals(store: Store) -> list[tuple[str, str, int]]:
     Returns:
         The run, the name of the signal, and a number that changes with the record of the run.
     """
-    return [(run, name, place or 0) for run, name, place in store.query(_SELECT_NAMES)] if _exists(store) else []
+    found = store.query(_SELECT_NAMES) if _exists(store) else []
+    if not found:
+        return []
+    names = to_json([run_id for run_id, _ in found]).decode()
+    waiting = dict(store.query(_SELECT_WAITING.format(values=store.database.values_of), (names,)))
+    return [(run_id, name, waiting[run_id] or 0) for run_id, name in found if run_id in waiting]
 
 
 def mark_received(store: Store, run_id: str, ids: Iterable[str]) -> None:
