@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from closeout import Agent, Flow, RunContext, ToolOutput, tool
+from closeout.evaluate.atif import from_atif, to_atif
+from closeout.evaluate.export import conversation
 from closeout.file_values import File
 from closeout.journal import events as ev
+from closeout.journal.stream_handler import StreamHandler
 from closeout.run.result import RunResult
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 from closeout.tools.builtin.python_runner import run_python
@@ -213,3 +216,22 @@ async def test_a_fork_under_rules_takes_what_was_read_without_rules_for_untruste
     forked = await desk.agent(*steps, home=tmp_path).fork(free.run_id, at=2)
     assert decisions(forked) == ["send refuse"]
     assert len(desk.sent) == 1
+
+
+async def test_every_view_of_a_run_has_the_labels_of_its_results() -> None:
+    heard: list[Any] = []
+    run = Desk().agent(call("read_page"), call("salary")).stream("Go.", listeners=[StreamHandler(heard.append)])
+    live = [event.labels async for event in run if isinstance(event, ev.ToolFinished)]
+    wanted = [("untrusted",), ("untrusted", "hr")]
+    rows = run.result.read_rows()
+    messages = conversation(rows, numbered=True)
+    document = to_atif(rows, messages, run_id="r")
+    read_again = [message.get("labels") for message in from_atif(document)["messages"] if message["role"] == "tool"]
+    exported = [message.get("labels") for message in messages if message["role"] == "tool"]
+    streamed = [each["data"].get("labels") for each in heard if each["event"] == "tool_call" and "ok" in each["data"]]
+    logged = [step.metadata.get("labels") for step in run.result.task_log.step_logs if "Tool Result" in step.name]
+    assert live == wanted
+    for found in (exported, read_again, streamed, logged):
+        assert found == [list(labels) for labels in wanted]
+    assert [message["labels"] for message in messages if "labels" in message] == exported, "only results have labels"
+    assert run.result.to_dict()["labels"] == ("untrusted", "hr")

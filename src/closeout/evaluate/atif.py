@@ -118,7 +118,8 @@ def _steps(messages: Sequence[Mapping[str, Any]], record: _Record) -> Iterator[d
     for message in messages:
         role, content = message["role"], _content(message.get("content"))
         if role == "tool":
-            result = {"source_call_id": message.get("tool_call_id"), "content": content}
+            labels = {"extra": {"labels": message["labels"]}} if message.get("labels") else {}
+            result = {"source_call_id": message.get("tool_call_id"), "content": content, **labels}
             steps[-1].setdefault("observation", {"results": []})["results"].append(result)
             continue
         step: dict[str, Any] = {"step_id": len(steps) + 1, "source": "agent" if role == "assistant" else role}
@@ -244,7 +245,9 @@ def _messages_of(step: Mapping[str, Any], number: int) -> Iterator[dict[str, Any
     for result in _items(_mapping(step.get("observation")).get("results")):
         text, call_id = _content(result.get("content")), result.get("source_call_id")
         if call_id in known:
-            yield {"role": "tool", "tool_call_id": call_id, "content": text, "loss": False}
+            labels = _mapping(result.get("extra")).get("labels")
+            marks = {"labels": labels} if isinstance(labels, list) and labels else {}
+            yield {"role": "tool", "tool_call_id": call_id, "content": text, "loss": False, **marks}
         elif text:  # an observation that no call asked for
             yield {"role": "user", "content": text, "loss": False}
 

@@ -129,7 +129,7 @@ def _head_of(agent: Agent[Any]) -> dict[str, Any]:
 def conversation(rows: Sequence[Row], *, rolled_back: bool = False, numbered: bool = False) -> list[dict[str, Any]]:
     """Return the messages of a run's last attempt in OpenAI's form, each with `loss`: whether to learn from it.
 
-    Only what the model wrote, and the runtime did not repair, has loss. A reply to the instruction to close, which the
+    The results of a run with flow rules have `labels`. Only what the model wrote, and the runtime did not repair, has loss. A reply to the instruction to close, which the
     record does not hold, is marked `closing`.
 
     Args:
@@ -164,7 +164,8 @@ def conversation(rows: Sequence[Row], *, rolled_back: bool = False, numbered: bo
         reply = item.reply
         stated = {} if reply is None else stated_of.get(reply.call, {})
         if item.accepted is not None:
-            messages += _turn(item.accepted, view, was_repaired=bool(item.repairs), stated=stated)
+            labels = {call.handle: call.finished.labels for call in item.calls if call.finished is not None}
+            messages += _turn(item.accepted, view, was_repaired=bool(item.repairs), stated=stated, labels=labels)
         elif item.rolled_back is not None and rolled_back and reply is not None:
             marks = {"loss": False, "rolled_back": True, "reason": item.rolled_back.reason, **stated}
             messages.append({"role": "assistant", "content": reply.text, **_calls(reply), **marks})
@@ -190,11 +191,17 @@ def _stated(tokens: ReplyTokens) -> dict[str, Any]:
 
 
 def _turn(
-    event: TurnAccepted, view: HistoryView, *, was_repaired: bool, stated: Mapping[str, Any]
+    event: TurnAccepted,
+    view: HistoryView,
+    *,
+    was_repaired: bool,
+    stated: Mapping[str, Any],
+    labels: Mapping[str, Sequence[str]],
 ) -> Iterator[dict[str, Any]]:
     calls = event.tool_calls()
     step = Step(event.turn, event.text, calls, returns=event.tool_returns(calls), reasoning=event.reasoning)
     before = len(_rendered(view))
+    of_results = iter([labels.get(result.handle, ()) for result in step.returns])
     for message in _rendered(HistoryView("", view.question, steps=(step,), earlier=view.earlier))[before:]:
         by_model = message["role"] == "assistant"
         yield {
@@ -202,6 +209,7 @@ def _turn(
             "loss": by_model and not was_repaired,
             **({"repaired": True} if by_model and was_repaired else {}),
             **(stated if by_model else {}),
+            **({"labels": list(found)} if message["role"] == "tool" and (found := next(of_results, ())) else {}),
         }
 
 

@@ -303,6 +303,8 @@ class _StreamedRun:
             self.send("tool_call", _call(call_id, event.name, handle=event.handle, tool_input=event.arguments))
         elif isinstance(event, ToolFinished):
             ended = {"ok": event.ok, "result": event.note, "ms": event.ms}
+            if event.labels:
+                ended["labels"] = list(event.labels)
             self.send("tool_call", _call(call_id, event.name, handle=event.handle, **ended))
 
     def _send_not_run(self, agent: AgentStory) -> None:

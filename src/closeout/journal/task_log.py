@@ -268,6 +268,8 @@ def _describe_tool(
         message = f"{event.name} {event.arguments}"
         return "info", f"{who} | Tool Call {event.handle}", message, _call_record(event)
     metadata = {"tool_name": event.name, "ms": event.ms, "ok": event.ok}
+    if event.labels:
+        metadata["labels"] = list(event.labels)
     level = "info" if event.ok else "warning"
     return level, f"{who} | Tool Result {event.handle}", event.note or event.name, metadata
 

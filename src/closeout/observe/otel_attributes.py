@@ -146,7 +146,10 @@ def of_call(event: ToolStarted, content: bool) -> Attributes:
 
 
 def of_result(event: ToolFinished, content: bool) -> Attributes:
-    return {"gen_ai.tool.call.result": clean(event.record)} if content else {}
+    found: Attributes = {"gen_ai.tool.call.result": clean(event.record)} if content else {}
+    if event.labels:
+        found["closeout.labels"] = event.labels
+    return found
 
 
 def error_code_of(event: ToolFinished) -> str:
