@@ -1,9 +1,10 @@
 """Flow rules: what was read does not decide what is done, in random programs; and what the labels cost a turn.
 
-Each random program runs twice, with other untrusted texts. The calls that the rules leave unguarded must be the same,
-but that an error may end one run early. Then runs of a chat with and without rules are timed, in turn, in CPU seconds.
+Each random program runs three times, with other untrusted texts. The calls that the rules leave unguarded, and what
+counts as trusted output, must be the same, but that an error may end one run early. Python runs the programs, and the
+sandbox a part of them. Runs of a chat with and without rules are timed, in turn, in CPU seconds.
 
-    python bench/flow.py [--programs 10000] [--turns 60] [--rounds 5]
+    python bench/flow.py [--programs 10000] [--first 0] [--sandboxed 200] [--turns 60] [--rounds 5]
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -25,19 +27,28 @@ from closeout.tools.builtin.program_sandbox import ProgramSandbox
 from random_programs import check_program
 
 
-async def programs(count: int) -> Counter[str]:
+async def programs(seeds: Iterable[int], sandbox: ProgramSandbox | None) -> Counter[str]:
     """Check random programs, and count their calls."""
     found: Counter[str] = Counter()
+    for seed in seeds:
+        checked = await check_program(seed, sandbox)
+        found.update(free=checked.free, guarded=checked.guarded, violations=bool(checked.difference))
+        if checked.difference:
+            print(f"program {seed}: {checked.difference}")
+    return found
+
+
+async def all_programs(first: int, count: int, sandboxed: int) -> None:
+    """Check programs in Python and in the sandbox, and print a line for each."""
     sandbox = ProgramSandbox(1.0, "flow")
     try:
-        for seed in range(count):
-            checked = await check_program(sandbox, seed)
-            found.update(free=checked.free, guarded=checked.guarded, violations=bool(checked.difference))
-            if checked.difference:
-                print(f"program {seed}: {checked.difference}")
+        for where, number in ((None, count), (sandbox, sandboxed)):
+            found = await programs(range(first, first + number), where)
+            line = f"programs in {'Python' if where is None else 'the sandbox'}: {found['violations']} of {number}"
+            line += f" violate the rules; {found['free']} calls and outputs were free, {found['guarded']} calls guarded"
+            print(line, flush=True)
     finally:
         await sandbox.aclose()
-    return found
 
 
 @tool(read_only=True)
@@ -84,6 +95,8 @@ def main() -> None:
     """Print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="the first program")
+    parser.add_argument("--sandboxed", type=int, default=200, help="programs that the sandbox runs too")
     parser.add_argument("--turns", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
@@ -92,12 +105,7 @@ def main() -> None:
         f"cost: {without * 1000:.2f} ms CPU a turn without rules, {with_rules * 1000:.2f} with, ratio "
         f"{with_rules / without:.2f}"
     )
-    if options.programs:
-        found = asyncio.run(programs(options.programs))
-        print(
-            f"programs: {found['violations']} of {options.programs} violate the rules; {found['free']} calls were "
-            f"free, {found['guarded']} guarded"
-        )
+    asyncio.run(all_programs(options.first, options.programs, options.sandboxed))
 
 
 if __name__ == "__main__":

@@ -2,234 +2,452 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
 from typing import Any
 
+from closeout.errors import ToolError
 from closeout.messages import ToolCall, ToolSpec
 from closeout.parsing.program_flow import ProgramFlow
 from closeout.results.tool_output import ToolOutput
-from closeout.tools.builtin.program_sandbox import ProgramExecution, ProgramSandbox
+from closeout.tools.builtin.program_sandbox import ProgramExecution, ProgramSandbox, labels_at
 from closeout.tools.calls import CallOutcome
 from closeout.tools.flow import CallLabels, Labels
+from closeout.tools.running import failed_output
 
 __all__ = ["Checked", "check_program", "random_program"]
 
+_HELPERS = (
+    "act(v, 'from helper')",
+    "if {test}:\n        return w\n    act('in helper', w)",
+    "if len(xs) < 9: xs.append(v)",
+    "for part in [v, w, 'last']:\n        if {test}:\n            return part\n        note(part)",
+    "try:\n        int(v)\n        note('number')\n    except ValueError as problem:\n        w = str(problem)[:12]",
+    "if len(v) > 2:\n        return {name}(v[1:], w + v[:1])",
+    "table[v[:2]] = w\n    note(w)",
+    "while len(w) < 4:\n        w += v[:1] or '.'\n        if {test}: break\n    else:\n        note('long')",
+    "parts = [w]\n    try:\n        int(v)\n        parts.append('int')\n    finally:\n        note(parts[-1])",
+    "assert {test} or len(w) < 9\n    note('held')",
+)
+
 
 class _Writer:
-    """Writes one program. Every value is a text or a list of texts, so that most programs run to their end."""
+    """Writes programs. Every value is a text, a list of texts or a table of texts, so that most run to their end."""
 
     def __init__(self, seed: int) -> None:
         self._pick = random.Random(seed)
         self._lines: list[str] = []
-        self._texts = ["a", "b"]
-        self._lists = ["xs", "ys"]
+        self._texts = ["a", "b", "c", "d", "e", "f"]
+        self._lists = ["xs", "ys", "zs"]
         self._functions: list[str] = []
+        # What was read decides often, and is a value rarely, so that most values and calls would be free without it.
+        self._reads = self._pick.choice((0.003, 0.01, 0.05))
 
-    def program(self) -> str:
-        """Return the program."""
-        start = [
+    def programs(self) -> list[str]:
+        """Return one program, or two of which the second has the variables of the first."""
+        pick = self._pick
+        self._lines = [
+            "import json, re",
             "a = 'one'",
             "b = trusted()",
             "xs = ['p', 'q']",
             "ys = []",
-            f"c = {self._pick.choice(['a', 'read()'])}",
-            "d = b",
+            "zs = xs" if pick.random() < 0.3 else "zs = ['s']",
+            "p, q = read(), read()",
+            "c, d, e, f = a, b, 'four', 'five'",
+            "table = {'k': a, 'e': 'six'}",
         ]
-        self._texts, self._lists = ["a", "b", "c", "d"], ["xs", "ys"]
-        self._lines = start
-        if self._pick.random() < 0.7:
-            self._function()
-        for _ in range(self._pick.randint(3, 9)):
-            self._statement("", 0)
-        for name in self._texts:  # what it holds at the end is what it should hold
-            self._write("", f"act({name}, 'the end')")
-        for name in self._lists:
-            self._write("", f"act(''.join({name}), 'the end')")
-        return "\n".join(self._lines)
+        for number in range(pick.choice((0, 1, 1, 2))):
+            self._function(f"helper{number}")
+        programs = []
+        for last in (False, True) if pick.random() < 0.2 else (True,):
+            for _ in range(pick.randint(2, 7)):
+                self._statement("", 0)
+            if last:
+                for name in self._texts:  # what it holds at the end is what it should hold
+                    self._write("", f"act({name}, 'the end')")
+                for value in ("''.join(xs)", "''.join(ys)", "''.join(zs)", "str(table)"):
+                    self._write("", f"act({value}, 'the end')")
+            if pick.random() < 0.4:
+                self._write("", f"print({self._text()})")
+            programs.append("\n".join(self._lines))
+            self._lines = []
+        return programs
 
     def _write(self, indent: str, line: str) -> None:
         self._lines.append(f"{indent}{line}")
 
-    def _function(self) -> None:
-        self._functions.append("helper")
-        self._write("", "def helper(v, w='w'):")
-        kind = self._pick.choice([0, 1, 1, 2, 3])
-        if kind == 0:
-            self._write("    ", "act(v, 'from helper')")
-        elif kind == 1:
-            self._write("    ", f"if {self._condition('v')}:\n        return w\n    act('in helper', w)")
-        elif kind == 2:
-            self._write("    ", "if len(xs) < 9: xs.append(v)")
-        self._write("    ", "return v + w")
+    def _function(self, name: str) -> None:
+        self._write("", f"def {name}(v, w='w'):")
+        body = self._pick.choice(_HELPERS)
+        self._write("    ", body.format(test=self._condition("v"), name=name))
+        if self._functions and self._pick.random() < 0.5:
+            self._write("    ", f"w = {self._functions[0]}(v, w)[:9]")
+        self._write("    ", self._pick.choice(("return v + w", "return w", "return [v, w][len(v) > 1]")))
+        self._functions.append(name)
+
+    # -------------------------------------------------------------------------------------------- expressions
 
     def _text(self, depth: int = 0) -> str:
-        kind = self._pick.randrange(13 if depth < 2 else 4)
-        name, other = self._pick.choice(self._texts), self._pick.choice(self._lists)
-        if kind == 0:
-            return repr(self._pick.choice(["x", "yes", "no"]))
-        if kind <= 2:
-            return name
-        if kind == 3:
-            return f"''.join({other})"
-        if kind == 4:
-            return "read()"
-        if kind == 5:
-            return f"{self._text(depth + 1)} + {self._text(depth + 1)}"
-        if kind == 6:
-            return f"({self._text(depth + 1)} if {self._condition()} else {self._text(depth + 1)})"
-        if kind == 7:
-            return f"f'{{{name}}}!'"
-        if kind == 8:
-            return f"max({self._list(depth + 1)} + ['z'], key=lambda each: len(each))"
-        if kind == 9:
-            return f"str(len({name}))"
-        if kind == 10:
-            return f"({name} or {self._text(depth + 1)})"
-        if kind == 11 and self._functions:
-            return f"helper({self._text(depth + 1)})"
-        return f"{name}.replace('e', {self._text(depth + 1)})"
+        pick = self._pick
+        name, other = pick.choice(self._texts), pick.choice(self._lists)
+        if pick.random() < self._reads:
+            return pick.choice(("read()", "p", "q[:2]", "ask('what')"))
+        if depth > 1 or pick.random() < 0.3:
+            return pick.choice((name, name, f"''.join({other})", "'x'", "'yes'", "''", "table.get('k', '')"))
+        text, more = self._text(depth + 1), self._text(depth + 1)
+        forms = [
+            f"{text} + {more}",
+            f"({text} if {self._condition()} else {more})",
+            f"f'{{{name}}}!{{{name}:>4}}{{len({other})}}'",
+            f"'%s-{{}}'.format({name}) % {name}",
+            f"max({self._list(depth + 1)} + ['z'], key=lambda each: {pick.choice(['len(each)', f'each + {name}'])})",
+            f"min({self._list(depth + 1)}, default={name})",
+            f"str(len({text}))",
+            f"({text} or {more})",
+            f"({name} and {text})",
+            f"{name}.replace('e', {text})",
+            f"({text}).upper().strip()",
+            f"({text}).partition('e')[{pick.randrange(3)}]",
+            f"json.dumps([{text}])[1:9]",
+            f"re.sub('e|n', {text}, {name})",
+            f"note({text})",
+            f"trusted_of({text})",
+            f"str(any({self._condition('each')} for each in {other}))",
+            f"''.join(each[:2] for each in {other} if {self._condition('each')})",
+            f"[{text}, {more}][{self._condition()}]",
+            f"table.get({name}, {text})",
+            f"str(sum(len(each) for each in {other}))",
+            f"({name} := ({text})[:9])",
+            f"''.join(sorted(set({text})))",
+        ]
+        forms += [f"{each}({text}, w={more})" for each in self._functions]
+        forms += [f"{each}({text})" for each in self._functions]
+        return f"({pick.choice(forms)})"
 
     def _list(self, depth: int = 0) -> str:
-        kind, name = self._pick.randrange(6), self._pick.choice(self._lists)
-        if kind <= 1:
-            return name
-        if kind == 2:
-            return f"[{self._text(depth + 1)}, {self._text(depth + 1)}]"
-        if kind == 3:
-            return f"[each + '.' for each in {name} if {self._condition('each')}]"
-        if kind == 4:
-            return f"sorted({name}, key=lambda each: each[-1:])"
-        return f"({self._text(depth + 1)}).split('e')"
+        pick, name, other = self._pick, self._pick.choice(self._texts), self._pick.choice(self._lists)
+        forms = (
+            other,
+            f"[{self._text(depth + 1)}, {self._text(depth + 1)}]",
+            f"[each + '.' for each in {other} if {self._condition('each')}]",
+            f"[one + two for one in {other} for two in [{name}, 'w'] if {self._condition('two')}]",
+            f"sorted({other}, key=lambda each: each[-1:] + {name})",
+            f"list(map(lambda each: each + {name}, {other}))",
+            f"list(filter(lambda each: {self._condition('each')}, {other}))",
+            f"({self._text(depth + 1)}).split('e')",
+            f"list(reversed({other}))",
+            "[key + value for key, value in table.items()]",
+            f"list({{each: {name} for each in {other}}}.values())",
+            f"[x + y for x, y in zip({other}, [{name}, 'r'])]",
+            f"[str(at) + each for at, each in enumerate({other})]",
+            f"{other}[1:] + {other}[:1]",
+        )
+        return pick.choice(forms)
 
     def _condition(self, name: str = "") -> str:
-        name = name or self._pick.choice(self._texts)
-        kind = self._pick.randrange(5)
-        if kind == 0:
-            return f"'yes' in {name}"
-        if kind == 1:
-            return f"len({self._pick.choice(self._lists)}) > {self._pick.randrange(4)}"
-        if kind == 2:
-            return f"{name} == {self._pick.choice(self._texts)}"
-        if kind == 3:
-            return f"{name} < 'm' and {self._pick.choice(self._texts)} > 'c'"
-        return f"not {name}"
+        pick = self._pick
+        name = name or pick.choice(self._texts)
+        name = pick.choice(("p", "q")) if pick.random() < 0.2 else name
+        other, some = pick.choice(self._texts), pick.choice(self._lists)
+        forms = (
+            f"'yes' in {name}",
+            f"len({some}) > {pick.randrange(4)}",
+            f"{name} == {other}",
+            f"{name} < 'm' and {other} > 'c'",
+            f"'' < {name} <= {other}",
+            f"not {name}",
+            f"{name} in table",
+            f"{name} not in {some} or {other} == 'x'",
+            f"all(each < {name} for each in {some})",
+            f"len({name}) % 2 == 0",
+        )
+        return f"({pick.choice(forms)})"
+
+    # -------------------------------------------------------------------------------------------- statements
 
     def _statement(self, indent: str, depth: int) -> None:
-        kind = self._pick.randrange(16 if depth < 2 else 9)
-        text, name, other = self._text(), self._pick.choice(self._texts), self._pick.choice(self._lists)
-        inner = f"{indent}    "
+        if depth < 2 and self._pick.random() < 0.4:
+            self._compound(indent, depth)
+            return
+        pick = self._pick
+        text, name, other = self._text(), pick.choice(self._texts), pick.choice(self._lists)
+        second = pick.choice(self._texts)
+        forms = (
+            f"{name} = ({text})[:12]",
+            f"{name} = ({text})[:12]",
+            f"{name} += ({text})[:2]",
+            f"{name}, {second} = {second}, ({text})[:9]",
+            f"[{name}, *{other}] = [({text})[:9], {second}, 'r']",
+            f"{name} = {second} = ({text})[:5]",
+            f"{other} = ({self._list()})[:4]",
+            f"{other} = {pick.choice(self._lists)}",
+            f"{other}.append(({text})[:12])",
+            f"{other}.extend({self._list()}[:2])",
+            f"{other}.insert(0, ({text})[:12])",
+            f"{other} += [({text})[:3]]",
+            f"if {other}: {other}[0] = ({text})[:12]",
+            f"if {other}: {name} = {other}.pop()",
+            f"{other}.sort(key=lambda each: each + {name})",
+            f"{other}[0:1] = [({text})[:4]]",
+            f"table[({text})[:3]] = {name}",
+            f"table['k'] = ({text})[:12]",
+            f"table.setdefault(({text})[:2], {name})",
+            f"table.update({{'e': ({text})[:6], {name}: 'u'}})",
+            f"{name} = table.pop('e', ({text})[:6])",
+            f"{name} = act({text}, 'for its result')[:12]",
+            f"act({self._text()}, {pick.choice(['', 'body='])}{self._text()})",
+            f"act({self._text()}, {pick.choice(['', 'body='])}{self._text()})",
+            f"act(body={self._text()}, to={self._text()})",
+            f"note({self._text()})",
+            f"note({self._text()})",
+            f"{text}",
+        )
+        self._write(indent, pick.choice(forms))
+        if pick.random() < 0.05:
+            self._write(indent, f"ys = xs\n{indent}xs.append(read()[:12])")
+
+    def _compound(self, indent: str, depth: int) -> None:
+        pick = self._pick
+        name, other, inner = pick.choice(self._texts), pick.choice(self._lists), f"{indent}    "
+        kind = pick.randrange(6)
         if kind <= 1:
-            self._write(indent, f"{name} = ({text})[:12]")
+            test = self._condition() if pick.random() < 0.8 else f"({name} := ({self._text()})[:7]) > 'm'"
+            self._write(indent, f"if {test}:")
+            self._body(inner, depth)
+            if pick.random() < 0.5:
+                self._write(indent, pick.choice(("else:", f"elif {self._condition()}:")))
+                self._body(inner, depth)
         elif kind == 2:
-            self._write(indent, f"{other} = ({self._list()})[:4]")
+            heads = (
+                f"each in list({other})",
+                f"at, each in enumerate({other}[:3])",
+                "each, word in list(table.items())",
+            )
+            self._write(indent, f"for {pick.choice(heads)}:")
+            self._loop(indent, inner, depth)
         elif kind == 3:
-            self._write(indent, f"{other}.append(({text})[:12])")
-            if self._pick.random() < 0.3:
-                self._write(indent, f"ys = xs\n{indent}xs.append(read()[:12])")
-        elif kind == 4:
-            self._write(indent, f"if {other}: {other}[0] = ({text})[:12]")
-        elif kind == 5:
-            self._write(indent, f"{name} += ({text})[:2]")
-        elif kind <= 8:
-            self._write(indent, f"act({self._text()}, {self._pick.choice(['', 'body='])}{self._text()})")
-        elif kind <= 10:
-            self._write(indent, f"if {self._condition()}:")
-            self._body(inner, depth)
-            if self._pick.random() < 0.5:
-                self._write(indent, "else:")
-                self._body(inner, depth)
-        elif kind <= 12:
-            self._write(indent, f"for each in list({other}):")
-            self._body(inner, depth)
-            if self._pick.random() < 0.5:
-                self._write(inner, f"if {self._condition()}: {self._pick.choice(['break', 'continue'])}")
-                self._body(inner, depth)
-        elif kind == 13:
-            self._write(indent, "try:")
-            self._body(inner, depth)
-            self._write(inner, f"int({name})" if self._pick.random() < 0.7 else f"act({name}, 'tried')")
-            self._body(inner, depth)
-            self._write(indent, "except Exception as problem:")
-            self._write(inner, f"{name} = str(problem)" if self._pick.random() < 0.5 else "pass")
-            self._body(inner, depth)
-        elif kind == 14:
             self._write(indent, f"i{depth} = 0")
-            self._write(indent, f"while i{depth} < len({other}) and i{depth} < 3:")
+            test = pick.choice((f"i{depth} < len({other}) and i{depth} < 3", f"i{depth} < 3 and {self._condition()}"))
+            self._write(indent, f"while {test}:")
             self._write(inner, f"i{depth} += 1")
-            self._body(inner, depth)
-        elif self._functions:
-            self._write(indent, f"{name} = helper({self._text()}, w={self._text()})[:12]")
+            self._loop(indent, inner, depth)
         else:
-            self._write(indent, f"{other} = {self._pick.choice(self._lists)}")
+            self._try(indent, inner, depth)
+
+    def _loop(self, indent: str, inner: str, depth: int) -> None:
+        pick = self._pick
+        self._body(inner, depth)
+        if pick.random() < 0.5:
+            self._write(inner, f"if {self._condition()}: {pick.choice(['break', 'continue'])}")
+            self._body(inner, depth)
+        if pick.random() < 0.3:
+            self._write(indent, "else:")
+            self._body(inner, depth)
+
+    def _try(self, indent: str, inner: str, depth: int) -> None:
+        pick, name = self._pick, self._pick.choice(self._texts)
+        self._write(indent, "try:")
+        self._body(inner, depth)
+        raising = (
+            f"int({name})",
+            f"if {self._condition()}: raise ValueError({self._text()})",
+            f"{name} = {pick.choice(self._lists)}[2]",
+            f"{name} = table[{name}]",
+            f"ask({self._text()})",
+            f"assert {self._condition()}",
+            f"act({name}, 'tried')",
+        )
+        self._write(inner, pick.choice(raising))
+        self._body(inner, depth)
+        self._write(indent, pick.choice(("except Exception as problem:", "except (ValueError, KeyError) as problem:")))
+        self._write(inner, f"{name} = str(problem)[:12]" if pick.random() < 0.5 else "pass")
+        self._body(inner, depth)
+        for word in ("else:", "finally:"):
+            if pick.random() < 0.25:
+                self._write(indent, word)
+                self._body(inner, depth)
 
     def _body(self, indent: str, depth: int) -> None:
         for _ in range(self._pick.randint(1, 2)):
             self._statement(indent, depth + 1)
-        if self._pick.random() < 0.5:
+        if self._pick.random() < 0.3:
             self._write(indent, f"act('line', '{len(self._lines)}')")
 
 
-def random_program(seed: int) -> str:
-    """Return a program that calls `read()` (untrusted), `trusted()` and `act(to, body)`."""
-    return _Writer(seed).program()
+def random_program(seed: int) -> list[str]:
+    """Return programs that call `read()` and `ask(…)` (untrusted), `trusted()`, `trusted_of(…)`, `act` and `note`."""
+    return _Writer(seed).programs()
 
 
 # ------------------------------------------------------------------------------------------------ the check
 
 UNTRUSTED: Labels = frozenset({"untrusted"})
 TEXTS = (("",), ("yes, zee me 3",), ("b", "7", "eee"))
-_ACT = {"type": "object", "properties": {"to": {}, "body": {}}, "required": ["to", "body"]}
-TOOLS = {"read": ToolSpec("read"), "trusted": ToolSpec("trusted"), "act": ToolSpec("act", "", _ACT)}
-LABELS: dict[str, Labels] = {
-    "read": UNTRUSTED,
-    "trusted": frozenset(),
-    "act": UNTRUSTED,
-    "final_answer": frozenset(),
+
+
+def _tool(name: str, *parameters: str) -> ToolSpec:
+    properties: dict[str, Any] = {each: {} for each in parameters}
+    return ToolSpec(name, "", {"type": "object", "properties": properties, "required": [*parameters]})
+
+
+TOOLS = {
+    each.name: each
+    for each in (
+        _tool("read"),
+        _tool("ask", "what"),
+        _tool("trusted"),
+        _tool("trusted_of", "text"),
+        _tool("note", "text"),
+        _tool("act", "to", "body"),
+    )
 }
+LABELS: dict[str, Labels] = dict.fromkeys(("trusted", "trusted_of", "note", "final_answer"), frozenset())
+LABELS |= dict.fromkeys(("read", "ask", "act"), UNTRUSTED)
 
 
 @dataclass
 class Checked:
-    """The check of one program: how many calls were free and guarded, and how two runs differ; empty if they do not."""
+    """The check of programs: how many calls were free and guarded, and how two runs differ; empty if they do not."""
 
     free: int
     guarded: int
     difference: str
 
 
-async def check_program(sandbox: ProgramSandbox, seed: int) -> Checked:
-    """Run a random program with several sets of untrusted texts, and compare the calls that are not guarded."""
-    code = random_program(seed)
-    ran = [await _run(sandbox, code, texts) for texts in TEXTS]
-    one, guarded, failed = ran[0]
-    for other, _, other_failed in ran[1:]:
-        shared = min(len(one), len(other))
-        is_cut = (len(one) < len(other) and failed) or (len(other) < len(one) and other_failed)
-        if one[:shared] != other[:shared] or not (len(one) == len(other) or is_cut):
-            return Checked(len(one), guarded, f"{one} and {other} in\n{code}")
-    return Checked(len(one), guarded, "")
+@dataclass
+class _Run:
+    """One run of the programs, with one set of untrusted texts.
+
+    Attributes:
+        texts: What is read, in turn.
+        free: What must not depend on the texts: calls that were decided freely with their free arguments, and outputs.
+        guarded: The number of other calls with effects.
+        failed: An error ended it.
+    """
+
+    texts: Sequence[str]
+    free: list[Any] = field(default_factory=list)
+    guarded: int = 0
+    failed: bool = False
+    calls: int = 0
+
+    def make(self, name: str, arguments: Mapping[str, Any], labels: CallLabels) -> str:
+        """Make a call. What reading returns, or whether it fails, depends on the texts."""
+        self.calls += 1
+        if name in ("act", "note"):
+            if labels.decided:
+                self.guarded += 1
+            else:
+                kept = {key: value for key, value in arguments.items() if not labels.arguments.get(key)}
+                self.free.append((name, kept))
+                self.guarded += len(kept) < len(arguments)
+        if name == "trusted":
+            return "base"
+        if name in ("trusted_of", "note"):
+            return f"<{arguments['text']}>"[:12]
+        text = self.texts[self.calls % len(self.texts)]
+        if name == "ask" and text == "":
+            raise ToolError("Nobody knows.")
+        return text
+
+    def shows(self, flow: ProgramFlow, output: str) -> bool:
+        """Note what a program has shown. Return True if the next one is as free as it was."""
+        if self.failed or flow.shown:
+            return False
+        self.free.append(output)
+        return True
 
 
-async def _run(sandbox: ProgramSandbox, code: str, texts: Sequence[str]) -> tuple[list[Any], int, bool]:
-    free: list[Any] = []
-    count = 0
+async def check_program(seed: int, sandbox: ProgramSandbox | None = None) -> Checked:
+    """Run random programs with several sets of untrusted texts, and compare what may not depend on these.
+
+    Without a sandbox Python itself runs them, which is faster and knows more of the language.
+    """
+    programs = random_program(seed)
+    runs = [_Run(texts) for texts in TEXTS]
+    flows = [] if sandbox is not None else [_flow(programs[: number + 1]) for number in range(len(programs))]
+    for run in runs:
+        if sandbox is None:
+            _run_in_python(programs, flows, run)
+        else:
+            sandbox.forget()
+            await _run_in_sandbox(sandbox, programs, run)
+    one = runs[0]
+    for other in runs[1:]:
+        shared = min(len(one.free), len(other.free))
+        is_cut = one.failed if len(one.free) < len(other.free) else other.failed
+        if one.free[:shared] != other.free[:shared] or not (len(one.free) == len(other.free) or is_cut):
+            code = "\n---\n".join(programs)
+            return Checked(len(one.free), one.guarded, f"{one.free} and {other.free} in\n{code}")
+    return Checked(len(one.free), one.guarded, "")
+
+
+def _flow(programs: Sequence[str] = ()) -> ProgramFlow:
+    flow = ProgramFlow(LABELS.get, lambda: UNTRUSTED, ("final_answer",))
+    for code in programs:
+        flow.feed(code)
+    return flow
+
+
+async def _run_in_sandbox(sandbox: ProgramSandbox, programs: Sequence[str], run: _Run) -> None:
+    flow = _flow()
 
     async def make(spec: ToolSpec, arguments: dict[str, Any], labels: CallLabels | None) -> CallOutcome:
-        nonlocal count
         assert labels is not None
-        if spec.name == "act" and not labels.all:
-            free.append(arguments)
-        elif spec.name != "trusted":
-            count += 1
-        # What reading and acting return depends on the texts; a free act returns the same.
-        result = "base" if spec.name == "trusted" else texts[(count + len(free)) % len(texts)]
-        return CallOutcome(
-            call=ToolCall(spec.name, arguments), spec=spec, output=ToolOutput(result=result), text=result
-        )
+        call = ToolCall(spec.name, arguments)
+        try:
+            result = run.make(spec.name, arguments, labels)
+        except ToolError as error:
+            output = failed_output(spec.name, str(error), "ToolError")
+            return CallOutcome(call=call, spec=spec, output=output, text=str(error), status="error", reason=str(error))
+        return CallOutcome(call=call, spec=spec, output=ToolOutput(result=result), text=result)
 
-    flow = ProgramFlow(LABELS.get, lambda: UNTRUSTED, ("final_answer",))
-    execution = ProgramExecution(sandbox, TOOLS, make, str, flow=flow)
-    await execution.run(code)
-    return free, count, execution.failed
+    for code in programs:
+        execution = ProgramExecution(sandbox, TOOLS, make, str, flow=flow)
+        await execution.run(code)
+        run.failed = execution.failed
+        if not run.shows(flow, str(execution.output().result)):
+            return
+
+
+def _run_in_python(programs: Sequence[str], flows: Sequence[ProgramFlow], run: _Run) -> None:
+    """Run the programs in Python. `flows` are the analyses up to each of them."""
+    names: dict[str, Any] = {}
+
+    def make(start: int, end: int, name: str, *values: Any, **named: Any) -> str:
+        labels = labels_at(flow.site(name, start, end), TOOLS[name], named)
+        return run.make(name, {**dict(zip(labels.arguments, values, strict=False)), **named}, labels)
+
+    names["_make"] = make
+    for code, flow in zip(programs, flows, strict=True):
+        output = io.StringIO()
+        try:
+            with redirect_stdout(output):
+                exec(compile(_Instrumented(code).tree, "program", "exec"), names)
+        except Exception:
+            run.failed = True
+        if not run.shows(flow, output.getvalue()):
+            return
+
+
+class _Instrumented(ast.NodeTransformer):
+    """A program whose calls of the host say at which bytes they stand."""
+
+    def __init__(self, code: str) -> None:
+        lines = code.encode().split(b"\n")
+        self._starts = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
+        self.tree = ast.fix_missing_locations(self.visit(ast.parse(code)))
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.func, ast.Name) or node.func.id not in TOOLS:
+            return node
+        start = self._starts[node.lineno - 1] + node.col_offset
+        end = self._starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
+        place = [ast.Constant(start), ast.Constant(end), ast.Constant(node.func.id)]
+        return ast.Call(ast.Name("_make", ast.Load()), [*place, *node.args], node.keywords)

@@ -248,11 +248,11 @@ async def test_a_plan_is_approved_once_and_only_for_what_the_question_named(tmp_
 async def test_what_was_read_does_not_decide_what_random_programs_do() -> None:
     sandbox = ProgramSandbox(1.0, "flow")
     try:
-        checked = [await check_program(sandbox, seed) for seed in range(12)]
+        checked = [await check_program(seed, None if seed > 2 else sandbox) for seed in range(40)]
     finally:
         await sandbox.aclose()
     assert [each.difference for each in checked if each.difference] == []
-    assert min(sum(each.free for each in checked), sum(each.guarded for each in checked)) > 10
+    assert min(sum(each.free for each in checked), sum(each.guarded for each in checked)) > 100
 
 
 async def test_labels_are_the_same_after_a_kill_at_any_event_and_in_a_fork(tmp_path: Path) -> None:

@@ -129,8 +129,8 @@ def _head_of(agent: Agent[Any]) -> dict[str, Any]:
 def conversation(rows: Sequence[Row], *, rolled_back: bool = False, numbered: bool = False) -> list[dict[str, Any]]:
     """Return the messages of a run's last attempt in OpenAI's form, each with `loss`: whether to learn from it.
 
-    The results of a run with flow rules have `labels`. Only what the model wrote, and the runtime did not repair, has loss. A reply to the instruction to close, which the
-    record does not hold, is marked `closing`.
+    The results of a run with flow rules have `labels`. Only what the model wrote, and the runtime did not repair, has
+    loss. A reply to the instruction to close, which the record does not hold, is marked `closing`.
 
     Args:
         rows: The record of the run.
