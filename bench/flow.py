@@ -32,7 +32,7 @@ async def programs(seeds: Iterable[int], sandbox: ProgramSandbox | None) -> Coun
     found: Counter[str] = Counter()
     for seed in seeds:
         checked = await check_program(seed, sandbox)
-        found.update(free=checked.free, guarded=checked.guarded, violations=bool(checked.difference))
+        found.update(free=checked.free, guarded=checked.guarded, violations=int(bool(checked.difference)))
         if checked.difference:
             print(f"program {seed}: {checked.difference}")
     return found

@@ -24,15 +24,38 @@ __all__ = ["Checked", "check_program", "random_program"]
 _HELPERS = (
     "act(v, 'from helper')",
     "if {test}:\n        return w\n    act('in helper', w)",
-    "if len(xs) < 9: xs.append(v)",
+    "if len({list}) < 9: {list}.append(v)",
     "for part in [v, w, 'last']:\n        if {test}:\n            return part\n        note(part)",
     "try:\n        int(v)\n        note('number')\n    except ValueError as problem:\n        w = str(problem)[:12]",
     "if len(v) > 2:\n        return {name}(v[1:], w + v[:1])",
-    "table[v[:2]] = w\n    note(w)",
+    "{table}[v[:2]] = w\n    note(w)",
     "while len(w) < 4:\n        w += v[:1] or '.'\n        if {test}: break\n    else:\n        note('long')",
     "parts = [w]\n    try:\n        int(v)\n        parts.append('int')\n    finally:\n        note(parts[-1])",
     "assert {test} or len(w) < 9\n    note('held')",
 )
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Variables that are used together: what is done with one group leaves the others as they were."""
+
+    texts: Sequence[str]
+    lists: Sequence[str]
+    table: str
+    function: str
+
+
+_GROUPS = (
+    _Group(("a", "b"), ("xs", "ys"), "table", "first"),
+    _Group(("c", "d"), ("zs",), "other", "second"),
+    _Group(("e", "f"), ("us", "vs"), "more", "third"),
+)
+
+
+_START = {
+    "a": "'one'", "b": "'two'", "c": "'three'", "d": "trusted()", "e": "trusted()", "f": "e", "xs": "['x', 'y']",
+    "zs": "['z']", "us": "[]", "table": "{'k': a, 'e': b}", "other": "{'k': c}", "more": "{}",
+}  # fmt: skip
 
 
 class _Writer:
@@ -41,36 +64,28 @@ class _Writer:
     def __init__(self, seed: int) -> None:
         self._pick = random.Random(seed)
         self._lines: list[str] = []
-        self._texts = ["a", "b", "c", "d", "e", "f"]
-        self._lists = ["xs", "ys", "zs"]
-        self._functions: list[str] = []
+        self._group = _GROUPS[0]
+        self._functions: set[int] = set()  # the groups that have one
         # What was read decides often, and is a value rarely, so that most values and calls would be free without it.
         self._reads = self._pick.choice((0.003, 0.01, 0.05))
 
     def programs(self) -> list[str]:
         """Return one program, or two of which the second has the variables of the first."""
         pick = self._pick
-        self._lines = [
-            "import json, re",
-            "a = 'one'",
-            "b = trusted()",
-            "xs = ['p', 'q']",
-            "ys = []",
-            "zs = xs" if pick.random() < 0.3 else "zs = ['s']",
-            "p, q = read(), read()",
-            "c, d, e, f = a, b, 'four', 'five'",
-            "table = {'k': a, 'e': 'six'}",
-        ]
-        for number in range(pick.choice((0, 1, 1, 2))):
-            self._function(f"helper{number}")
+        self._lines = ["import json, re", "p = read()", "q = read()"]
+        self._lines += [f"{name} = {value}" for name, value in _START.items()]  # one a line: a tuple would join them
+        self._lines += [pick.choice(("ys = xs", "ys = ['y']")), pick.choice(("vs = us", "vs = []"))]
+        self._functions = set(pick.sample(range(len(_GROUPS)), pick.choice((0, 1, 1, 2))))
+        for number in self._functions:
+            self._group = _GROUPS[number]
+            self._function(self._group.function)
         programs = []
         for last in (False, True) if pick.random() < 0.2 else (True,):
             for _ in range(pick.randint(2, 7)):
+                self._group = pick.choice(_GROUPS)
                 self._statement("", 0)
-            if last:
-                for name in self._texts:  # what it holds at the end is what it should hold
-                    self._write("", f"act({name}, 'the end')")
-                for value in ("''.join(xs)", "''.join(ys)", "''.join(zs)", "str(table)"):
+            for group in _GROUPS if last else ():  # what they hold at the end is what they should hold
+                for value in (*group.texts, *(f"''.join({name})" for name in group.lists), f"str({group.table})"):
                     self._write("", f"act({value}, 'the end')")
             if pick.random() < 0.4:
                 self._write("", f"print({self._text()})")
@@ -78,17 +93,27 @@ class _Writer:
             self._lines = []
         return programs
 
+    @property
+    def _has_function(self) -> bool:
+        return _GROUPS.index(self._group) in self._functions
+
+    @property
+    def _texts(self) -> Sequence[str]:
+        return self._group.texts
+
+    @property
+    def _lists(self) -> Sequence[str]:
+        return self._group.lists
+
     def _write(self, indent: str, line: str) -> None:
         self._lines.append(f"{indent}{line}")
 
     def _function(self, name: str) -> None:
         self._write("", f"def {name}(v, w='w'):")
-        body = self._pick.choice(_HELPERS)
-        self._write("    ", body.format(test=self._condition("v"), name=name))
-        if self._functions and self._pick.random() < 0.5:
-            self._write("    ", f"w = {self._functions[0]}(v, w)[:9]")
+        body, group = self._pick.choice(_HELPERS), self._group
+        names = {"name": name, "list": group.lists[0], "table": group.table}
+        self._write("    ", body.format(test=self._condition("v"), **names))
         self._write("    ", self._pick.choice(("return v + w", "return w", "return [v, w][len(v) > 1]")))
-        self._functions.append(name)
 
     # -------------------------------------------------------------------------------------------- expressions
 
@@ -98,7 +123,9 @@ class _Writer:
         if pick.random() < self._reads:
             return pick.choice(("read()", "p", "q[:2]", "ask('what')"))
         if depth > 1 or pick.random() < 0.3:
-            return pick.choice((name, name, f"''.join({other})", "'x'", "'yes'", "''", "table.get('k', '')"))
+            return pick.choice(
+                (name, name, f"''.join({other})", "'x'", "'yes'", "''", f"{self._group.table}.get('k', '')")
+            )
         text, more = self._text(depth + 1), self._text(depth + 1)
         forms = [
             f"{text} + {more}",
@@ -109,7 +136,7 @@ class _Writer:
             f"min({self._list(depth + 1)}, default={name})",
             f"str(len({text}))",
             f"({text} or {more})",
-            f"({name} and {text})",
+            f"({self._condition()} and {text} or {more})",
             f"{name}.replace('e', {text})",
             f"({text}).upper().strip()",
             f"({text}).partition('e')[{pick.randrange(3)}]",
@@ -120,13 +147,13 @@ class _Writer:
             f"str(any({self._condition('each')} for each in {other}))",
             f"''.join(each[:2] for each in {other} if {self._condition('each')})",
             f"[{text}, {more}][{self._condition()}]",
-            f"table.get({name}, {text})",
+            f"{self._group.table}.get({name}, {text})",
             f"str(sum(len(each) for each in {other}))",
             f"({name} := ({text})[:9])",
             f"''.join(sorted(set({text})))",
         ]
-        forms += [f"{each}({text}, w={more})" for each in self._functions]
-        forms += [f"{each}({text})" for each in self._functions]
+        if self._has_function:
+            forms += [f"{self._group.function}({text}, w={more})", f"{self._group.function}({text})"]
         return f"({pick.choice(forms)})"
 
     def _list(self, depth: int = 0) -> str:
@@ -141,7 +168,7 @@ class _Writer:
             f"list(filter(lambda each: {self._condition('each')}, {other}))",
             f"({self._text(depth + 1)}).split('e')",
             f"list(reversed({other}))",
-            "[key + value for key, value in table.items()]",
+            f"[key + value for key, value in {self._group.table}.items()]",
             f"list({{each: {name} for each in {other}}}.values())",
             f"[x + y for x, y in zip({other}, [{name}, 'r'])]",
             f"[str(at) + each for at, each in enumerate({other})]",
@@ -152,7 +179,7 @@ class _Writer:
     def _condition(self, name: str = "") -> str:
         pick = self._pick
         name = name or pick.choice(self._texts)
-        name = pick.choice(("p", "q")) if pick.random() < 0.2 else name
+        name = pick.choice(("p", "q")) if pick.random() < 0.35 else name
         other, some = pick.choice(self._texts), pick.choice(self._lists)
         forms = (
             f"'yes' in {name}",
@@ -161,7 +188,7 @@ class _Writer:
             f"{name} < 'm' and {other} > 'c'",
             f"'' < {name} <= {other}",
             f"not {name}",
-            f"{name} in table",
+            f"{name} in {self._group.table}",
             f"{name} not in {some} or {other} == 'x'",
             f"all(each < {name} for each in {some})",
             f"len({name}) % 2 == 0",
@@ -176,7 +203,7 @@ class _Writer:
             return
         pick = self._pick
         text, name, other = self._text(), pick.choice(self._texts), pick.choice(self._lists)
-        second = pick.choice(self._texts)
+        second, table = pick.choice(self._texts), self._group.table
         forms = (
             f"{name} = ({text})[:12]",
             f"{name} = ({text})[:12]",
@@ -194,11 +221,11 @@ class _Writer:
             f"if {other}: {name} = {other}.pop()",
             f"{other}.sort(key=lambda each: each + {name})",
             f"{other}[0:1] = [({text})[:4]]",
-            f"table[({text})[:3]] = {name}",
-            f"table['k'] = ({text})[:12]",
-            f"table.setdefault(({text})[:2], {name})",
-            f"table.update({{'e': ({text})[:6], {name}: 'u'}})",
-            f"{name} = table.pop('e', ({text})[:6])",
+            f"{table}[({text})[:3]] = {name}",
+            f"{table}['k'] = ({text})[:12]",
+            f"{table}.setdefault(({text})[:2], {name})",
+            f"{table}.update({{'e': ({text})[:6], {name}: 'u'}})",
+            f"{name} = {table}.pop('e', ({text})[:6])",
             f"{name} = act({text}, 'for its result')[:12]",
             f"act({self._text()}, {pick.choice(['', 'body='])}{self._text()})",
             f"act({self._text()}, {pick.choice(['', 'body='])}{self._text()})",
@@ -208,8 +235,10 @@ class _Writer:
             f"{text}",
         )
         self._write(indent, pick.choice(forms))
-        if pick.random() < 0.05:
-            self._write(indent, f"ys = xs\n{indent}xs.append(read()[:12])")
+        if pick.random() < 0.04:
+            self._write(indent, f"{other}.append(read()[:12])")
+        if self._has_function and pick.random() < 0.2:
+            self._write(indent, f"{self._group.function}({self._text(1)}, w='{len(self._lines)}')")
 
     def _compound(self, indent: str, depth: int) -> None:
         pick = self._pick
@@ -226,7 +255,7 @@ class _Writer:
             heads = (
                 f"each in list({other})",
                 f"at, each in enumerate({other}[:3])",
-                "each, word in list(table.items())",
+                f"each, word in list({self._group.table}.items())",
             )
             self._write(indent, f"for {pick.choice(heads)}:")
             self._loop(indent, inner, depth)
@@ -257,7 +286,7 @@ class _Writer:
             f"int({name})",
             f"if {self._condition()}: raise ValueError({self._text()})",
             f"{name} = {pick.choice(self._lists)}[2]",
-            f"{name} = table[{name}]",
+            f"{name} = {self._group.table}[{name}]",
             f"ask({self._text()})",
             f"assert {self._condition()}",
             f"act({name}, 'tried')",
