@@ -2,9 +2,10 @@
 
 The suite is an npm package. It is installed, with the Node that it needs, into a directory that is deleted afterwards;
 `--prefix DIRECTORY` keeps it for the next time. For each scenario of a client it starts a server and
-bench/_conformance_client.py; those of a server run against bench/_conformance_server.py, a served agent.
+bench/_conformance_client.py; those of a server run against bench/_conformance_server.py: a served agent, and a fixture
+with the tools, resources and prompts that the scenarios call by their names.
 
-    python bench/conformance.py [--only PREFIX …] [--prefix DIRECTORY]
+    python bench/conformance.py [--side client|server] [--only PREFIX …] [--prefix DIRECTORY]
 """
 
 from __future__ import annotations
@@ -28,16 +29,24 @@ VERSION = "0.2.0-alpha.12"  # the first with the requirements of 2026-07-28, whi
 NODE = "22"  # the suite does not run on Node 20
 REVISIONS = ("2026-07-28", "2025-11-25")
 SECONDS = 60
-# What a served agent offers. The other scenarios call tools, resources and prompts of a test server by their names.
-OF_SERVERS = {
+# What an agent with one tool can answer. The other scenarios call tools, resources and prompts by their names.
+OF_AGENTS = {
     "2026-07-28": (
-        "server-stateless", "tools-list", "sep-2164-resource-not-found", "server-sse-multiple-streams",
-        "dns-rebinding-protection", "http-header-validation",
-    ),
-    "2025-11-25": (
-        "server-initialize", "server-session-lifecycle", "ping", "tools-list", "server-sse-multiple-streams",
+        "server-stateless", "tools-list", "caching", "sep-2164-resource-not-found", "server-sse-multiple-streams",
         "dns-rebinding-protection",
     ),
+    "2025-11-25": (
+        "server-initialize", "ping", "tools-list", "server-sse-multiple-streams", "dns-rebinding-protection",
+    ),
+}  # fmt: skip
+# Beyond the requirements of a revision: extensions, and scenarios of after its release.
+MORE_OF_SERVERS = {
+    "2026-07-28": (
+        "tasks-lifecycle", "tasks-capability-negotiation", "tasks-wire-fields", "tasks-request-state-removal",
+        "tasks-mrtr-input", "tasks-request-headers", "tasks-dispatch-and-envelope", "tasks-status-notifications",
+        "tasks-required-task-error", "tasks-mrtr-composition", "http-header-validation",
+    ),
+    "2025-11-25": ("server-session-lifecycle",),
 }  # fmt: skip
 AT_ONCE = 2
 
@@ -69,10 +78,11 @@ class Suite:
         command = [str(self._node), str(self._program), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=2 * SECONDS, check=False)
 
-    def scenarios(self, revision: str) -> list[str]:
-        """The client scenarios that a revision of the protocol requires."""
-        listed = self._run("list", "--client", "--requirements", revision).stdout
-        required = listed.partition("Client scenarios")[2].partition("Run and reported")[0].splitlines()
+    def scenarios(self, revision: str, side: str) -> list[str]:
+        """The scenarios of a client or a server that a revision of the protocol requires."""
+        listed = self._run("list", f"--{side}", "--requirements", revision).stdout
+        section = listed.partition(f"{side.capitalize()} scenarios")[2].partition("Run and reported")[0]
+        required = section.partition(" scenarios (")[0].splitlines()
         return [line.strip()[2:] for line in required if line.strip().startswith("- ")]
 
     def run(self, revision: str, scenario: str, folder: Path) -> Outcome:
@@ -112,35 +122,55 @@ def measured(prefix: Path, only: Sequence[str]) -> list[Outcome]:
     wanted = [
         (revision, scenario)
         for revision in REVISIONS
-        for scenario in suite.scenarios(revision)
+        for scenario in suite.scenarios(revision, "client")
         if not only or scenario.startswith(tuple(only))
     ]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(lambda number: suite.run(*wanted[number], Path(folder, str(number))), range(len(wanted))))
 
 
-def measured_server(prefix: Path, only: Sequence[str]) -> list[Outcome]:
-    suite, command = Suite(prefix), [sys.executable, str(HERE / "_conformance_server.py")]
+def measured_server(prefix: Path, only: Sequence[str], kind: str) -> list[Outcome]:
+    """The outcomes of a server: "agent" or "fixture"."""
+    suite, command = Suite(prefix), [sys.executable, str(HERE / "_conformance_server.py"), kind]
     wanted = [
         (revision, scenario)
-        for revision, scenarios in OF_SERVERS.items()
-        for scenario in scenarios
+        for revision in REVISIONS
+        for scenario in (
+            OF_AGENTS[revision]
+            if kind == "agent"
+            else (*suite.scenarios(revision, "server"), *MORE_OF_SERVERS[revision])
+        )
         if not only or scenario.startswith(tuple(only))
     ]
     with (
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server,
+        ThreadPoolExecutor(AT_ONCE) as pool,
     ):
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         try:
-            return [suite.run_server(url, *each, Path(folder, str(number))) for number, each in enumerate(wanted)]
+            numbers = range(len(wanted))
+            return list(pool.map(lambda n: suite.run_server(url, *wanted[n], Path(folder, str(n))), numbers))
         finally:
             server.terminate()
 
 
+def counted(side: str, found: Sequence[Outcome], revision: str) -> str:
+    """The summary line of a side at a revision."""
+    more = [each for each in found if each.revision == revision and each.scenario in MORE_OF_SERVERS[revision]]
+    required = [each for each in found if each.revision == revision and each not in more]
+    line = f"conformance: {side}, {revision}: {sum(each.passed for each in required)} of {len(required)} scenarios"
+    for name in ("tasks", ""):
+        those = [each for each in more if each.scenario.startswith("tasks") == bool(name)]
+        if those:
+            line += f", {name or 'others'} {sum(each.passed for each in those)} of {len(those)}"
+    return line
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--side", choices=("client", "server"), help="only one side")
     parser.add_argument("--only", nargs="*", default=[], help="scenarios whose names begin so")
     parser.add_argument("--prefix", type=Path, help="where the suite is kept")
     options = parser.parse_args()
@@ -148,17 +178,20 @@ def main() -> int:
         print("conformance: not run, npm was not found. The suite is an npm package.")
         return 0
     with tempfile.TemporaryDirectory() as folder:
+        prefix, tested = options.prefix or Path(folder), {}
         try:
-            outcomes = measured(options.prefix or Path(folder), options.only)
-            of_server = measured_server(options.prefix or Path(folder), options.only)
+            if options.side != "server":
+                tested["client"] = measured(prefix, options.only)
+            if options.side != "client":
+                tested["served agent"] = measured_server(prefix, options.only, "agent")
+                tested["server"] = measured_server(prefix, options.only, "fixture")
         except subprocess.CalledProcessError:
             print(f"conformance: not run, npm could not install {SUITE}@{VERSION}.")
             return 0
-    for tested, found in (("client", outcomes), ("server", of_server)):
+    for side, found in tested.items():
         print(table(found))
         for revision in REVISIONS:
-            those = [each for each in found if each.revision == revision]
-            print(f"conformance: {tested}, {revision}: {sum(each.passed for each in those)} of {len(those)} scenarios")
+            print(counted(side, found, revision))
     print(f"suite {VERSION}, mcp {version('mcp')}")
     return 0
 

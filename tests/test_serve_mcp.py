@@ -6,16 +6,20 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from mcp import Client
+from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import ElicitResult
+from mcp.types import ElicitResult, PromptReference
 
-from closeout import Agent, tool
-from closeout.journal.events import DecisionMade, ToolFinished
+from closeout import Agent, ConfigError, File, tool
+from closeout.assembly.task_templates import task_templates
+from closeout.config import load_config
+from closeout.journal.events import DecisionMade, TaskCreated, ToolFinished
+from closeout.journal.store import Store
 from closeout.testing import ScriptedClient, Turn, answer, call
 from closeout.tools.manager import ToolManager
 from serving import Served, serving
@@ -86,7 +90,7 @@ async def test_a_client_calls_the_agent_and_hears_of_its_progress(mode: str) -> 
             f"{served.base_url}/runs/{result.structured_content['run_id']}", headers={"x-api-key": KEY}
         )
         assert (await run.json())["status"] == "answered"
-    assert heard[0] == "1: look_up"
+    assert heard[0] == "look_up"
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -177,10 +181,10 @@ async def test_a_client_cannot_answer_for_the_call_of_another() -> None:
         (record,) = served.host.store.runs(1)
         accept = {"r1": ElicitResult(action="accept", content={"approve": True})}
         async with client_of(served, key=OTHER) as client:
-            forged = await client.session.call_tool(
-                "oracle", {"task": "Erase a."}, input_responses=accept, request_state=record.run_id
-            )
-            assert "not that of a call of this client" in str(forged.content)
+            with pytest.raises(MCPError, match="not that of a call of this client"):
+                await client.session.call_tool(
+                    "oracle", {"task": "Erase a."}, input_responses=accept, request_state=record.run_id
+                )
         assert served.host.store.run(record.run_id).status == "waiting"
 
 
@@ -226,3 +230,162 @@ async def test_a_session_belongs_to_the_key_that_began_it() -> None:
             f"{served.url}/mcp", data=json.dumps(ping), headers={**headers, "Content-Type": "text/plain"}
         ) as response:
             assert 400 <= response.status < 500
+
+
+# ------------------------------------------------------------------------------------------------ runs as tasks
+
+
+@tool(read_only=True)
+def draw(name: str) -> File:
+    """Draw a chart."""
+    return File(f"{name}.csv", "a,b\n1,2\n")
+
+
+async def ask_about(served: Served, task: str, *, method: str = "tasks/get", **more: Any) -> dict[str, Any]:
+    """Send one request about a task, as a stateless client of `key` that has the extension."""
+    extensions = more.pop("extensions", {"io.modelcontextprotocol/tasks": {}})
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}, "extensions": extensions},
+    }
+    headers = {
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": "2026-07-28",
+        "Mcp-Method": method,
+        "Mcp-Name": more.pop("header", task),
+        "x-api-key": more.pop("key", KEY),
+    }
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"taskId": task, "_meta": meta, **more}}
+    async with served.http.post(f"{served.url}/mcp", json=body, headers=headers) as response:
+        told: dict[str, Any] = await response.json()
+        return told.get("result") or told["error"]
+
+
+async def test_closeouts_own_client_runs_a_served_agent_as_a_task(tmp_path: Path) -> None:
+    def approve(question: Any) -> dict[str, Any]:
+        assert 'wants to call erase with {"name": "a"}' in question.message
+        return {"approve": True}
+
+    inner = agent(call("erase", name="a"), answer("Erased."), tools=[erase])
+    async with serving(inner) as served:
+        helper = {"name": "helper", "url": f"{served.url}/mcp", "tasks": True, "elicitation": approve}
+        outer = Agent(
+            ScriptedClient([call("oracle", task="Erase a."), answer("done")]),
+            mcp_servers=[helper],
+            config={"tools": {"approval": "never"}},
+            home=tmp_path,
+        )
+        result = await outer.run("Have a erased.")
+        (record,) = served.host.store.runs(5)
+        assert served.host.store.run(record.run_id).status == "answered"
+    assert (result.answer, "Erased." in str(result.messages)) == ("done", True)
+    rows = Store(tmp_path).rows_from(result.run_id, 0)
+    created = [row.event.task for row in rows if isinstance(row.event, TaskCreated)]
+    assert created == [record.run_id]
+
+
+async def test_a_task_is_a_run_that_outlives_the_server_and_belongs_to_its_client(tmp_path: Path) -> None:
+    script = [Turn("", calls=[call("erase", name="a"), call("erase", name="b")])]
+    first = Agent(ScriptedClient(script), tools=[erase], name="oracle", home=tmp_path)
+    async with serving(first, keys=[KEY, OTHER]) as served:
+        begun = await ask_about(served, "oracle", method="tools/call", name="oracle", arguments={"task": "Erase."})
+        assert (begun["resultType"], begun["status"], begun["ttlMs"]) == ("task", "working", None)
+        task = begun["taskId"]
+        assert (await ask_about(served, task))["taskId"] == task
+        await served.host.wait(task, 20)
+        waits = await ask_about(served, task)
+        assert (waits["status"], sorted(waits["inputRequests"])) == ("input_required", ["r1", "r2"])
+        assert waits["inputRequests"]["r1"]["method"] == "elicitation/create"
+        yes = {"action": "accept", "content": {"approve": True}}
+        answered = await ask_about(served, task, method="tasks/update", inputResponses={"r1": yes, "r9": 5})
+        assert answered["resultType"] == "complete"
+        assert list((await ask_about(served, task))["inputRequests"]) == ["r2"]
+        for refused, code in (
+            ({"key": OTHER}, -32602),
+            ({"extensions": {}}, -32021),
+            ({"header": "other"}, -32020),
+            ({"method": "tasks/update", "inputResponses": {"r2": {"action": 5}}}, -32602),
+            ({"method": "tasks/list"}, -32601),
+        ):
+            assert (await ask_about(served, task, **refused))["code"] == code
+    second = Agent(ScriptedClient([answer("Erased a, not b.")]), tools=[erase], name="oracle", home=tmp_path)
+    async with serving(second, keys=[KEY]) as served:
+        no = {"r2": {"action": "decline"}}
+        await ask_about(served, task, method="tasks/update", inputResponses=no)
+        await served.host.wait(task, 20)
+        done = await ask_about(served, task)
+        assert (done["status"], done["result"]["structuredContent"]["answer"]) == ("completed", "Erased a, not b.")
+        await ask_about(served, task, method="tasks/cancel")
+        assert (await ask_about(served, task))["status"] == "completed"
+
+
+async def test_a_task_that_is_cancelled_ends_its_run_and_one_without_an_answer_says_why() -> None:
+    async with serving(agent(call("wait_long"), tools=[wait_long]), keys=[KEY]) as served:
+        begun = await ask_about(served, "oracle", method="tools/call", name="oracle", arguments={"task": "Wait."})
+        await asyncio.wait_for(moments["started"].wait(), 20)
+        assert (await ask_about(served, begun["taskId"]))["statusMessage"] == "wait_long"
+        await ask_about(served, begun["taskId"], method="tasks/cancel")
+        assert (await ask_about(served, begun["taskId"]))["status"] == "cancelled"
+        failing = await ask_about(served, "oracle", method="tools/call", name="oracle", arguments={"task": "More."})
+        await served.host.wait(failing["taskId"], 20)
+        failed = await ask_about(served, failing["taskId"])  # the script has ended
+        assert (failed["status"], failed["result"]["isError"]) == ("completed", True)
+        assert failing["taskId"] in failed["result"]["content"][0]["text"]
+
+
+# ------------------------------------------------------------------------------------------------ resources, prompts
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_the_files_of_a_run_are_resources_of_its_client(mode: str) -> None:
+    made = agent(call("draw", name="表 1"), answer("See the chart."), tools=[draw])
+    async with serving(made, keys=[KEY, OTHER]) as served:
+        async with client_of(served, mode) as client:
+            result = await client.call_tool("oracle", {"task": "Draw."})
+            (link,) = [part for part in result.content if part.type == "resource_link"]
+            assert (link.name, link.mime_type) == ("表 1.csv", "text/csv")
+            (read,) = (await client.read_resource(link.uri)).contents
+            assert getattr(read, "text", "") == "a,b\n1,2\n"
+            assert [each.uri for each in (await client.list_resources()).resources] == [link.uri]
+            (template,) = (await client.list_resource_templates()).resource_templates
+            assert template.uri_template == "run://{run_id}/files/{name}"
+            for wrong in (f"{link.uri}x", "run://no/files/a", "file:///etc/passwd"):
+                with pytest.raises(MCPError, match="Resource not found"):
+                    await client.read_resource(wrong)
+        async with client_of(served, mode, key=OTHER) as client:
+            assert (await client.list_resources()).resources == []
+            with pytest.raises(MCPError, match="Resource not found"):
+                await client.read_resource(link.uri)
+
+
+async def test_the_task_templates_of_an_agent_are_prompts_and_complete_their_arguments() -> None:
+    templates = {
+        "plan": {
+            "text": "Plan {{ days | default('two') }} days in {{ city }}.",
+            "description": "Plan a trip",
+            "arguments": {"city": ["Rome", "Roma Nord", "Oslo"]},
+        },
+        "brief": "Sum up {{ text }} in {{ text | length }} characters.",
+    }
+    served_agent = Agent(ScriptedClient([]), name="oracle", config={"agent": {"task_templates": templates}})
+    async with serving(served_agent) as served, client_of(served) as client:
+        plan, brief = (await client.list_prompts()).prompts
+        assert [(each.name, each.required) for each in plan.arguments or ()] == [("days", False), ("city", True)]
+        assert [each.name for each in brief.arguments or ()] == ["text"]
+        got = await client.get_prompt("plan", {"city": "罗马"})
+        assert getattr(got.messages[0].content, "text", "") == "Plan two days in 罗马."
+        with pytest.raises(MCPError, match="The prompt plan needs city"):
+            await client.get_prompt("plan", {})
+        with pytest.raises(MCPError, match="There are: plan, brief"):
+            await client.get_prompt("no", {})
+        found = await client.complete(PromptReference(name="plan"), {"name": "city", "value": "rom"})
+        assert found.completion.values == ["Rome", "Roma Nord"]
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [("{{ city", "not valid Jinja"), ({"text": "Go.", "arguments": {"city": "where"}}, "has no argument 'city'")],
+)
+def test_a_wrong_task_template_is_named(template: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"'plan'.*{says}"):
+        task_templates(load_config({"agent": {"task_templates": {"plan": template}}}).agent)

@@ -206,6 +206,14 @@ class SubAgentSettings(AgentParts):
         return bool(self.model_fields_set - {"max_turns"})
 
 
+class TaskTemplateSettings(_Section):
+    """A task with slots: a prompt of the served agent for MCP clients, and a command of `closeout chat`."""
+
+    text: str = Field(description="the task, with slots in Jinja: Plan a trip to {{ city }}.")
+    description: str = Field("", description="what it is for")
+    arguments: dict[str, str | list[str]] = Field({}, description="by slot, its description or its values")
+
+
 # The beginnings of answers and strategies that are not modules.
 _FORMS = frozenset({"choice", "json", "yaml", "tagged", "majority", "call_first"})
 
@@ -225,6 +233,9 @@ class AgentSettings(AgentParts):
         None, description="package.module:name, which makes the dependencies of a served run from its ClientRequest"
     )
     deps_headers: _Several = Field([], description="the headers of a request that it reads, recorded with the run")
+    task_templates: dict[str, str | TaskTemplateSettings] = Field(
+        {}, description="by name, the text of a task with slots, or a mapping with text, description and arguments"
+    )
     context_compress_limit: int = Field(0, ge=0, description="how many more attempts follow one without an answer")
     keep_tool_result: int = Field(
         -1, ge=-1, description="-1 keeps every tool result in the prompt, K at least the last K"

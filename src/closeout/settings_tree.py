@@ -31,7 +31,7 @@ MAX_TURNS = ("agent", "main_agent", "max_turns")  # the key that the short form 
 API_KEYS = (("llm", "api_key"), ("tools", "web", "api_key"))
 PROFILES = "profiles"
 # Sections in which `${VAR}` stays: texts for a model, and servers, whose reader replaces it.
-_VERBATIM = frozenset({"prompts", "markers", "instructions", "description", "default", "mcp_servers"})
+_VERBATIM = frozenset({"prompts", "task_templates", "markers", "instructions", "description", "default", "mcp_servers"})
 # Environment variables that are not settings.
 _NOT_SETTINGS = frozenset(
     {

@@ -171,7 +171,7 @@ def _folder(value: Any) -> Any:
 
 def without_parts(settings: AgentSettings) -> AgentSettings:
     """Return the settings of an agent without what it consists of: its limits."""
-    own = {"sub_agents", "name", "listeners", "handoffs", "deps_type", "deps", "deps_headers"}
+    own = {"sub_agents", "name", "listeners", "handoffs", "deps_type", "deps", "deps_headers", "task_templates"}
     names = AgentParts.model_fields.keys() | own
     default = AgentSettings()
     return settings.model_copy(

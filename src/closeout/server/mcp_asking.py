@@ -8,10 +8,10 @@ from typing import Any
 
 from closeout.errors import ToolError
 from closeout.run.waiting import Decision, PendingDecision
-from closeout.tools.mcp_server import InputNeeded
+from closeout.tools.mcp_offers import InputNeeded
 from closeout.visible import visible
 
-__all__ = ["decisions_by_client", "decisions_of"]
+__all__ = ["can_ask", "decisions_by_client", "decisions_of", "requests_for", "undecided"]
 
 
 async def decisions_by_client(context: Any, pending: Sequence[PendingDecision], run_id: str) -> dict[str, Decision]:
@@ -26,20 +26,31 @@ async def decisions_by_client(context: Any, pending: Sequence[PendingDecision], 
         InputNeeded: The client answers by calling again.
         ToolError: The client cannot ask anybody, or nobody decided.
     """
-    from mcp.types import ElicitRequest, ElicitRequestFormParams
-
-    abilities = context.session.client_capabilities
-    offered = None if abilities is None else abilities.elicitation
-    if offered is None or (offered.form is None and offered.url is not None):
-        raise ToolError(_undecided(run_id))
-    forms = {each.id: ElicitRequestFormParams(message=_message(each), requested_schema=_form(each)) for each in pending}
+    if not can_ask(context):
+        raise ToolError(undecided(run_id))
+    requests = requests_for(pending)
     if not context.session.can_send_request:  # a stateless client
-        raise InputNeeded({name: ElicitRequest(params=form) for name, form in forms.items()}, run_id)
+        raise InputNeeded(requests, run_id)
     results = {
-        name: await context.session.elicit_form(form.message, form.requested_schema, context.request_id)
-        for name, form in forms.items()
+        name: await context.session.elicit_form(each.params.message, each.params.requested_schema, context.request_id)
+        for name, each in requests.items()
     }
     return decisions_of(results, pending, run_id)
+
+
+def can_ask(context: Any) -> bool:
+    """Return whether a client fills in forms."""
+    abilities = context.session.client_capabilities
+    offered = None if abilities is None else abilities.elicitation
+    return offered is not None and (offered.form is not None or offered.url is None)
+
+
+def requests_for(pending: Sequence[PendingDecision]) -> dict[str, Any]:
+    """Return the library's request for each decision, by its id."""
+    from mcp.types import ElicitRequest, ElicitRequestFormParams
+
+    forms = {each.id: ElicitRequestFormParams(message=_message(each), requested_schema=_form(each)) for each in pending}
+    return {name: ElicitRequest(params=form) for name, form in forms.items()}
 
 
 def decisions_of(results: Mapping[str, Any], pending: Sequence[PendingDecision], run_id: str) -> dict[str, Decision]:
@@ -57,21 +68,22 @@ def decisions_of(results: Mapping[str, Any], pending: Sequence[PendingDecision],
         action = getattr(result, "action", "cancel")
         if action == "accept" and each.kind == "approval":
             if not isinstance(content.get("approve"), bool):
-                raise ToolError(f"The client's answer lacks approve, true or false. {_undecided(run_id)}")
+                raise ToolError(f"The client's answer lacks approve, true or false. {undecided(run_id)}")
             decided[each.id] = Decision(verdict="approve" if content["approve"] else "deny", hash=each.hash)
         elif action == "accept":
             text = json.dumps(content, ensure_ascii=False) if "form" in each.arguments else content.get("answer")
             if not isinstance(text, str):
-                raise ToolError(f"The client's answer lacks a text as answer. {_undecided(run_id)}")
+                raise ToolError(f"The client's answer lacks a text as answer. {undecided(run_id)}")
             decided[each.id] = Decision(verdict="answer", text=text, hash=each.hash)
         elif action == "decline":
             decided[each.id] = Decision(verdict="deny", hash=each.hash)
         else:
-            raise ToolError(_undecided(run_id))
+            raise ToolError(undecided(run_id))
     return decided
 
 
-def _undecided(run_id: str) -> str:
+def undecided(run_id: str) -> str:
+    """Return how a person decides who is not at the client."""
     return f"The run waits for a person. To decide: closeout approve {run_id}"
 
 

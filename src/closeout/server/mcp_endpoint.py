@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from closeout.errors import RunNotFound, ToolError
-from closeout.journal.events import RunEnded, ToolStarted
-from closeout.run.subagents import may_destroy
-from closeout.run.waiting import Decision, PendingDecision, awaited, pending_decisions
+from closeout.assembly.task_templates import task_templates
 from closeout.server.api_errors import ApiError
 from closeout.server.app import MAX_BODY
 from closeout.server.host import AgentHost
-from closeout.server.mcp_asking import decisions_by_client, decisions_of
-from closeout.server.openai_chat import answer_of
+from closeout.server.mcp_runs import REQUEST, FileShelf, RunTasks, agent_as_tool, tool_name
 from closeout.server.safety import client_of
-from closeout.tools.run_context import RunContext
-from closeout.tools.tool import tool
 
 if TYPE_CHECKING:
+    from mcp.server.lowlevel import Server
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-__all__ = ["TOOL_DESCRIPTION", "add_mcp", "tool_name"]
+__all__ = ["add_mcp", "add_mcp_server"]
 
 PATH = "/mcp"
-# The description of the tool that an agent is.
-TOOL_DESCRIPTION = "An agent that works on a task with tools of its own until it has an answer."
 CLOSE_SECONDS = 2.0  # seconds that a request may take after its client has gone
-
-_REQUEST = "closeout.request"  # the application's request in the library's scope
-
-_call: ContextVar[tuple[Any, Any]] = ContextVar("closeout_mcp_call")  # the library's context and parameters
-
-
-def tool_name(name: str) -> str:
-    """Return the name of the tool that an agent is."""
-    return re.sub(r"\W+", "_", name).strip("_") or "agent"
 
 
 def add_mcp(app: web.Application, host: AgentHost, description: str = "") -> None:
-    """Add the route of the MCP server to an application, if the extra `mcp` is installed.
+    """Add the MCP server of an agent to an application, if the extra `mcp` is installed.
 
     Args:
         app: The application.
@@ -56,7 +37,30 @@ def add_mcp(app: web.Application, host: AgentHost, description: str = "") -> Non
     """
     if find_spec("mcp") is None:
         return
-    endpoint = _McpEndpoint(host, description or TOOL_DESCRIPTION)
+    templates = task_templates(host.agent.config.agent)
+
+    def make() -> Server[Any]:
+        from closeout.tools.mcp_server import make_server
+
+        return make_server(
+            [agent_as_tool(host, description)],
+            name=tool_name(host.name),
+            resources=FileShelf(host),
+            prompts=templates,
+            tasks=RunTasks(host),
+        )
+
+    add_mcp_server(app, make)
+
+
+def add_mcp_server(app: web.Application, make: Callable[[], Server[Any]]) -> None:
+    """Add the route of an MCP server to an application, which checks who may ask: Host, Origin and key.
+
+    Args:
+        app: The application.
+        make: Returns the server of the `mcp` library. Called by the first request.
+    """
+    endpoint = _McpEndpoint(make)
     for method in ("GET", "POST", "DELETE"):
         app.router.add_route(method, PATH, endpoint.handle)
 
@@ -69,8 +73,8 @@ def add_mcp(app: web.Application, host: AgentHost, description: str = "") -> Non
 class _McpEndpoint:
     """The server of the `mcp` library, started by the first request, in a task of its own."""
 
-    def __init__(self, host: AgentHost, description: str) -> None:
-        self._host, self._description = host, description
+    def __init__(self, make: Callable[[], Server[Any]]) -> None:
+        self._make = make
         self._manager: StreamableHTTPSessionManager | None = None
         self._owner: asyncio.Task[None] | None = None
         self._started, self._stop = asyncio.Event(), asyncio.Event()
@@ -86,12 +90,8 @@ class _McpEndpoint:
     async def _own(self) -> None:
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-        from closeout.tools.mcp_server import make_server
-
-        # Who may ask is checked by the application: Host, Origin and key.
-        server = make_server([self._tool()], name=tool_name(self._host.name), around=_in_call)
-        manager = StreamableHTTPSessionManager(server, max_request_body_size=MAX_BODY)
         try:
+            manager = StreamableHTTPSessionManager(self._make(), max_request_body_size=MAX_BODY)
             async with manager.run():
                 self._manager = manager
                 self._started.set()
@@ -105,99 +105,6 @@ class _McpEndpoint:
         self._stop.set()
         if self._owner is not None:
             await asyncio.gather(self._owner, return_exceptions=True)
-
-    def _tool(self) -> Any:
-        host = self._host
-
-        async def ask(task: str) -> dict[str, Any]:
-            """Run the agent.
-
-            Args:
-                task: What it should find out or do, with everything that it needs to know.
-            """
-            run = _CalledRun(host, *_call.get())
-            decisions = await run.begin(task)
-            try:
-                ended = await run.followed()
-                while ended is not None and ended.status == "waiting":
-                    pending = await run.pending()
-                    decisions = decisions or await decisions_by_client(run.context, pending, run.id)
-                    left = await host.decide(run.id, decisions)
-                    decisions = {}
-                    if not any(each.by_person for each in left):
-                        ended = await run.followed()
-            except asyncio.CancelledError:  # the client does not want the answer any more
-                if not host.stopping:
-                    await host.cancel(run.id)
-                raise
-            try:
-                return {"answer": answer_of(host, run.id, ended), "run_id": run.id}
-            except ApiError as error:
-                raise ToolError(str(error)) from None
-
-        destructive = may_destroy(host.agent.plan())
-        made = tool(name=tool_name(host.name), description=self._description, timeout=None, destructive=destructive)
-        return made(ask)
-
-
-@contextmanager
-def _in_call(context: Any, parameters: Any) -> Iterator[None]:
-    """Make a call of the library known to the tool that it runs."""
-    token = _call.set((context, parameters))
-    try:
-        yield
-    finally:
-        _call.reset(token)
-
-
-class _CalledRun:
-    """The run of one call, or of several of a stateless client, which answers what the run asks by calling again."""
-
-    def __init__(self, host: AgentHost, context: Any, parameters: Any) -> None:
-        self._host = host
-        self.context, self._parameters = context, parameters
-        self.id = ""
-        self._seen = 0  # events
-        self._calls = count(1)
-
-    async def begin(self, task: str) -> dict[str, Decision]:
-        """Start the run, or find the one that the client answers; returns its answers."""
-        host, request = self._host, self.context.request.scope[_REQUEST]
-        state, user = self._parameters.request_state, client_of(request)
-        if not state:
-            self.id = await host.submit(task, notes={"api": "mcp", "user": user, **host.deps.notes(request)})
-            return {}
-        try:
-            found = await host.find(state)
-        except RunNotFound:
-            found = None
-        if found is None or (found.notes.get("api"), found.notes.get("user")) != ("mcp", user):
-            raise ToolError("The request state is not that of a call of this client. Make the call without it.")
-        self.id = state
-        return decisions_of(self._parameters.input_responses or {}, await self._undecided(), state)
-
-    async def followed(self) -> RunEnded | None:
-        """Follow the run until it ends or waits, and report its progress."""
-        ended, progress = None, RunContext.current().progress
-        async for row in self._host.follow(self.id, self._seen):
-            self._seen = row.seq + 1
-            if isinstance(row.event, ToolStarted):
-                progress(next(self._calls), message=row.event.name)
-            elif isinstance(row.event, RunEnded) and row.event.agent == "main":
-                ended = row.event
-        return ended
-
-    async def pending(self) -> list[PendingDecision]:
-        """Return what a person has to decide. Raises ToolError if the run waits for something else."""
-        pending = await self._undecided()
-        by_person = [each for each in pending if each.by_person]
-        if not by_person:
-            what = awaited(pending[0]) if pending else "another client's decision to take effect"
-            raise ToolError(f"The run waits for {what}. Its answer then: closeout runs {self.id}")
-        return by_person
-
-    async def _undecided(self) -> tuple[PendingDecision, ...]:
-        return pending_decisions(await self._host.rows(self.id))
 
 
 class _BridgedRequest:
@@ -242,7 +149,7 @@ class _BridgedRequest:
             "headers": [(name.lower(), value) for name, value in request.raw_headers],
             "client": None,
             "server": None,
-            _REQUEST: request,
+            REQUEST: request,
         }
         if client:  # a session belongs to the key that began it
             scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=client, scopes=[]))
