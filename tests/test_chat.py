@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import select
+import shlex
 import subprocess
 import sys
 import time
@@ -16,8 +18,10 @@ import pytest
 from rich.cells import cell_len
 
 from cli_process import COMMAND, Done, environment, here
+from closeout import Agent
+from closeout.cli.chat_templates import ChatTemplates
 from closeout.journal.store import open_store
-from closeout.testing import Misbehaviour, RequestView, Turn, call, say, serve_script
+from closeout.testing import Misbehaviour, RequestView, ScriptedClient, Turn, call, say, serve_script
 from closeout.testing.scripted_server import ScriptedServer
 
 SUM = call("calculate", expression="17*2340/100")
@@ -229,3 +233,37 @@ def test_an_answer_is_shown_while_it_is_written() -> None:
         "its beginning was on the screen before its end was written"
     )
     assert screen.shown.split()[-1] == "42"
+
+
+def test_task_templates_and_prompts_of_servers_are_filled_in(server: ScriptedServer, tmp_path: Path) -> None:
+    settings = tmp_path / "agent.yaml"
+    settings.write_text("agent: {task_templates: {hail: 'Hail {{ who }}{{ mark | default(\"!\") }}'}}", "utf-8")
+    everything = shlex.join([sys.executable, str(Path(__file__).parent / "mcp_servers" / "everything.py")])
+    options = ("--config", str(settings), "--mcp", everything)
+    lines = ("/prompts", "/hail who='Ada L'", "/hail", "/everything:plan city=罗马", "/else is a message")
+    done = chat(server, *lines, options=options)
+    assert "/hail who=… [mark=…]\n/everything:plan city=… [day=…]  Plan a day\n" in done.err
+    assert "hail needs who=… as well." in done.err
+    assert done.out.splitlines()[-1] == "Hail Ada L! / Plan Monday in 罗马. / /else is a message \\boxed{3}"
+
+
+def test_completion_of_commands_and_arguments_asks_servers(tmp_path: Path) -> None:
+    config = {
+        "agent": {"task_templates": {"go": {"text": "Go to {{ city }}.", "arguments": {"city": ["Rome", "New York"]}}}}
+    }
+    everything = [sys.executable, str(Path(__file__).parent / "mcp_servers" / "everything.py")]
+    agent = Agent(ScriptedClient([]), config=config, mcp_servers=[shlex.join(everything)], home=tmp_path)
+    with asyncio.Runner() as runner:
+        runner.run(agent.__aenter__())
+        try:
+            templates = ChatTemplates(agent, runner.run)
+            assert templates.completions("/g", ["/go-on"]) == ["/go-on", "/go"]
+            assert templates.completions("/go ", ()) == ["city="]
+            assert templates.completions("/go city=N", ()) == ["city='New York'"]
+            assert templates.completions("/go city=R", ()) == ["city=Rome"]
+            assert templates.completions("/every", ()) == ["/everything:plan"]
+            assert templates.completions("/everything:plan d", ()) == ["day="]
+            assert templates.completions("/everything:plan day=Tu", ()) == ["day=Tuesday"]
+            assert templates.completions("/no x", ()) == templates.completions("Hello", ()) == []
+        finally:
+            runner.run(agent.__aexit__())

@@ -12,7 +12,15 @@ from typing import Any
 
 import anyio
 from mcp.server.mcpserver import MCPServer
-from mcp.types import EmbeddedResource, ImageContent, TextContent, TextResourceContents, ToolAnnotations
+from mcp.types import (
+    Completion,
+    CompletionArgument,
+    EmbeddedResource,
+    ImageContent,
+    TextContent,
+    TextResourceContents,
+    ToolAnnotations,
+)
 
 READ_ONLY = ToolAnnotations(read_only_hint=True)
 PIXEL = base64.b64encode(b"\x89PNG not really").decode()
@@ -107,6 +115,13 @@ def portrait(name: str) -> bytes:
 def plan(city: str, day: str = "Monday") -> str:
     """Plan a day."""
     return f"Plan {day} in {city}."
+
+
+@server.completion()
+async def complete(ref: object, argument: CompletionArgument, context: object) -> Completion:
+    """Days of the week."""
+    days = ["Monday", "Tuesday", "Thursday"]
+    return Completion(values=[day for day in days if argument.name == "day" and day.startswith(argument.value)])
 
 
 met, all_met = 0, anyio.Event()

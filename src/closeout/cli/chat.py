@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from closeout.cli import exits
+from closeout.cli.chat_templates import ChatTemplates
 from closeout.cli.continuing import last_conversation, options_of_session
 from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending
 from closeout.cli.display import Display
@@ -21,6 +22,7 @@ from closeout.cli.options import RunOptions, make_agent
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import amount, duration, make_console, print_answer, printable, say_error, usage_line
 from closeout.errors import CloseoutError
+from closeout.visible import visible
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
@@ -39,6 +41,7 @@ HELP = """\
 /history   show the conversation
 /retry     continue a reply that was stopped, failed or interrupted
 /new       begin a new conversation
+/prompts   list the agent's task templates and the prompts of its MCP servers; /NAME KEY=VALUE … sends one
 /exit      leave; Ctrl-D does too
 A line that ends in \\ continues on the next one. Ctrl-C stops a reply.
 What you type while the agent works reaches it before its next request; /now TEXT interrupts its reply."""
@@ -172,6 +175,7 @@ class _TerminalChat:
         self._late: list[str] = []  # lines that were typed too late for a reply: the next messages
         self._typed = ""  # the beginning of the next line
         self._sending: set[asyncio.Task[None]] = set()
+        self._words: list[str] = []  # completions of the word before the cursor
         self._code = exits.OK
         self._notes = Display(brief=True)
         self._commands: dict[str, Callable[[], object]] = {
@@ -179,7 +183,9 @@ class _TerminalChat:
             "/history": self._show_history,
             "/retry": self._retry,
             "/new": self._begin,
+            "/prompts": lambda: self._say(self._templates.listed()),
         }
+        self._templates = ChatTemplates(agent, runner.run)
 
     def talk(self) -> int:
         """Read messages and answer them. Return the exit code: of the last reply if stdin is not a terminal."""
@@ -200,11 +206,20 @@ class _TerminalChat:
     def _act(self, text: str) -> None:
         if text.startswith("/") and text.split()[0] in self._commands:
             self._commands[text.split()[0]]()
-        elif text.startswith("/") and self._is_terminal and " " not in text:
+            return
+        try:
+            task = self._templates.filled(text) if text.startswith("/") else text
+        except CloseoutError as error:
+            say_error(str(error))
+            self._code = exits.FAILED
+            return
+        if task is None and self._is_terminal and " " not in text:
             self._say(f"Unknown command {text}. /help lists the commands.")
-        else:
-            files, self._files = self._files, ()
-            self._reply(lambda **more: self._session.run(text, files=files, **more))
+            return
+        if task not in (None, text):
+            self._say(visible(task, keep="\n"))
+        files, self._files = self._files, ()
+        self._reply(lambda **more: self._session.run(task or text, files=files, **more))
 
     def _greet(self) -> None:
         if not self._is_terminal:
@@ -215,9 +230,21 @@ class _TerminalChat:
         with suppress(ImportError):
             import readline  # line editing for input()
 
+            readline.set_completer(self._completed)
+            readline.set_completer_delims(" ")
+            readline.parse_and_bind("tab: complete")
             for message in self._session.messages:
                 if message.role == "user" and "\n" not in message.text:
                     readline.add_history(printable(message.text))
+
+    def _completed(self, _: str, number: int) -> str | None:
+        """Return one of the words that the word before the cursor may become: what readline calls."""
+        import readline
+
+        if number == 0:
+            line = readline.get_line_buffer()[: readline.get_endidx()]
+            self._words = self._templates.completions(line, self._commands)
+        return self._words[number] if number < len(self._words) else None
 
     def _messages(self) -> Iterator[str]:
         """Yield what the user types, or the lines of stdin."""

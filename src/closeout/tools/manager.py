@@ -175,6 +175,11 @@ class ToolManager:
         return bool(self._servers)
 
     @property
+    def mcp_servers(self) -> tuple[McpServer, ...]:
+        """The servers, which `open` starts."""
+        return self._servers
+
+    @property
     def shares_policies(self) -> bool:
         """True if names in policies may be of other managers' tools."""
         return self._shares_policies

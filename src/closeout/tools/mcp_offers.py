@@ -193,6 +193,13 @@ class PromptTemplate:
     description: str = ""
     slots: Mapping[str, PromptSlot] = field(default_factory=dict)
 
+    def problem(self, arguments: Mapping[str, str]) -> str:
+        """Return what is wrong with arguments, an empty text if they fit."""
+        if unknown := [name for name in arguments if name not in self.slots]:
+            return f"{self.name} has no argument {unknown[0][:100]!r}. It takes: {', '.join(self.slots) or 'none'}."
+        missing = [name for name, slot in self.slots.items() if slot.required and name not in arguments]
+        return f"{self.name} needs {missing[0]}=… as well." if missing else ""
+
 
 def add_prompts(server: Server[Any], prompts: Iterable[PromptTemplate]) -> None:
     """Let clients list prompts, get them, and complete their arguments."""
@@ -219,8 +226,8 @@ def add_prompts(server: Server[Any], prompts: Iterable[PromptTemplate]) -> None:
         prompt, arguments = known.get(parameters.name), parameters.arguments or {}
         if prompt is None:
             refuse(f"Unknown prompt: {parameters.name[:100]}. There are: {', '.join(known) or 'none'}.")
-        if missing := [name for name, slot in prompt.slots.items() if slot.required and name not in arguments]:
-            refuse(f"The prompt {prompt.name} needs {', '.join(missing)}.")
+        if problem := prompt.problem(arguments):
+            refuse(problem)
         rendered = prompt.render(arguments)
         if inspect.isawaitable(rendered):
             rendered = await rendered

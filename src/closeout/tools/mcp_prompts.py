@@ -10,7 +10,7 @@ from closeout.errors import ToolError, UsageError
 if TYPE_CHECKING:
     from mcp import Client
 
-__all__ = ["listed_prompts", "rendered_prompt"]
+__all__ = ["completed_argument", "listed_prompts", "rendered_prompt"]
 
 MAX_PROMPTS = 1_000
 MAX_PAGES = 200
@@ -67,3 +67,14 @@ async def rendered_prompt(client: Client, name: str, arguments: Mapping[str, str
             raise ToolError(f"The prompt {name!r} holds {content.type}, which is not a text.")
         texts.append(text if message.role == "user" else f"(assistant) {text}")
     return "\n\n".join(texts)
+
+
+async def completed_argument(client: Client, name: str, argument: str, value: str) -> list[str]:
+    """Return the values that the server suggests for an argument of a prompt that begins with a text."""
+    from mcp.types import PromptReference
+
+    abilities = client.session.server_capabilities
+    if abilities is None or abilities.completions is None:
+        return []
+    found = await client.complete(PromptReference(name=name), {"name": argument, "value": value})
+    return [each for each in found.completion.values if each.isprintable()]
