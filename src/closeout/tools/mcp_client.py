@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from closeout.tools.mcp_resources import call_resource_tool, resource_tools
 from closeout.tools.mcp_result import McpResult
 from closeout.tools.run_context import RunContext
 from closeout.tools.schema import is_json_schema, without_titles
+from closeout.visible import visible
 
 if TYPE_CHECKING:
     import httpx2
@@ -68,6 +70,7 @@ BROKEN_SECONDS = 0.5
 MAX_PAGES = 200
 # Tools of one server; every request would carry them.
 MAX_TOOLS = 1_000
+MAX_ERROR = 2_000  # characters of an error of the protocol
 MAX_DESCRIPTION = 10_000  # characters; every request carries it
 # Characters that the parameters of a tool may take.
 MAX_SCHEMA = 200_000
@@ -296,7 +299,8 @@ class _ServerSession:
             await self.close()
             raise McpServerFailed(
                 f"MCP server {self.config.name!r} ({self.config.address}) was not ready within "
-                f"{self.config.start_timeout:g} s.{self._errors.quoted()} A longer start_timeout can be given."
+                f"{self.config.start_timeout:g} s.{self._errors.oddness()}{self._errors.quoted()} A longer "
+                "start_timeout can be given."
             ) from None
         except asyncio.CancelledError:
             await self.close()
@@ -354,7 +358,7 @@ class _ServerSession:
             has_progressed = True
             extend(0, None, message)
 
-        self._errors.forgotten = False
+        self._errors.forgotten, self._errors.post_status, self._errors.odd = False, None, ""
         schema = next((tool.input_schema for tool in self.tools if tool.name == name), None)
         sent = _as_named(arguments, schema)
         sent_call = (name, sent)
@@ -377,7 +381,10 @@ class _ServerSession:
                 failed = self._login_failed(sent_call, answers)
                 self._errors.login = None  # other calls of the session may still be allowed
                 raise failed from None
-            raise ToolError(redact(error.message, self.config.secrets)) from None
+            told = visible(redact(error.message, self.config.secrets)[:MAX_ERROR], keep="\n\t")
+            status = self._errors.post_status
+            about = f"MCP server {self.config.name!r} answered HTTP {status}: " if status else ""
+            raise ToolError(f"{about}{told}") from None
         except (RuntimeError, ValueError, TimeoutError) as error:  # too late, or a result that breaks its schema
             if deadline.expired():
                 if answers is not None:
@@ -385,7 +392,8 @@ class _ServerSession:
                 within = f"{timeout:g} s"
                 if has_progressed and timeout is not None:
                     within += f" of its last report of progress, or {timeout * MAX_EXTENSION:g} s in all"
-                raise ToolError(f"{name} did not answer within {within} (MCP server {self.config.name!r}).") from None
+                about = f"{name} did not answer within {within} (MCP server {self.config.name!r})."
+                raise ToolError(f"{about}{self._errors.oddness()}") from None
             # a result that breaks the protocol or its own schema
             raise ToolError(f"{name} gave a result that cannot be used: {_first(error)}") from None
         finally:
@@ -574,6 +582,7 @@ class _ServerSession:
             self._has_overflowed = _overflowed(error)
             if not self._ready.done():
                 self._ready.set_exception(self._failure(error, await self._last_words()))
+                self._ready.exception()  # nobody may be waiting any more, which asyncio would report
         finally:
             self._client = None
 
@@ -585,7 +594,9 @@ class _ServerSession:
         self.tools = [*tools, *found]
 
     async def _note_message(self, message: Any) -> None:
-        """Note that the server's tools have changed."""
+        """Note that the server's tools have changed, or that it sent what is not a message."""
+        if isinstance(message, Exception):
+            self._errors.odd = "It sends what is not a message of the protocol."
         if type(message).__name__ == "ToolListChangedNotification":
             self._changed.set()
 
@@ -714,9 +725,11 @@ def _reason(error: BaseException, status: int | None = None) -> str:
     if status is not None:
         return f"it answered HTTP {status}"
     text = str(cause).strip().rstrip(".").splitlines()
+    if isinstance(cause, ValidationError):
+        return f"its answer breaks the protocol: {_first(cause)}"
     if text and text[0] == "Connection closed":
         return "it ended before it was ready"
-    return text[0][:300] if text else type(cause).__name__
+    return visible(text[0][:300]) if text else type(cause).__name__
 
 
 def _extensions(config: McpServerConfig) -> list[ClientExtension] | None:
@@ -759,6 +772,8 @@ class _ErrorTail:
         self._kept = b""
         self.status: int | None = None
         self.forgotten = False  # the last answer over HTTP says that the server no longer knows the session
+        self.post_status: int | None = None  # that of the last message, if the server refused it
+        self.odd = ""  # a sentence about what it sends instead of messages
         # Why there is no login, which the library may not pass on, and if a person must sign in.
         self.login: tuple[str, bool] | None = None
         self.refused: list[_Sent] = []  # calls that a server refused for want of a login
@@ -773,6 +788,8 @@ class _ErrorTail:
     async def note(self, config: McpServerConfig, response: httpx2.Response) -> None:
         """Remember the last answer over HTTP if it was an error: the library does not pass it on."""
         self.status = status = response.status_code if response.status_code >= 400 else None
+        if response.request.method == "POST":
+            self.post_status = status
         if status == 401 and self.login is None:
             from closeout.tools.mcp_oauth import wants_login
 
@@ -788,6 +805,10 @@ class _ErrorTail:
             self.forgotten = self.forgotten or not re.search(r"-32601\b", body)
         else:  # many servers answer 400 "No valid session ID provided"
             self.forgotten = self.forgotten or "session" in body.lower()
+
+    def oddness(self) -> str:
+        """Return what the server sends instead of messages, as a sentence that starts with a blank, or ""."""
+        return f" {self.odd}" if self.odd else ""
 
     def open(self) -> TextIO:
         """Return the file that the process writes its errors to."""
@@ -844,11 +865,14 @@ def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool) -> Se
     problems: list[str] = []
     if is_cut:
         problems.append(f"{about} has more than {MAX_TOOLS:,} tools; only the first {MAX_TOOLS:,} are offered.")
+    again = Counter(tool.name for tool in tools)
     for tool in tools:
         if not tool.name:  # a model's API would refuse the whole request
             problems.append(f"{about} has a tool without a name; not offered.")
         elif tool.name in offered:
-            problems.append(f"{about} has two tools named {tool.name!r}; the second is not offered.")
+            if count := again.pop(tool.name, 0):
+                named = f"{count} tools named {visible(tool.name[:100])!r}"
+                problems.append(f"{about} has {named}; only the first is offered.")
         elif tool.execution is not None and tool.execution.task_support == "required":
             problems.append(f"{about}: {tool.name} runs only as a task, which is not supported; not offered.")
         else:
@@ -929,10 +953,10 @@ def _schema_texts(value: Any) -> Iterator[str]:
 
 
 def _first(error: Exception) -> str:
-    """The first error of a validation; any other error's text."""
+    """The first error of a validation; the first line of any other error's text."""
     complaints = error.errors(include_url=False) if isinstance(error, ValidationError) else []
     if not complaints:
-        return str(error)
+        return next(iter(str(error).splitlines()), "")
     return f"{'.'.join(map(str, complaints[0]['loc']))}: {complaints[0]['msg']}"
 
 
