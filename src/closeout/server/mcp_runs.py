@@ -171,6 +171,7 @@ class RunTasks:
 
 async def _task_of(host: AgentHost, run: ServedRun) -> ServedTask:
     """Return a run as a task."""
+    is_under_way = bool(await host.state(run.run_id))  # asked before the rows are read, so that an end is not missed
     rows = await host.rows(run.run_id)
     days = host.agent.config.journal.keep_days
     about: dict[str, Any] = {
@@ -180,8 +181,8 @@ async def _task_of(host: AgentHost, run: ServedRun) -> ServedTask:
         "kept_ms": None if days is None else int(days * 86_400_000),
     }
     ended = next(row.event for row in reversed(rows) if _is_turning_point(row.event))
-    if host.state(run.run_id) or not isinstance(ended, RunEnded):
-        failure = "" if host.state(run.run_id) else host.failure(run.run_id)
+    if is_under_way or not isinstance(ended, RunEnded):
+        failure = "" if is_under_way else host.failure(run.run_id)
         if failure:
             return ServedTask(status="failed", error={"code": -32603, "message": failure}, **about)
         return ServedTask(status="working", note=_current_work(rows), **about)
@@ -233,11 +234,12 @@ class FileShelf:
     def _files_of_runs(self, user: str) -> list[ShelvedResource]:
         store, found = self._host.store, []
         for record in store.runs(LISTED_RUNS):
-            rows = store.rows_from(record.run_id, 0)
-            started = rows[0].event if rows else None
+            started = next((row.event for row in store.rows_from(record.run_id, 0, 1)), None)
             notes = started.origin.get(ORIGIN, {}) if isinstance(started, RunStarted) else {}
             if (notes.get("agent"), notes.get("user")) == (self._host.name, user):
-                found += _shelved(record.run_id, self._left(rows), about=f"Of the run {record.run_id}")
+                found += _shelved(
+                    record.run_id, self._left(store.rows_from(record.run_id, 0)), about=f"Of the run {record.run_id}"
+                )
         return found
 
     async def find(self, uri: str) -> File | None:
