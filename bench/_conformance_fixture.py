@@ -1,7 +1,6 @@
 """The tools, resources and prompts that the scenarios of bench/conformance.py call by their names.
 
-All of it passes through `make_server`, and over HTTP through the endpoint of `closeout serve`. What the library does by
-itself is in `LIBRARY`: there the scenario says little about Closeout.
+All of it passes through `make_server`, and over HTTP through the endpoint of `closeout serve`.
 """
 
 from __future__ import annotations
@@ -45,16 +44,6 @@ PNG = (
 )
 WAV = b"RIFF" + struct.pack("<I", 38) + b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 1, 8000, 8000, 1, 8)
 WAV += b"data" + struct.pack("<I", 2) + b"\x80\x80"
-
-# Scenarios that the fixture answers with the library's objects alone, or that the library answers by itself.
-LIBRARY = frozenset(
-    {
-        "ping", "server-initialize", "server-session-lifecycle", "server-sse-multiple-streams", "tools-call-sampling",
-        "tools-call-elicitation", "tools-call-with-logging", "logging-set-level", "elicitation-sep1034-defaults",
-        "elicitation-sep1330-enums", "resources-subscribe", "resources-unsubscribe",
-        "input-required-result-tampered-state", "input-required-result-unsupported-methods",
-    }
-)  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ tools
 

@@ -34,7 +34,8 @@ async def main() -> None:
         if "fixture" in sys.argv:
             app = fixture_app(Path(home))
         else:
-            agent = Agent(ScriptedClient([answer("42")] * 1_000), name="oracle", home=home)
+            settings = {"agent": {"task_templates": {"look_up": "What is {{ word }}?"}}}
+            agent = Agent(ScriptedClient([answer("42")] * 1_000), name="oracle", home=home, config=settings)
             app = agent_app(AgentHost(agent))
         await serve_until_stopped(app, "127.0.0.1", 0, on_ready=lambda url: print(f"{url}/mcp", flush=True))
 

@@ -667,7 +667,7 @@ async def test_what_cannot_be_offered_is_left_out_and_reported() -> None:
         messages = [problem.message for problem in manager.problems]
         assert len(messages) == 2
         assert "later runs only as a task" in messages[0]
-        assert "two tools named 'slow'" in messages[1]
+        assert "2 tools named 'slow'; only the first" in messages[1]
 
 
 async def test_a_server_with_very_many_tools_is_cut_and_the_bound_named() -> None:
