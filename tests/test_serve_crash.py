@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from cli_process import COMMAND, environment, here
 from closeout import Agent, ToolManager
 from closeout.journal.events import TurnAccepted
 from closeout.testing import RequestView, ScriptedClient, ScriptedServer, Turn, answer, call, once, serve_script
+from closeout.tools.mcp_prompts import listed_prompts
 
 AGENT = """
 llm: {{provider: openai, model_name: scripted, base_url: "{url}", max_retries: 0}}
@@ -156,7 +158,7 @@ async def test_an_mcp_client_sees_progress_and_whether_calls_may_destroy(tmp_pat
     pytest.importorskip("mcp")
     (tmp_path / "careful.py").write_text(CAREFUL)
     said: list[str] = []
-    env = {**environment(), "PYTHONPATH": str(tmp_path)}
+    env = {**environment(), "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     for name, destructive in (("looks", False), ("pays", True), ("delegates", True)):
         command = {"command": sys.executable, "args": ["-m", "closeout", "serve", f"careful:{name}", "--mcp"]}
         async with ToolManager(mcp_servers={name: {**command, "env": env}}) as manager:
@@ -164,7 +166,9 @@ async def test_an_mcp_client_sees_progress_and_whether_calls_may_destroy(tmp_pat
             assert spec.policy.destructive is destructive
             if name == "looks":
                 await manager.call(spec, {"task": "Look."}, lambda done, total, text: said.append(text))
-    assert said == ["1: look"]
+                (found,) = await manager.mcp_servers[0].use(listed_prompts)
+                assert (found["name"], found["arguments"][0]["name"]) == ("find", "what")
+    assert said == ["look"]
 
 
 CAREFUL = """
@@ -181,7 +185,8 @@ async def look() -> str:
 def pay() -> str:
     return "paid"
 
-looks = Agent(ScriptedClient([call("look"), answer("done")]), [look], home=False)
+config = {"agent": {"task_templates": {"find": "Find {{ what }}."}}}
+looks = Agent(ScriptedClient([call("look"), answer("done")]), [look], home=False, config=config)
 pays = Agent(ScriptedClient([answer("done")]), [pay], home=False)
 delegates = Agent(ScriptedClient([answer("done")]), [pays.as_tool("payer", "Pay.")], home=False)
 """

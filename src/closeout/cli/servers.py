@@ -112,6 +112,7 @@ def log_warnings() -> None:
 
 def serve_mcp(options: RunOptions, *, name: str | None, description: str | None) -> int:
     """Offer an agent as an MCP tool on stdin and stdout. Return the exit code."""
+    from closeout.assembly.task_templates import task_templates
     from closeout.journal.events import Event, ToolStarted
     from closeout.journal.subscribers import Progress
     from closeout.run.subagents import may_destroy
@@ -123,6 +124,7 @@ def serve_mcp(options: RunOptions, *, name: str | None, description: str | None)
     agent = make_agent(options)
     agent.plan().given(None)  # refuses an agent without the dependencies that it needs
     offered_name = tool_name(name or name_of(agent, options.agent))
+    templates = task_templates(agent.config.agent)
 
     async def ask(task: str) -> dict[str, Any]:
         """Run the agent.
@@ -148,7 +150,7 @@ def serve_mcp(options: RunOptions, *, name: str | None, description: str | None)
             as_tool = tool(
                 name=offered_name, description=description or TOOL_DESCRIPTION, timeout=None, destructive=destructive
             )
-            await serve_tools([as_tool(ask)], name=offered_name)
+            await serve_tools([as_tool(ask)], name=offered_name, prompts=templates)
 
     asyncio.run(serve())
     return OK

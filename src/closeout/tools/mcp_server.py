@@ -44,7 +44,13 @@ _UNSAID: tuple[float, float | None, str] = (0.0, None, "")
 MAX_NEWS = 100  # reports that wait to be sent; then the oldest are dropped
 
 
-async def serve_tools(tools: Iterable[AnyTool], *, name: str = "closeout", instructions: str | None = None) -> None:
+async def serve_tools(
+    tools: Iterable[AnyTool],
+    *,
+    name: str = "closeout",
+    instructions: str | None = None,
+    prompts: Iterable[PromptTemplate] = (),
+) -> None:
     """Serve tools until the client closes stdin.
 
     A client reads from each tool's annotations what a call does to the world. Closeout's own client also reads the
@@ -54,6 +60,7 @@ async def serve_tools(tools: Iterable[AnyTool], *, name: str = "closeout", instr
         tools: The tools. Their results are sent as JSON text, and mappings as structured content too.
         name: The server's name.
         instructions: What a client's model should know about the tools.
+        prompts: Templates of messages, which clients offer to their users.
 
     Raises:
         UsageError: The extra `mcp` is not installed.
@@ -61,7 +68,7 @@ async def serve_tools(tools: Iterable[AnyTool], *, name: str = "closeout", instr
     require_mcp()
     from mcp.server.stdio import stdio_server
 
-    server = make_server(tools, name=name, instructions=instructions)
+    server = make_server(tools, name=name, instructions=instructions, prompts=prompts)
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 
