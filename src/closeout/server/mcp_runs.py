@@ -236,7 +236,7 @@ class FileShelf:
         for record in store.runs(LISTED_RUNS):
             started = next((row.event for row in store.rows_from(record.run_id, 0, 1)), None)
             notes = started.origin.get(ORIGIN, {}) if isinstance(started, RunStarted) else {}
-            if (notes.get("agent"), notes.get("user")) == (self._host.name, user):
+            if (notes.get("agent"), notes.get("api"), notes.get("user")) == (self._host.name, "mcp", user):
                 found += _shelved(
                     record.run_id, self._left(store.rows_from(record.run_id, 0)), about=f"Of the run {record.run_id}"
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -139,7 +140,8 @@ def add_resources(server: Server[Any], shelf: ResourceShelf) -> None:
         file = await shelf.find(parameters.uri)
         if file is None:
             refuse(f"Resource not found: {parameters.uri[:200]}", uri=parameters.uri)
-        return types.ReadResourceResult.model_validate({"contents": [_content(parameters.uri, file)]})
+        content = await asyncio.to_thread(_content, parameters.uri, file)
+        return types.ReadResourceResult.model_validate({"contents": [content]})
 
     page = types.PaginatedRequestParams
     server.add_request_handler("resources/list", page, in_request(list_resources))
