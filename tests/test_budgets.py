@@ -19,7 +19,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from cli_process import here
-from closeout import Agent, ConfigError, UsageError, find_data, tool, usage_totals
+from closeout import Agent, ConfigError, UsageError, delete_data, find_data, tool, usage_totals
 from closeout.budget_limits import NANO, BudgetLimit, read_limits
 from closeout.errors import JournalError
 from closeout.evaluate import evaluate
@@ -47,6 +47,12 @@ PRICE = {"*": [1.0, 10.0]}  # dollars per million tokens
 def look_up(name: str) -> str:
     """Look up a number."""
     return f"{name}: 7"
+
+
+@tool(approval="always")
+def pay() -> str:
+    """Pay."""
+    return "paid"
 
 
 def limit(text: str, key: str = "team") -> BudgetLimit:
@@ -212,10 +218,17 @@ def test_a_cut_connection_neither_loses_nor_doubles_a_reservation(
                 raise psycopg.OperationalError("connection lost")
 
         monkeypatch.setattr(link, "transaction", transaction)
-        spend(ledger, [limit("1 USD/day"), limit("1 USD/day", "user:ann")], dollars(0.5))
+        caps = [limit("1 USD/day"), limit("1 USD/day", "user:ann")]
+        spend(ledger, caps, dollars(0.5))
         assert cuts == []
         found = {each.key: (each.spent, each.reserved.requests) for each in spent_by_day(database)}
         assert found == {"team": (dollars(0.5), 0), "user:ann": (dollars(0.5), 0)}
+        if moment == "committed":
+            monkeypatch.setattr("closeout.journal.postgres_link.PATIENCE", -1)
+            cuts.append(moment)
+            with pytest.raises(JournalError, match="connection lost"):
+                ledger.reserve(caps, dollars(0.5))
+            spend(ledger, caps, dollars(0.5))  # the one before was not sent, so it costs nothing
 
 
 def test_requests_of_one_key_are_admitted_one_after_the_other(database: DatabaseHome) -> None:
@@ -274,6 +287,8 @@ async def test_runs_usage_and_personal_data_have_budgets_there_too(database: Dat
         shown = await (await client.get("/viewer/api/usage?by=key")).json()
     assert kept in shown["budgets"]
     assert find_data("安", home=str(database)).budget_keys == ("user:安",)
+    delete_data("安", home=str(database))
+    assert [spent.key for spent in spent_by_day(database)] == ["team"]
 
 
 # ------------------------------------------------------------------------------------------------ runs
@@ -377,6 +392,9 @@ async def test_a_run_waits_for_a_place_or_stops_if_as_many_as_allowed_are_execut
     assert most == 2
     assert (await agent.run("More?", budget={"ann": "2 runs at once"})).answer == "8"
     assert spent_in(home) == {}
+    paying = Agent(ScriptedClient([call("pay")] * 2), [pay], home=home, budget={"ann": "1 run at once"})
+    for question in ("Pay?", "Pay more?"):
+        assert (await paying.run(question)).status == "waiting", "a run that waits for a person gives its place back"
     below = team_of({"team": "1 run at once"}, main={"team": "1 run at once"})
     assert (await below.run("How many?")).answer == "8", "a sub-agent does not wait for its own run"
 
