@@ -247,6 +247,20 @@ def test_requests_of_one_key_are_admitted_one_after_the_other(database: Database
         assert isinstance(found, str)
 
 
+def test_a_process_that_was_taken_for_dead_has_paid_in_full(database: DatabaseHome, postgres: PostgresServer) -> None:
+    cap = [limit("1 USD/day")]
+    with closing(Ledger(database)) as stopped, closing(Ledger(database)) as other:
+        asked = stopped.reserve(cap, dollars(0.75))
+        assert isinstance(asked, str)
+        locks: Any = stopped._database.locks
+        locks._closing.set()
+        locks._thread.join()
+        postgres.execute(f"UPDATE {database.schema}.leases SET until = 'epoch'")
+        assert not refused(other, cap, dollars(0.5)).pending
+        stopped.settle(asked, dollars(0.25))
+        assert [(each.spent, each.reserved.requests) for each in spent_by_day(database)] == [(dollars(0.75), 0)]
+
+
 def test_while_the_database_is_down_nothing_is_reserved_and_a_settlement_is_made_up_for(
     database: DatabaseHome, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
