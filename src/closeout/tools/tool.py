@@ -304,7 +304,7 @@ def _tool_name(function: Callable[..., Any], name: str | None) -> str:
         found = getattr(function.func, "__name__", None)
     if found is None or not _NAME.fullmatch(found):
         raise ToolDefinitionError(
-            f"{found or repr(function)} cannot name a tool. Use up to 64 letters, digits, _ and -: "
+            f"{found or repr(function)} cannot name a tool. Use up to 64 ASCII letters, digits, _ and -: "
             "@tool(name='look_up')."
         )
     return str(found)
