@@ -806,6 +806,29 @@ async def test_an_attempt_whose_answer_was_not_accepted_is_not_reported_as_answe
     assert "without an accepted answer (refused)" in (result.failure_experience_summary or "")
 
 
+@pytest.mark.parametrize(
+    ("contract", "error"),
+    [
+        (int, "The reply does not give a number as its answer. The model wrote: nonsense"),
+        (Json(), "There is no JSON in the reply. The model wrote: nonsense"),
+    ],
+)
+async def test_a_run_without_an_answer_says_what_is_missing(contract: Any, error: str) -> None:
+    result = await Agent(ScriptedClient(lambda request: say("nonsense")), answer=contract, home=False).run("What?")
+    assert (result.status, result.error) == ("unanswered", error)
+
+
+async def test_a_run_that_reaches_a_limit_names_it() -> None:
+    @tool(read_only=True)
+    def count(number: int) -> int:
+        """Count."""
+        return number
+
+    client = ScriptedClient(lambda view: call("count", number=view.number))
+    result = await Agent(client, [count], home=False, max_turns=2).run("What?")
+    assert (result.stop_reason, result.error) == ("max_turns", "There is no answer within the limit max_turns=2.")
+
+
 @pytest.mark.parametrize("contract", [Json(), Yaml(), list[int]])
 async def test_text_in_place_of_data_is_not_called_a_refusal(contract: Any) -> None:
     model = ScriptedClient(lambda request: say("The numbers are one and two."))

@@ -357,6 +357,19 @@ async def test_an_unknown_price_is_refused_before_anything_is_sent() -> None:
     assert counted.answer == "1", "requests are counted without a price"
 
 
+async def test_a_request_that_does_not_fit_says_what_it_consists_of_and_what_would_help(home: Path) -> None:
+    for reply, budget, helps in (
+        (50, "0.001 USD/day", "Set a higher budget."),
+        (5000, "0.006 USD/day", "Set a lower max_tokens, or a higher budget."),
+    ):
+        client = ScriptedClient(lambda view: Turn(calls=[call("look_up", name="x")]))
+        agent = Agent(client, [look_up], max_tokens=reply, config={"llm": {"prices": PRICE}})
+        result = await agent.run("How many?", budget={"team": budget})
+        assert result.stop_reason == "budget"
+        assert "more than the budget of team (" in result.error
+        assert result.error.endswith(f"and its reply {reply:,}. {helps}")
+
+
 async def test_a_budget_without_a_home_is_refused() -> None:
     with pytest.raises(UsageError, match="home"):
         await agent_of([answer("1")], budget={"team": "1 USD"}, home=False).run("How many?")

@@ -283,7 +283,8 @@ def test_a_wrong_argument_is_refused_when_the_agent_is_made(options: dict[str, A
 async def test_a_model_that_refuses_is_reported_with_its_words() -> None:
     refusal = "Please consult a professional."
     result, requests, _ = await run([say(refusal)] * 20)
-    assert (result.status, result.stop_reason, result.error) == ("unanswered", "refused", refusal)
+    assert (result.status, result.stop_reason) == ("unanswered", "refused")
+    assert result.error == f"There is no \\boxed{{}} in the reply. The model wrote: {refusal}"
     assert len(requests) <= 7
     assert requests[1].tools == requests[0].tools
     assert requests[1].tool_choice != "none"

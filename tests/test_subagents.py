@@ -190,3 +190,18 @@ def test_a_setting_for_an_unknown_sub_agent_is_refused_with_the_nearest_name() -
         team("zzz")
     with pytest.raises(ConfigError, match=r"This agent has none"):
         Agent(ScriptedClient([]), config={"agent.sub_agents.clerk.max_turns": 5}, home=False)
+
+
+async def test_a_sub_agent_without_money_tells_its_caller_the_limit_and_that_a_retry_is_useless(home: Path) -> None:
+    prices = {"llm": {"prices": {"*": [10.0, 10.0]}}}
+    script = [answer("long")]
+    for options, named in (
+        ({"budget": {"研究组": "0.0001 USD/day"}}, "研究组 (0.0001 USD/day)"),
+        ({"max_cost": 0.0001}, "max_cost=0.0001"),
+    ):
+        clerk = Agent(ScriptedClient(script), [search], max_tokens=50, config=prices, **options)
+        client = ScriptedClient([call("clerk", task="find out"), answer("done")])
+        agent = Agent(client, [clerk.as_tool("clerk", "Finds things out.")], max_tokens=50, config=prices, home=home)
+        assert (await agent.run("What?")).answer == "done"
+        assert named in reported(client)
+        assert "do not repeat it" in reported(client)

@@ -25,7 +25,7 @@ from closeout.answers.dialogue import (
 from closeout.answers.experience import experience_from
 from closeout.answers.formatter import FORMAT_ERROR_MESSAGE
 from closeout.answers.generator import AnswerGenerator, max_final_answer_retries
-from closeout.answers.reading import ContractReading
+from closeout.answers.reading import ContractReading, said, shorten
 from closeout.answers.replies import problem_of
 from closeout.answers.selection import AnswerCandidate, select_answer
 from closeout.dialects.text_chat import said_by_user
@@ -42,6 +42,7 @@ from closeout.run.result import AgentResult, Stop
 
 __all__ = ["close_attempt", "fall_back", "with_summary"]
 
+MOST_WRITTEN = 2000  # characters of a reply that the error of a run repeats
 LAST_PART = 4  # the last quarter is kept of a conversation that is too long even without its results
 
 
@@ -370,7 +371,9 @@ class _Closing:
             found = self._agent.answers.read(stop.text)
             wants_text = not isinstance(self._plan.contract, Json | Yaml)
             refused = stop.text and wants_text and (found.kind == "missing" or not found.marked)
-            reason, failure = ("refused", Failure("", stop.text)) if refused else ("no_answer", None)
+            reason = "refused" if refused else "no_answer"
+            wrote = f"The model wrote: {shorten(said(stop.text), MOST_WRITTEN)}" if stop.text.strip() else ""
+            failure = Failure("", f"{found.problem or 'The reply is empty.'} {wrote}".rstrip())
         out_of_time = stop.reason == "max_seconds" and isinstance(error, ModelTimeout)
         if isinstance(error, ModelError) and not out_of_time:
             reason = "context_overflow" if isinstance(error, ContextOverflow) else "model_failed"

@@ -173,7 +173,8 @@ class ModelCalls:
         prompt = self._keeper.measure(request)
         intent = self._intent(request, info, prompt)
         if info.purpose != "act" and (limit := self._exceeded(prompt.size)):
-            raise LimitReached(limit, f"One more request to the model would exceed the limit {limit}.")
+            stated = self._budget.stated(limit)
+            raise LimitReached(limit, f"One more request to the model would exceed the limit {stated}.")
         self.sent += 1
         exchange = _Exchange(request, on_delta)
         budget = self._budget

@@ -131,6 +131,21 @@ class Budget:
 
     # ------------------------------------------------------------------------------------------ what is left
 
+    def stated(self, limit: str) -> str:
+        """Return a limit as it was set: of this agent and those above it, the one that has the least left."""
+        found: list[tuple[float, float]] = []
+        budget: Budget | None = self
+        while budget is not None:
+            if (value := getattr(budget.limits, limit)) is not None:
+                spent = {
+                    "max_tokens": budget.usage.total_tokens,
+                    "max_cost": budget.cost,
+                    "max_seconds": -budget.started,
+                }
+                found.append((value - spent.get(limit, 0), value))
+            budget = budget.parent if limit != "max_turns" else None
+        return f"{limit}={min(found)[1]}" if found else limit
+
     def reached(self, turns: int) -> str:
         """Return the limit that is reached (max_turns, max_tokens, max_cost, max_seconds), empty if none is."""
         if turns >= self.limits.max_turns:

@@ -17,6 +17,7 @@ from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.dialects.protocol import HistoryView
+from closeout.errors import Failure
 from closeout.journal.events import HANDOFF, AttemptEnded, HandedOver
 from closeout.messages import Message
 from closeout.results.tokens import estimate_tokens
@@ -26,7 +27,7 @@ from closeout.run.effects import ToolCalls
 from closeout.run.final_format import FinalFormat
 from closeout.run.flow_watch import flow_below
 from closeout.run.handoff import Handoff, handoffs_of, successor_of
-from closeout.run.limits import CLOSING_TOKENS
+from closeout.run.limits import CLOSING_TOKENS, Budget
 from closeout.run.logins import begin_servers
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
@@ -39,6 +40,7 @@ from closeout.run.user_generator import UserGenerator
 
 __all__ = ["Orchestrator"]
 
+LIMITS = ("max_turns", "max_tokens", "max_cost", "max_seconds")
 # No attempt follows these.
 FINAL_STOPS = frozenset({"max_tokens", "max_cost", "max_seconds", "budget", "model_failed"})
 
@@ -151,7 +153,7 @@ class Orchestrator:
                     if isinstance(closed, AgentResult):
                         break
                     stop = await attempt.run(closed)
-                result = await attempt.checked(closed)
+                result = _explained(await attempt.checked(closed), budget)
                 self._result = result
                 journal.append(_ended(attempt, stop, result, agent.scope.path))
                 if result.answer is not None or _ends_run(result.stop_reason, attempt) or not result.experience:
@@ -208,6 +210,19 @@ class Orchestrator:
 def _ends_run(reason: str, attempt: Attempt) -> bool:
     """Return whether no attempt follows. The context of another one begins empty, but for the task itself."""
     return reason in FINAL_STOPS or (reason == "context_overflow" and not attempt.turns)
+
+
+def _explained(result: AgentResult, budget: Budget) -> AgentResult:
+    """Return the result with a failure that says why there is no answer."""
+    if result.answer is not None or result.failure is not None:
+        return result
+    if result.stop_reason in LIMITS:
+        text = f"There is no answer within the limit {budget.stated(result.stop_reason)}."
+    elif result.stop_reason == "loop":
+        text = "The model repeated the same calls, also after it was told so."
+    else:
+        text = f"There is no answer ({result.stop_reason})."
+    return replace(result, failure=Failure("", text))
 
 
 def _ended(attempt: Attempt, stop: Stop, result: AgentResult, path: str) -> AttemptEnded:

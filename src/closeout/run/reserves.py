@@ -254,9 +254,11 @@ class Reserves:
         limit = refusal.limit
         asked = quote.amount.of(limit.unit)
         if asked > limit.amount:
+            shorter = replace(quote, reply=CLOSING_TOKENS).amount.of(limit.unit) <= limit.amount
             raise BudgetReached(
                 f"One request may cost up to {replace(limit, amount=asked, period='')}, which is more than the budget "
-                f"of {limit.key} ({limit}). Set a lower max_tokens, or a higher budget."
+                f"of {limit.key} ({limit}): its prompt may have {quote.prompt:,} tokens, "
+                f"and its reply {quote.reply:,}. Set {'a lower max_tokens, or ' if shorter else ''}a higher budget."
             )
         if not limit.waits:
             raise _reached(refusal)

@@ -385,7 +385,12 @@ class ModelSession:
         return list(request.messages)
 
     def in_form(self, request: ModelRequest) -> ModelRequest:
-        """Return a request of messages in the form of the agent's other requests, which may be one text."""
+        """Return a request of messages in the form of the agent's other requests, which may be one text.
+
+        Its reply may be as long as theirs.
+        """
+        if request.max_tokens is None and (longest := self._options.get("max_tokens")) is not None:
+            request = replace(request, max_tokens=longest)
         if request.prompt is not None or self._last_request.prompt is None:
             return request
         return replace(request, prompt=_as_prompt(request.messages), messages=(), tools=(), tool_choice=None)

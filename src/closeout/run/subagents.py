@@ -50,6 +50,7 @@ __all__ = [
     "sub_agent_tool",
 ]
 
+SPENT = ("max_tokens", "max_cost", "budget")  # limits that another call would reach too
 MOST_AGENTS = 100  # whose secrets are looked up before a run: a function may make another agent whenever it is called
 
 
@@ -244,9 +245,12 @@ def _request(prompt: str) -> ModelRequest:
 def report_of(attempt: Attempt | None, result: AgentResult) -> str:
     """Return a sub-agent's report: its closing text with its sources, or what it learned if it has no answer."""
     if result.answer is None:
-        if result.experience:
-            return result.experience.text()
-        return result.failure.message if result.failure else f"No answer ({result.stop_reason})."
+        failure = result.failure.message if result.failure else f"No answer ({result.stop_reason})."
+        learned = result.experience.text() if result.experience else ""
+        if result.stop_reason in SPENT:
+            failure = f"{failure} The same call would end in the same way: do not repeat it."
+            return f"{failure}\n\n{learned}".rstrip()
+        return learned or failure
     text = result.text or result.answer
     found = experience_from(None, attempt.call_facts(only_ok=True) if attempt is not None else [])
     title, names = ("Pages read", found.pages) if found.pages else ("Queries made", found.queries)
