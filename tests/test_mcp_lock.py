@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -47,7 +48,7 @@ async def test_a_definition_that_changes_after_it_was_pinned_stops_before_any_ca
     stopped = await Agent(ScriptedClient([call("pay", amount=5)]), config=settings).run("Pay 5.")
     assert stopped.status == "failed"
     assert "The tool 'pay' of MCP server 'shop' has changed its description since tools.lock" in str(stopped.error)
-    assert "closeout mcp pin shop" in str(stopped.error)
+    assert "closeout mcp pin -a SETTINGS.yaml shop" in str(stopped.error)
     assert (tmp_path / "unit.paid").read_text() == "5 cents\n"
     assert await pin(settings) == "~ shop/pay\n"
     again = Agent(ScriptedClient([call("pay", amount=6), answer("Paid.")]), config=settings)
@@ -70,8 +71,11 @@ async def test_a_tool_that_changes_during_a_run_is_not_offered_any_more(settings
 
 
 async def test_a_server_that_was_never_pinned_is_not_used(settings: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="closeout mcp pin"):
+    with pytest.raises(ConfigError, match=r"closeout mcp pin -a SETTINGS\.yaml"):
         Agent(ScriptedClient([]), config=settings)
+    done = await asyncio.to_thread(here, "run", "Pay 5.", "-C", str(settings), "-m", "openai:x")
+    command = done.err.partition("Write it with: closeout ")[2]
+    assert (await asyncio.to_thread(here, *shlex.split(command))).code == 0, "the command works as it is printed"
     (tmp_path / "tools.lock").write_text('{"version": 1, "servers": {}}')
     result = await Agent(ScriptedClient([]), config=settings).run("Pay 5.")
     assert "The tool 'pay' of MCP server 'shop' is new" in str(result.error)

@@ -500,6 +500,8 @@ def test_signals_and_due_runs_on_the_command_line(home: Path, tmp_path: Path, mo
     assert "It is kept until the run waits for it." in here("signal", "r", "other").err
     sent = here("signal", "r", "the payment", "-", "--id", "e1", "--json", stdin='"五"'.encode())
     assert sent.json == {"run_id": "r", "signal": "the payment", "sent": True, "awaited": True}
+    told = here("signal", "r", "the payment", "2", "--id", "e2").err
+    assert "closeout resume r --agent PACKAGE.MODULE:AGENT" in told
     again = here("signal", "r", "the payment", "1", "--id", "e1")
     assert again.err == "A signal with the id e1 was sent to this run before.\n"
     unknown = here("resume", "--due")

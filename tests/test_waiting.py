@@ -540,7 +540,10 @@ async def test_a_run_of_a_program_is_decided_here_and_resumed_there(home: Path) 
     agent = bank_agent(home, bank, "a")
     await agent.run("Pay a", run_id="r")
     done = here("approve", "r")
-    assert (done.code, "agent.resume in Python" in done.err) == (0, True)
+    resume = "closeout resume r --agent PACKAGE.MODULE:AGENT"
+    assert (done.code, f'{resume}   In Python: agent.resume("r")' in done.err) == (0, True)
+    assert "decided, can be resumed" in here("runs").out
+    assert f"All is decided. Resume it: {resume}" in here("runs", "r").out
     assert (await agent.resume("r")).answer == "done"
     assert bank.paid == [("a", 1)]
 

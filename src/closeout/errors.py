@@ -48,7 +48,11 @@ from closeout.redaction import redact
 if TYPE_CHECKING:
     from closeout.messages import Usage
 
+NAMED_SETTINGS = " -a SETTINGS.yaml"
+"""The file that names an MCP server, in a command that an error states. The command line puts its own options there."""
+
 __all__ = [
+    "NAMED_SETTINGS",
     "AuthenticationFailed",
     "BadRequest",
     "BrokenDependency",

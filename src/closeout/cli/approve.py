@@ -33,6 +33,7 @@ def approve_command(
     quiet: bool = False,
 ) -> int:
     """Decide what a run waits for, and resume it if nothing else is left to decide. Return the exit code."""
+    from closeout.cli.options import agent_option
     from closeout.config import home_folder
     from closeout.journal.store import open_store
     from closeout.run.waiting import pending_decisions, record_decisions
@@ -49,7 +50,8 @@ def approve_command(
         decisions = {chosen: _decision(edit, deny, answer, hash)}
     left = record_decisions(store, run_id, decisions, by=BY) if decisions else pending
     if any(each.by_person for each in left):
-        return _say_left(run_id, decisions, left, as_json=as_json)
+        option = agent_option(store.rows_from(run_id, 0, 1))
+        return _say_left(run_id, decisions, left, option, as_json=as_json)
     if resume and (agent is not None or _is_known(run_id)):
         from closeout.cli.options import recorded_options
         from closeout.cli.run_tasks import resume_run
@@ -58,7 +60,9 @@ def approve_command(
     if as_json:
         print_json({"run_id": run_id, "decided": list(decisions), "waiting": []})
     else:
-        print(f"Recorded. `closeout resume {run_id}`, or agent.resume in Python, continues the run.", file=sys.stderr)
+        option = agent_option(store.rows_from(run_id, 0, 1))
+        in_python = f'   In Python: agent.resume("{run_id}")' if option else ""
+        print(f"Recorded. To continue the run: closeout resume {run_id}{option}{in_python}", file=sys.stderr)
     return exits.OK
 
 
@@ -66,6 +70,7 @@ def list_waiting(*, as_json: bool) -> int:
     """Print what each run waits for, with the commands that decide it. Return the exit code."""
     from dataclasses import asdict
 
+    from closeout.cli.options import agent_option
     from closeout.cli.selecting import RunFilter
     from closeout.config import home_folder
     from closeout.journal.readonly import open_to_read
@@ -73,12 +78,14 @@ def list_waiting(*, as_json: bool) -> int:
 
     with open_to_read(home_folder()) as store:
         found = [
-            (run.run_id, pending_decisions(store.rows(run.run_id))) for run in RunFilter(status="waiting").select(store)
+            (run.run_id, pending_decisions(rows), agent_option(rows))
+            for run in RunFilter(status="waiting").select(store)
+            if (rows := list(store.rows(run.run_id)))
         ]
     if as_json:
-        print_json([{"run_id": run_id, "waiting": [asdict(each) for each in pending]} for run_id, pending in found])
+        print_json([{"run_id": run_id, "waiting": [asdict(each) for each in pending]} for run_id, pending, _ in found])
     else:
-        texts = [f"{run_id}\n{describe_pending(run_id, pending)}" for run_id, pending in found]
+        texts = [f"{run_id}\n{describe_pending(run_id, pending, option)}" for run_id, pending, option in found]
         print("\n\n".join(texts) or "No run waits for a decision.")
     return exits.OK
 
@@ -119,12 +126,14 @@ def _is_known(run_id: str) -> bool:
     return True
 
 
-def _say_left(run_id: str, decided: dict[str, Decision], left: Sequence[PendingDecision], *, as_json: bool) -> int:
+def _say_left(
+    run_id: str, decided: dict[str, Decision], left: Sequence[PendingDecision], agent: str, *, as_json: bool
+) -> int:
     if as_json:
         from dataclasses import asdict
 
         waiting = [asdict(each) for each in left]
         print_json({"run_id": run_id, "decided": list(decided), "status": "waiting", "waiting": waiting})
     else:
-        print(describe_pending(run_id, left), file=sys.stderr)
+        print(describe_pending(run_id, left, agent), file=sys.stderr)
     return exits.WAITING

@@ -17,15 +17,21 @@ if TYPE_CHECKING:
 __all__ = ["ask_at_terminal", "can_ask", "describe_pending", "read_arguments"]
 
 
-def describe_pending(run_id: str, pending: Sequence[PendingDecision]) -> str:
-    """Return what a run waits for, and the commands that decide it."""
+def describe_pending(run_id: str, pending: Sequence[PendingDecision], agent: str = "") -> str:
+    """Return what a run waits for, and the commands that decide it.
+
+    Args:
+        run_id: The run.
+        pending: What it waits for; empty if all is decided.
+        agent: The option that names its agent; see `agent_option`.
+    """
     from closeout.run.waiting import awaited
 
-    lines = []
+    lines = [] if pending else [f"All is decided. Resume it: closeout resume {run_id}{agent}"]
     for each in pending:
         command = f"closeout approve {run_id} {each.id}"
         if each.kind == "timer":
-            lines += [f"{each.id} waits until {awaited(each)}", "  closeout resume --due"]
+            lines += [f"{each.id} waits until {awaited(each)}", f"  closeout resume --due{agent}"]
         elif each.kind == "signal":
             name = shlex.quote(str(each.arguments.get("signal")))
             lines += [f"{each.id} waits for {awaited(each)}", f"  closeout signal {run_id} {name} '\"PAYLOAD\"'"]

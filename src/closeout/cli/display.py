@@ -15,7 +15,7 @@ from rich.cells import chop_cells
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from closeout.cli.terminal import duration, make_console, one_line, printable, usage_line, width_of
+from closeout.cli.terminal import duration, make_console, one_line, printable, usage_line, width_of, with_settings
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.journal.events import (
     REFUSED_CALL,
@@ -230,7 +230,7 @@ class Display:
             case AgentEnded():
                 self._print(event, f"◂ {event.report}", "bold")
             case Noted(level="warning" | "error") if event.name != REFUSED_CALL:
-                self._print(event, f"! {event.message}", "yellow", cut=False)
+                self._print(event, f"! {with_settings(event.message)}", "yellow", cut=False)
             case Unknown():
                 problem = event.body.get("problem", "written by another version")
                 self._print(event, f"! {event.type}: {problem}", "yellow")

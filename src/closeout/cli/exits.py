@@ -18,7 +18,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from closeout.cli.option_types import command_settings, settings_named
 from closeout.errors import (
+    NAMED_SETTINGS,
     AuthenticationFailed,
     BadRequest,
     CloseoutError,
@@ -63,27 +65,28 @@ _FAILURES = (ModelError, JournalFull, JournalLocked, JournalDamaged)
 _INSPECT = "To see what it did: closeout runs {}"
 _SAME_AGAIN = f"Running it again unchanged would fail again. {_INSPECT}"
 _NEXT_STEPS: Mapping[type[CloseoutError], str] = {
-    AuthenticationFailed: "With the right key: closeout resume {}",
-    ModelNotFound: "With the right address: closeout resume {0} --base-url URL   "
-    "With another model: closeout resume {0} -m MODEL --force",
+    AuthenticationFailed: "With the right key: closeout resume {}{}",
+    ModelNotFound: "With the right address: closeout resume {0}{1} --base-url URL   "
+    "With another model: closeout resume {0}{1} -m MODEL --force",
     BadRequest: _SAME_AGAIN,
     ContextOverflow: _SAME_AGAIN,
-    PermanentModelError: "Once that is fixed: closeout resume {}",
-    JournalFull: "Then resume it: closeout resume {}",
-    CloseoutError: "Resume it later: closeout resume {}",
+    PermanentModelError: "Once that is fixed: closeout resume {}{}",
+    JournalFull: "Then resume it: closeout resume {}{}",
+    CloseoutError: "Resume it later: closeout resume {}{}",
 }
 
 
-def next_step(error_kind: str, run_id: str) -> str:
+def next_step(error_kind: str, run_id: str, agent: str = "") -> str:
     """Return what to do after a failed run: a sentence that ends in the command to type.
 
     Args:
         error_kind: The name of the exception that ended the run.
         run_id: The run.
+        agent: The option that names its agent; see `agent_option`.
     """
     kind = error_type(error_kind or CloseoutError.__name__)
     nearest = next((each for each in kind.__mro__ if each in _NEXT_STEPS), None) if kind is not None else None
-    return (_NEXT_STEPS[nearest] if nearest is not None else _INSPECT).format(run_id)
+    return (_NEXT_STEPS[nearest] if nearest is not None else _INSPECT).format(run_id, agent)
 
 
 def guarded(command: Callable[..., int]) -> Callable[..., None]:
@@ -94,6 +97,7 @@ def guarded(command: Callable[..., int]) -> Callable[..., None]:
 
     @wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
+        command_settings.set(settings_named(options))
         raise typer.Exit(_exit_code(lambda: command(*arguments, **options), as_json=bool(options.get("json"))))
 
     return run
@@ -118,6 +122,7 @@ def _exit_code(command: Callable[[], int], *, as_json: bool) -> int:
         if debug:
             traceback.print_exc()
         sentence, code = _explain(error)
+        sentence = sentence.replace(NAMED_SETTINGS, command_settings.get())
         if as_json:
             _print_object(_failure(sentence, type(error).__name__))
         _say_error(sentence)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import shlex
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Annotated, Any
 
 import typer
+
+from closeout.errors import NAMED_SETTINGS
+from closeout.redaction import redact
 
 __all__ = [
     "AgentSource",
@@ -22,7 +28,12 @@ __all__ = [
     "SkillFolders",
     "Tools",
     "Web",
+    "command_settings",
+    "settings_named",
 ]
+
+command_settings: ContextVar[str] = ContextVar("command_settings", default=NAMED_SETTINGS)
+"""The options that name the settings of the command that is running, for the commands that it prints."""
 
 AgentSource = Annotated[
     str | None,
@@ -59,3 +70,17 @@ OnChange = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer")]
+
+
+def settings_named(options: Mapping[str, Any]) -> str:
+    """Return the options among a command's that name its settings and MCP servers, as they are typed.
+
+    Settings that hold a key are left out. An agent in Python names its settings itself.
+    """
+    agent = options.get("agent")
+    if isinstance(agent, str) and ":" in agent:
+        return NAMED_SETTINGS
+    written = [("-a", agent), ("--profile", options.get("profile"))]
+    written += [("-C", each) for each in options.get("config") or () if "api_key" not in each]
+    written += [("--mcp", each) for each in options.get("mcp") or ()]
+    return "".join(f" {option} {shlex.quote(redact(value))}" for option, value in written if value)

@@ -16,10 +16,12 @@ from closeout.redaction import REDACTED
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
+    from closeout.journal.store import Row
     from closeout.settings_tree import SettingsTree
 
 __all__ = [
     "RunOptions",
+    "agent_option",
     "is_from_command",
     "make_agent",
     "model_in",
@@ -135,6 +137,15 @@ def recorded_options(run_id: str, *, agent: str | None = None) -> RunOptions:
 def is_from_command(origin: Mapping[str, Any]) -> bool:
     """True if a run with this origin was started on the command line."""
     return "model" in origin and "config" in origin
+
+
+def agent_option(rows: Sequence[Row]) -> str:
+    """Return what the commands that continue a run need: the option for its agent, if its record does not have it."""
+    from closeout.journal.events import RunStarted
+
+    started = rows[0].event if rows else None
+    is_known = isinstance(started, RunStarted) and is_from_command(started.origin)
+    return "" if is_known else " --agent PACKAGE.MODULE:AGENT"
 
 
 def options_in(values: Mapping[str, Any]) -> RunOptions:

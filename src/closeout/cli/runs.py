@@ -16,6 +16,7 @@ from rich.text import Text
 from closeout.cli.deciding import describe_pending
 from closeout.cli.display import Display
 from closeout.cli.exits import next_step
+from closeout.cli.options import agent_option
 from closeout.cli.selecting import RunFilter
 from closeout.cli.terminal import (
     Cell,
@@ -130,7 +131,8 @@ def _print_table(console: Console, columns: Sequence[Column], rows: Sequence[Seq
 def _waits(store: Store, record: RunRecord) -> str:
     from closeout.run.waiting import awaited, pending_decisions
 
-    return f"waits for {', '.join(map(awaited, pending_decisions(store.rows(record.run_id))))}"
+    pending = pending_decisions(store.rows(record.run_id))
+    return f"waits for {', '.join(map(awaited, pending))}" if pending else "decided, can be resumed"
 
 
 def _run_cells(record: RunRecord, waits: str) -> list[Cell]:
@@ -156,16 +158,17 @@ def _print_outcome(console: Console, record: RunRecord, rows: Sequence[Row]) -> 
     ended = next((row.event for row in reversed(rows) if isinstance(row.event, RunEnded)), None)
     if ended is not None and ended.error:
         console.print(Text(printable(ended.error), "red"))
+    agent = agent_option(rows)
     answer = "no answer" if record.answer is None else f"answer: {printable(record.answer)}"
     console.print(Text(answer, "bold"))
     if record.status == "failed":
-        console.print(next_step(ended.error_kind if ended is not None else "", record.run_id))
+        console.print(next_step(ended.error_kind if ended is not None else "", record.run_id, agent))
     elif record.status in RESUMABLE:
-        console.print(f"Resume it: closeout resume {record.run_id}")
+        console.print(f"Resume it: closeout resume {record.run_id}{agent}")
     elif record.status == "waiting":
         from closeout.run.waiting import pending_decisions
 
-        console.print(Text(describe_pending(record.run_id, pending_decisions(rows))))
+        console.print(Text(describe_pending(record.run_id, pending_decisions(rows), agent)))
 
 
 def _counts(rows: Iterable[Row]) -> dict[str, Any]:

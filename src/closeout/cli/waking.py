@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from closeout.cli import exits
 from closeout.cli.deciding import describe_pending
-from closeout.cli.options import RunOptions, make_agent, recorded_options
+from closeout.cli.options import RunOptions, agent_option, make_agent, recorded_options
 from closeout.cli.terminal import amount, print_json, say_error
 from closeout.config import home_folder
 from closeout.errors import CloseoutError, JournalLocked, UsageError
@@ -43,7 +44,8 @@ def signal_command(run_id: str, name: str, payload: str, *, id: str, as_json: bo
         print(f"A signal with the id {id} was sent to this run before.", file=sys.stderr)
     else:
         then = (
-            "`closeout resume --due`, agent.resume_due() in Python or a server continues the run."
+            f"To continue the run: closeout resume {run_id}{agent_option(store.rows_from(run_id, 0, 1))}"
+            "   A server and agent.resume_due() do that too."
             if awaited
             else "It is kept until the run waits for it."
         )
@@ -61,7 +63,7 @@ def resume_due_runs(source: str | None, model: str | None, base_url: str | None,
         as_json: Print the results as a JSON list.
     """
     results: list[RunResult[Any]] = []
-    failed = False
+    failed, option = False, "" if source is None else f" --agent {shlex.quote(source)}"
     if source is not None:
         agent = make_agent(RunOptions(agent=source).with_model(model, base_url))
         results = asyncio.run(_closing(agent, agent.resume_due()))
@@ -79,7 +81,9 @@ def resume_due_runs(source: str | None, model: str | None, base_url: str | None,
         print_json([result.to_dict() for result in results])
     else:
         for result in results:
-            _say(result)
+            _say(result, option)
+        if source is not None and not results and (others := len(_due_runs())):
+            print(f"{amount(others, 'run')} of agents with another name can continue.", file=sys.stderr)
         print(f"{amount(len(results), 'run')} resumed.", file=sys.stderr)
     return exits.FAILED if failed or any(result.status == "failed" for result in results) else exits.OK
 
@@ -103,8 +107,8 @@ async def _closing(agent: Agent[Any], work: Any) -> Any:
             await client.aclose()
 
 
-def _say(result: RunResult[Any]) -> None:
+def _say(result: RunResult[Any], agent: str) -> None:
     text = result.answer if result.answer is not None else result.error
     print(visible(f"{result.run_id}  {result.status}{': ' if text else ''}{text}", keep="\n"))
     if result.status == "waiting":
-        print(describe_pending(result.run_id, result.waiting), file=sys.stderr)
+        print(describe_pending(result.run_id, result.waiting, agent), file=sys.stderr)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from closeout.errors import ConfigError
+from closeout.errors import NAMED_SETTINGS, ConfigError
 from closeout.messages import ToolSpec
 from closeout.results.normal import normalise
 from closeout.shared_files import write_whole
@@ -49,7 +49,8 @@ class PinnedTools:
             what = f"has changed its {' and its '.join(changed)}"
         return (
             f"The tool {tool.name!r} of MCP server {server!r} {what} since {self.path.name} was written, so it is not "
-            f"used. Look at it with `closeout mcp tools {server}`; to accept it: closeout mcp pin {server}"
+            f"used. Look at it with `closeout mcp tools{NAMED_SETTINGS} {server}`; "
+            f"to accept it: closeout mcp pin{NAMED_SETTINGS} {server}"
         )
 
 
@@ -104,9 +105,11 @@ def _read(path: Path) -> Digests:
         lock = json.loads(path.read_bytes())
         servers = lock["servers"] if lock["version"] == _VERSION else None
     except FileNotFoundError:
-        raise ConfigError(f"The lock file {path} does not exist. Write it with: closeout mcp pin") from None
+        how = f"Write it with: closeout mcp pin{NAMED_SETTINGS}"
+        raise ConfigError(f"The lock file {path} does not exist. {how}") from None
     except (OSError, ValueError, KeyError, TypeError):
         servers = None
     if not isinstance(servers, dict) or not all(isinstance(tools, dict) for tools in servers.values()):
-        raise ConfigError(f"{path} is not a lock file of MCP tools. Write it again with: closeout mcp pin")
+        again = f"Write it again with: closeout mcp pin{NAMED_SETTINGS}"
+        raise ConfigError(f"{path} is not a lock file of MCP tools. {again}")
     return servers
