@@ -156,6 +156,14 @@ async def dependencies_are_of_the_agents_type(context: RunContext) -> None:
     assert_type(agent.with_deps(Tenant("a")), Agent[Tenant, int])
     await agent.run("Which?", deps="a")  # type: ignore[arg-type]
     await agent.resume("run", deps=5)  # type: ignore[arg-type]
+    agent.run_sync("Which?", deps="a")  # type: ignore[arg-type]
+    agent.stream("Which?", deps=3)  # type: ignore[arg-type]
+    agent.map(["Which?"], deps=3)  # type: ignore[arg-type]
+    agent.run_many_sync(["Which?"], deps=3)  # type: ignore[arg-type]
+    await agent.run_once("Which?", run_id="r", deps=3)  # type: ignore[arg-type]
+    await agent.session("s").run("Which?", deps=3)  # type: ignore[arg-type]
+    agent.session("s").stream("Which?", deps=3)  # type: ignore[arg-type]
+    agent.session("s").run_sync("Which?", deps=Tenant("a"))
     agent.with_deps(Moon("a"))  # type: ignore[arg-type]
     await Agent("openai:x").run("Which?", deps=Tenant("a"))  # type: ignore[arg-type]
     Agent("openai:x", deps_type=Moon, instructions=greet)  # type: ignore[arg-type]

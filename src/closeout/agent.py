@@ -90,7 +90,6 @@ class TaskKeywords(RunSettings, total=False):
     user: str
     handed_to: Sequence[str]
     history_labels: Sequence[str]
-    deps: Any
 
 
 class RunKeywords(TaskKeywords, total=False):
@@ -475,7 +474,7 @@ class Agent(Generic[Deps, Value]):
 
     def session(
         self, session_id: str = "", *, history: Sequence[Mapping[str, Any]] = (), user: str = ""
-    ) -> Session[Value]:
+    ) -> Session[Value, Deps]:
         """Start a conversation, or continue an earlier one: `await session.run("…")`.
 
         Args:
@@ -508,6 +507,7 @@ class Agent(Generic[Deps, Value]):
         run_id: str,
         retry_failed: bool = True,
         despite_changes: bool = False,
+        deps: Deps | None = None,
         **options: Unpack[TaskKeywords],
     ) -> RunResult[Value]:
         """Run a task unless it has ended: begin the run, resume it, or return its recorded result.
@@ -519,6 +519,7 @@ class Agent(Generic[Deps, Value]):
             run_id: The id of the run. The same id finds it again.
             retry_failed: Resume a run that failed, instead of returning its failure.
             despite_changes: Accept the run although this agent differs from the one that began it.
+            deps: As for `run`.
             options: As for `run`.
 
         Raises:
@@ -528,8 +529,9 @@ class Agent(Generic[Deps, Value]):
         """
         from closeout.run.many import check_key
 
-        runner = self._once_runner(retry_failed, despite_changes, options)
-        return (await runner.run(checks.check_task(task), check_key("run_id", run_id), options)).result
+        keywords = {"deps": deps, **options}
+        runner = self._once_runner(retry_failed, despite_changes, keywords)
+        return (await runner.run(checks.check_task(task), check_key("run_id", run_id), keywords)).result
 
     def map(
         self,
@@ -541,6 +543,7 @@ class Agent(Generic[Deps, Value]):
         retry_failed: bool = True,
         despite_changes: bool = False,
         progress: bool | Callable[[MapProgress], object] = False,
+        deps: Deps | None = None,
         **options: Unpack[TaskKeywords],
     ) -> ManyRuns[Value]:
         """Run the agent on many tasks: `async for result in agent.map(tasks, limit=20, key="sweep-1")`.
@@ -558,6 +561,7 @@ class Agent(Generic[Deps, Value]):
             retry_failed: With a key, resume runs that failed, for example because a server was down.
             despite_changes: Accept recorded runs although this agent differs from the one that began them.
             progress: Show the progress on stderr, or call a function with each `MapProgress`.
+            deps: As for `run`, for every task that has none of its own.
             options: As for `run`, for every task.
 
         Returns:
@@ -589,24 +593,24 @@ class Agent(Generic[Deps, Value]):
             limit=limit,
             ordered=ordered,
             progress=progress or None,
-            options=options,
-            known=TaskKeywords.__optional_keys__,
+            options={"deps": deps, **options},
+            known=TaskKeywords.__optional_keys__ | {"deps"},
         )
 
     async def run_many(
-        self, tasks: Iterable[str | Mapping[str, Any]], **options: Unpack[MapKeywords]
+        self, tasks: Iterable[str | Mapping[str, Any]], *, deps: Deps | None = None, **options: Unpack[MapKeywords]
     ) -> list[RunResult[Value]]:
         """Run the agent on many tasks and return all results, in the order of the tasks. The options are `map`'s."""
-        return [result async for result in self.map(tasks, **options)]
+        return [result async for result in self.map(tasks, deps=deps, **options)]
 
     def run_many_sync(
-        self, tasks: Iterable[str | Mapping[str, Any]], **options: Unpack[MapKeywords]
+        self, tasks: Iterable[str | Mapping[str, Any]], *, deps: Deps | None = None, **options: Unpack[MapKeywords]
     ) -> list[RunResult[Value]]:
         """`run_many` from code that is not async."""
         import asyncio
 
         _refuse_running_loop()
-        return asyncio.run(self.run_many(tasks, **options))
+        return asyncio.run(self.run_many(tasks, deps=deps, **options))
 
     async def _run_new(self, task: str, run_id: str, options: Mapping[str, Any], *, wait: bool) -> Once[Value]:
         from closeout.run.many import Once
@@ -663,14 +667,14 @@ class Agent(Generic[Deps, Value]):
         await store.off_loop(journal.abandon)
         return journal.run_id
 
-    def run_sync(self, task: str, **options: Unpack[RunKeywords]) -> RunResult[Value]:
+    def run_sync(self, task: str, *, deps: Deps | None = None, **options: Unpack[RunKeywords]) -> RunResult[Value]:
         """Run the agent from code that is not async. Inside a running event loop use `await agent.run(…)` instead."""
         import asyncio
 
         _refuse_running_loop()
-        return asyncio.run(self.run(task, **options))
+        return asyncio.run(self.run(task, deps=deps, **options))
 
-    def stream(self, task: str, **options: Unpack[RunKeywords]) -> RunStream[Value]:
+    def stream(self, task: str, *, deps: Deps | None = None, **options: Unpack[RunKeywords]) -> RunStream[Value]:
         """Run the agent, and iterate over its events and the pieces of its replies.
 
         Leaving the iteration cancels the run. The options are those of `run`.
@@ -679,7 +683,7 @@ class Agent(Generic[Deps, Value]):
 
         keywords: dict[str, Any] = {**options}
         others = checks.check_listeners(keywords.pop("listeners", ()))
-        return RunStream(lambda listener: self.run(task, listeners=(listener, *others), **keywords))
+        return RunStream(lambda listener: self.run(task, listeners=(listener, *others), deps=deps, **keywords))
 
     async def resume(
         self,

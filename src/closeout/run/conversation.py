@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from closeout.answers.reading import Value
 from closeout.dialects.text_chat import fit_history, historic_prompt
@@ -22,6 +22,13 @@ from closeout.run.flow_watch import labels_of_events, written_labels
 from closeout.run.handoff import handed_to_of
 from closeout.run.kept_files import files_of
 from closeout.run.result import RunResult, conversation_of, state_of
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    Deps = TypeVarWithDefault("Deps", contravariant=True, default=Any)
+else:
+    Deps = TypeVar("Deps", contravariant=True)
 
 __all__ = ["Session"]
 
@@ -44,7 +51,7 @@ class ResumeRun(Protocol[Value]):
     def __call__(self, run_id: str, /, **options: Any) -> Awaitable[RunResult[Value]]: ...
 
 
-class Session(Generic[Value]):
+class Session(Generic[Value, Deps]):
     """A conversation with an agent: `await session.run("…")` knows what was said before.
 
     Each message is a run of its own, named `ID.1`, `ID.2` and so on, which can be listed, resumed and replayed as any
@@ -63,6 +70,11 @@ class Session(Generic[Value]):
         history: Messages before the first one.
         user: The person who sends the messages.
     """
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, types: Any) -> Any:  # type variables have defaults from Python 3.13 on only
+            return super().__class_getitem__(types if isinstance(types, tuple) else (types, Any))
 
     def __init__(
         self,
@@ -122,7 +134,7 @@ class Session(Generic[Value]):
         """Return the name that the run of the next message gets; empty without a journal."""
         return self._id_after(self.runs)
 
-    async def run(self, task: str, **options: Any) -> RunResult[Value]:
+    async def run(self, task: str, *, deps: Deps | None = None, **options: Any) -> RunResult[Value]:
         """Send a message and return the result of its run. The options are those of `Agent.run`.
 
         Raises:
@@ -153,19 +165,19 @@ class Session(Generic[Value]):
                 try:
                     own = {"history": history, "run_id": run_id, "state": self._state, "work_files": self._files}
                     own |= {"handed_to": self._handed_to, "history_labels": self._labels}
-                    result = await self._start(task, **own, **options)
+                    result = await self._start(task, deps=deps, **own, **options)
                 except RunExists:  # another process sent a message meanwhile
                     continue
                 return self._keep(result)
 
-    def run_sync(self, task: str, **options: Any) -> RunResult[Value]:
+    def run_sync(self, task: str, *, deps: Deps | None = None, **options: Any) -> RunResult[Value]:
         """`run` from code that is not async."""
-        return asyncio.run(self.run(task, **options))
+        return asyncio.run(self.run(task, deps=deps, **options))
 
-    def stream(self, task: str, **options: Any) -> RunStream[Value]:
+    def stream(self, task: str, *, deps: Deps | None = None, **options: Any) -> RunStream[Value]:
         """Send a message and iterate over what happens. The options are those of `Agent.run`."""
         others: Sequence[Listener] = options.pop("listeners", ())
-        return RunStream(lambda listener: self.run(task, listeners=(listener, *others), **options))
+        return RunStream(lambda listener: self.run(task, deps=deps, listeners=(listener, *others), **options))
 
     async def send(self, text: str, *, interrupt: bool = False, to: str = "", by: str = "") -> None:
         """Send a message to the agent while it answers the last one. The arguments are those of `Agent.send`.
