@@ -230,16 +230,22 @@ async def test_planted_changes_of_behaviour_are_found_and_nothing_else(tmp_path:
     assert len(await assert_no_regression(20, agent(careless, "Be quick."), grader=lambda *_: 1)) == 20
 
 
-async def test_no_request_is_sent_after_the_cost_limit(tmp_path: Path) -> None:
-    def agent(instructions: str) -> Agent:
-        return Agent(ScriptedClient(lambda view: answer("5")), instructions=instructions, home=tmp_path)
+async def test_no_request_is_sent_after_the_cost_limit_and_none_that_no_limit_can_be_kept_for(tmp_path: Path) -> None:
+    def agent(instructions: str, **llm: Any) -> Agent:
+        client = ScriptedClient(lambda view: answer("5"))
+        return Agent(client, instructions=instructions, home=tmp_path, config={"llm": llm})
 
     for number in range(3):
         await agent("Be exact.").run(f"{number}", run_id=f"r{number}")
-    report = await what_if(agent("Be quick."), 3, limit_cost=1, parallel=1)
-    assert report.paid == 1, "the price of the scripted model is unknown, so no limit can be kept"
-    assert len(report.skipped) == 2
-    assert "the price of the model is unknown" in report.skipped[0].now.problem
+    unpriced = agent("Be quick.")
+    with pytest.raises(UsageError, match="the price of scripted is unknown"):
+        await what_if(unpriced, 3, limit_cost=1)
+    assert unpriced.plan().client.requests == []
+    report = await what_if(agent("Be quick.", prices={"*": [1e6, 1e6]}), 3, limit_cost=1, parallel=1)
+    assert (report.paid, len(report.skipped)) == (1, 2)
+    assert report.skipped[0].now.problem == "The cost limit of 1 USD is reached."
+    same = await what_if(agent("Be exact."), 3)
+    assert (same.tokens.low, same.tokens.high) == (0, 0), "the same three times is no sample of others"
 
 
 def test_a_cost_limit_is_reached_by_the_sum_of_all_requests() -> None:

@@ -93,7 +93,8 @@ def _print_report(report: WhatIfReport) -> None:
         found: PairedEstimate | None = getattr(report, name)
         if found is not None:
             value = f"{found.difference:+.3g}{units.get(name, '')}"
-            print(f"{name.replace('_', ' ')}: {value} ({found.low:.3g} to {found.high:.3g})")
+            interval = f" ({found.low:.3g} to {found.high:.3g})" if found.low < found.high else ""
+            print(f"{name.replace('_', ' ')}: {value}{interval}")
     cost = "unknown cost" if report.cost is None else f"{report.cost:.4f} USD"
     before = f", {report.reused} of them before the comparison was stopped" if report.reused else ""
     print(f"{report.paid} requests paid, {cost}{before}")

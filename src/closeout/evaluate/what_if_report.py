@@ -179,13 +179,18 @@ def _grade(case: WhatIfCase, lane: Lane, grader: AnswerGrader | None) -> float:
 
 
 def _scaled(first: Mapping[str, float], second: Mapping[str, float]) -> PairedEstimate | None:
-    """Compare counts: the paired test is made for numbers from 0 to 1, so the largest count is 1 for it."""
+    """Compare counts: the paired test is made for numbers from 0 to 1, so the largest count is 1 for it.
+
+    Counts that all differ by the same have no interval: it would be a share of the largest count.
+    """
     top = max((*first.values(), *second.values()), default=0)
     if not first:
         return None
     unit = top or 1
     shares = [{name: count / unit for name, count in each.items()} for each in (first, second)]
     found = paired_estimate(shares[0], shares[1])
+    if len({second[name] - count for name, count in first.items()}) == 1:
+        found = replace(found, low=found.difference, high=found.difference)
     return replace(
         found,
         difference=found.difference * unit,

@@ -51,7 +51,7 @@ from closeout.journal.subscribers import Progress
 from closeout.journal.token_record import dump_tokens, load_tokens
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, ToolCall, ToolSpec, Usage
 from closeout.models.base import BaseClient, OnDelta
-from closeout.models.catalog import find_price
+from closeout.models.catalog import Price, find_price
 from closeout.models.history_methods import asks_by_methods, complete_by_methods
 from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
 from closeout.redaction import mask, redact
@@ -138,9 +138,7 @@ class ModelCalls:
         self._record_prompts = scope.record_prompts
         self._gate = scope.gate
         self._reserves = scope.reserves
-        self._price = client.price
-        if self._price is None and scope.prices:  # a client that was passed as an object does not know the settings
-            self._price = find_price(client.name.partition(":")[2] or client.name, scope.prices, known={})
+        self._price = price_of(client, scope.prices)
         self._bound: PromptBound | None = None  # the bound of this agent's prompts, once a budget needs it
         self.sent = 0  # requests so far: the number of the next one
         self._tokens: tuple[int, ...] = ()  # ids of the last prompt and its reply, if the server states them
@@ -377,6 +375,13 @@ class ModelCalls:
             tools=_recorded_tools(request) if self._record_prompts and not prompt.same_tools else "",
             options=_options(request),
         )
+
+
+def price_of(client: BaseClient, prices: Mapping[str, Sequence[float]] | None) -> Price | None:
+    """Return the price of a client's model by the client or by the settings; None if it is unknown."""
+    if client.price is None and prices:  # a client that was passed as an object does not know the settings
+        return find_price(client.name.partition(":")[2] or client.name, prices, known={})
+    return client.price
 
 
 def _options(request: ModelRequest) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from closeout.journal.totals import RunTotals
 from closeout.records import record
 from closeout.run.client_conversation import CONVERSATION, as_client
 from closeout.run.compare import agent_differences, first_difference
+from closeout.run.effects import price_of
 from closeout.run.kept_lanes import KeptComparison, KeptLane
 from closeout.run.lifecycle import as_recorded, beginning, execute_run, new_started, recorded_task
 from closeout.run.plan import AgentPlan
@@ -178,6 +179,12 @@ async def run_again(
         raise UsageError(f"parallel must be at least 1, got {parallel}.")
     if limit_cost is not None and not limit_cost > 0:
         raise UsageError(f"limit_cost must be more than 0 dollars, got {limit_cost}.")
+    for each in (plan, baseline):
+        if limit_cost is not None and each is not None and price_of(each.client, each.llm.prices) is None:
+            raise UsageError(
+                f"limit_cost cannot be kept: the price of {each.client.name} is unknown. State it as "
+                "llm.prices={MODEL: [INPUT, OUTPUT]}, in dollars per million tokens. Nothing was sent."
+            )
     runs = runs if isinstance(runs, int) else [runs] if isinstance(runs, str) else list(runs)
     candidate, other = _quiet(plan), None if baseline is None else _quiet(baseline)
     cost = CostLimit(limit_cost)
