@@ -557,3 +557,12 @@ def test_with_debug_the_traceback_is_shown_and_the_exit_code_stays(monkeypatch: 
     assert done.code == 3
     assert "Traceback (most recent call last)" in done.err
     assert "the wheel came off" in done.err
+
+
+def test_without_a_model_nothing_large_is_downloaded_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOSEOUT_MODELS", str(tmp_path / "none"))
+    done = here("run", "How far is the Moon?")
+    assert (done.code, done.out) == (2, "")
+    assert done.sentence.startswith("No model is named, and the weights of the embedded one are not here.")
+    assert "closeout models pull local" in done.sentence
+    assert not (tmp_path / "none").exists()

@@ -178,7 +178,7 @@ def upgrade(
     from closeout.cli.options import RunOptions, make_agent
     from closeout.cli.upgrade_check import upgrade_command
 
-    loaded = make_agent(RunOptions(agent=agent))
+    loaded = make_agent(RunOptions(agent=agent), api_key="not needed")
     return upgrade_command(loaded, [*map(full_run_id, run_ids or ())], on_change, as_json=json)
 
 

@@ -177,6 +177,8 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
     config = read_settings(options.settings, options.profile)
     _check_commands(options.mcp)
     model = options.model or model_in(config)
+    if api_key is None and options.model is None:
+        _check_default(config)
     if options.web and api_key is None:
         _check_search(config)
     for name in map(str.strip, model.split(",")):
@@ -326,6 +328,26 @@ def model_in(config: Config) -> str:
     from closeout.models.connect import named_model
 
     return named_model(config.llm) or "local"
+
+
+def _check_default(config: Config) -> None:
+    """Ask before a download if no model is named and the weights of the embedded one are not here.
+
+    Raises:
+        ConfigError: There is nobody to ask, or the answer is no.
+    """
+    from closeout.cli.terminal import agrees
+    from closeout.models.connect import named_model
+    from closeout.models.weights import KNOWN_WEIGHTS, find_weights
+
+    if named_model(config.llm) is not None or find_weights("local") is not None:
+        return
+    size = f"{KNOWN_WEIGHTS['local'].megabytes:,} MB"
+    if not agrees(f"No model is named (-m). Download the embedded one, 'local', {size}?"):
+        raise ConfigError(
+            "No model is named, and the weights of the embedded one are not here. Name one: -m openai:NAME with "
+            f"OPENAI_API_KEY or --base-url, or -m local. The weights of 'local' ({size}): closeout models pull local"
+        )
 
 
 def _without_key(setting: str) -> str:

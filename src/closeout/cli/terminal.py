@@ -20,6 +20,7 @@ from closeout.messages import Usage
 __all__ = [
     "Cell",
     "Column",
+    "agrees",
     "amount",
     "confirmed",
     "duration",
@@ -111,6 +112,14 @@ def confirmed(command: str, what: str) -> bool:
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(f"{command} would delete {what}. Add --yes to do it without a question.")
     print(f"Delete {what}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def agrees(question: str) -> bool:
+    """Ask a person at the terminal. False if there is nobody to ask."""
+    if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
+        return False
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
