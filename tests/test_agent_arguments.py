@@ -58,6 +58,7 @@ def agent(*script: Any, **options: Any) -> Agent[Any]:
         ({"fallback_models": ["openai:b"]}, "Pass model=['openai:a', 'anthropic:b'] or Fallback(…)"),
         ({"hooks": []}, "Pass listeners= to run(…) to watch"),
         ({"instrctions": "Be brief."}, "Use instructions=."),
+        ({"flow": {"gaurd": "ask"}}, "flow has no rule 'gaurd'. Did you mean guard?"),
         ({"top_p": 0.5}, "Pass config={'llm': {'top_p': …}}."),
         ({"histroy": []}, "Pass history= to run(…)."),
         ({"colour": "red"}, "It has: model, tools, mcp_servers"),
@@ -74,7 +75,7 @@ def agent(*script: Any, **options: Any) -> Agent[Any]:
         ({"dialect": "react"}, "No dialect is called 'react'. Choose one of"),
         ({"mcp_servers": "python server.py"}, "mcp_servers must be a list"),
     ],
-    ids=range(22),
+    ids=range(23),
 )
 def test_what_an_agent_does_not_take_is_refused_with_the_fix(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as refused:
@@ -91,12 +92,13 @@ def test_what_an_agent_does_not_take_is_refused_with_the_fix(given: dict[str, An
         ({"history": [{"role": "user"}]}, "has no content"),
         ({"history": [{"role": "user", "content": 3}]}, "must be a string or a list of parts"),
         ({"files": "report.pdf"}, "files"),
-        ({"max_turn": 3}, "A run has no setting 'max_turn'. Did you mean max_turns?"),
+        ({"max_turn": 3}, "A run has no argument 'max_turn'. Did you mean max_turns?"),
+        ({"userr": "ann"}, "Did you mean user?"),
         ({"model": "openai:gpt-5"}, "Everything else is set on the Agent."),
         ({"max_turns": 0}, "Invalid value for 'agent.main_agent.max_turns': 0."),
         ({"temperature": "hot"}, "Invalid value for 'llm.temperature': 'hot'."),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_what_a_run_does_not_take_is_refused_before_it_begins(given: dict[str, Any], message: str) -> None:
     client = ScriptedClient([say("Hello.")])
@@ -234,6 +236,7 @@ def test_a_tool_that_asks_a_model_gets_the_agents_in_a_manager_too() -> None:
         ("gpt-5", "openai:gpt-5"),
         ("claude-sonnet-5", "anthropic:claude-sonnet-5"),
         ("openai/gpt-5", "openai:gpt-5"),
+        ("opnai:gpt-5", "openai:gpt-5"),
         ("Qwen/Qwen3-8B", "openai:Qwen/Qwen3-8B"),
     ],
 )

@@ -189,6 +189,7 @@ async def test_a_tool_with_effects_cannot_wait_and_one_outside_of_a_run_neither(
 
     result = await Agent(ScriptedClient(calls_then_done(call("pay"))), [pay], home=home).run("Pay.")
     assert "pay waits, so it must be read_only or declared on_crash='rerun'." in str(result.answer)
+    assert result.warnings[0].startswith("pay waits, so"), "the developer reads it too"
     with pytest.raises(ToolError, match="only in a run"):
         await RunContext().wait_for("payment")
 

@@ -455,7 +455,8 @@ class Agent(Generic[Deps, Value]):
         from closeout.run.lifecycle import execute_run, start_journal, with_read_result
 
         listeners = checks.check_listeners(listeners)
-        plan = plan_after(self.plan(streamed=bool(listeners)).given(deps), handed_to).overridden(settings)
+        plan = plan_after(self.plan(streamed=bool(listeners)).given(deps), handed_to)
+        plan = plan.overridden(settings, RunKeywords.__optional_keys__ | {"deps"})
         prepared = await prepare_task(plan, task, files, history, work_files=work_files)
         prepared = replace(
             prepared,

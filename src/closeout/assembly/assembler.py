@@ -159,8 +159,9 @@ class Assembler:
         check_deps_types(deps_type, self.manager.local_tools)
         self._plan: AgentPlan | None = None
         self._folder: Home | None = None  # what `home` resolved to on first use
-        if self._secrets and not self.manager.has_servers:  # otherwise its tools are known when a run begins
+        if (self._secrets or self._flow) and not self.manager.has_servers:  # those are known when a run begins
             self.plan().check_secrets()
+            self.plan().check_flow()
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ Settings are checked in `config`, tools in `tools`, model names in `models.conne
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -107,7 +108,6 @@ def refuse_unknown(unknown: Mapping[str, Any], function: Callable[..., Any]) -> 
     """Raise UsageError for arguments that a function does not have, with the name to use."""
     if not unknown:
         return
-    import difflib
     from inspect import signature
 
     known = [name for name in signature(function).parameters if name != "unknown"]
@@ -135,7 +135,11 @@ def check_flow(value: Any) -> Flow | None:
         raise UsageError(f"flow must be a Flow, got {value!r:.80}. Pass flow=Flow(trusted=['my_tool']).")
     from closeout.assembly.named import named_object
 
-    given = dict(value)
+    given, known = dict(value), Flow.__dataclass_fields__
+    if unknown := next((str(name) for name in given if name not in known), None):
+        near = difflib.get_close_matches(unknown, known, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"It takes: {', '.join(known)}."
+        raise UsageError(f"flow has no rule {unknown!r}. {hint}")
     try:
         policies = [named_object(each) if isinstance(each, str) else each for each in given.pop("policies", ())]
         return Flow(**given, policies=policies)
@@ -271,8 +275,6 @@ def check_history(value: Any) -> Sequence[Mapping[str, Any]]:
                 '{"role": "user", "content": "…"}, or with "assistant".'
             )
         if unknown := next((key for key in message if key not in MESSAGE_KEYS), None):
-            import difflib
-
             near = difflib.get_close_matches(str(unknown), MESSAGE_KEYS, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"A message has {', '.join(MESSAGE_KEYS[:4])}."
             raise UsageError(f"A message of history has the unknown key {unknown!r}: {message!r:.80}. {hint}")

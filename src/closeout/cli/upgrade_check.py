@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from closeout.agent import Agent
 from closeout.cli import exits
-from closeout.cli.terminal import one_line, print_json, printable
+from closeout.cli.terminal import amount, one_line, print_json, printable
 from closeout.run.plan import check_on_change
 from closeout.run.upgrade import RunCheck, UpgradeReport
 
@@ -55,7 +55,7 @@ def _print_report(report: UpgradeReport) -> None:
             if len(found) > LISTED:
                 print(f"        and {len(found) - LISTED} more (--json lists all)")
     if report.others:
-        print(f"{report.others} open runs of agents with other names were not checked.", file=sys.stderr)
+        print(f"Not checked: {amount(report.others, 'open run')} of agents with other names.", file=sys.stderr)
 
 
 def _described(check: RunCheck) -> str:

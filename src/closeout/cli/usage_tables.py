@@ -20,7 +20,8 @@ def print_usage(by: str, since: str, until: str, *, as_json: bool) -> int:
         print_json([total.to_dict() for total in totals])
         return 0
     rows: list[list[Cell]] = [[*((name, "") for name in total.group.values()), *_numbers(total)] for total in totals]
-    return _show([*(Column(name, least=10) for name in groups), *(Column(name, right=True) for name in NUMBERS)], rows)
+    columns = [*(Column(name, least=10) for name in groups), *(Column(name, right=True) for name in NUMBERS)]
+    return _show(columns, rows, "Nothing was used. `closeout run` records runs here.")
 
 
 def print_budgets(*, as_json: bool) -> int:
@@ -42,12 +43,12 @@ def print_budgets(*, as_json: bool) -> int:
         ]
         for each in found
     ]
-    return _show(columns, rows)
+    return _show(columns, rows, "No request was sent under a budget. A request that a budget refuses is not in it.")
 
 
-def _show(columns: list[Column], rows: list[list[Cell]]) -> int:
+def _show(columns: list[Column], rows: list[list[Cell]], nothing: str) -> int:
     if not rows:
-        say_error("Nothing was used. `closeout run` records runs here.")
+        say_error(nothing)
         return 0
     console = make_console()
     for line in fit_table(columns, rows, width_of(console)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 from collections.abc import Mapping
@@ -168,6 +169,9 @@ def _available(variables: Mapping[str, str]) -> str:
 def _suggestion(name: str) -> str:
     """Say what a name without its provider most likely means."""
     model = name.rpartition("/")[2].strip()
+    provider, colon, rest = name.partition(":")
+    if colon and rest and (near := difflib.get_close_matches(provider, PROVIDERS, n=1)):
+        return f"Did you mean '{near[0]}:{rest}'? "
     if not model or ":" in name.partition("/")[0]:
         return ""
     if name.startswith(("openai/", "anthropic/")):

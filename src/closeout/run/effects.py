@@ -64,7 +64,7 @@ from closeout.run.plan import Scope, enter, leave
 from closeout.run.reply_listener import ReplyListener
 from closeout.run.server_questions import CallQuestions, may_continue
 from closeout.run.timers import CallWaits, Memo
-from closeout.run.waiting import call_digest, decide, question_digest
+from closeout.run.waiting import call_digest, decide, must_rerun, question_digest
 from closeout.tools.calls import CallOutcome
 from closeout.tools.executor import PlannedCall, ToolExecutor
 from closeout.tools.flow import CallLabels, Labels
@@ -552,7 +552,7 @@ class ToolCalls:
     ) -> str:
         """Ask a person for a tool: see `RunContext.ask`. A call's questions are numbered in the order it asks them."""
         if spec.policy.crash_rule != "rerun":
-            raise ToolError(f"{spec.name} asks a person, so it must be read_only or declared on_crash='rerun'.")
+            raise must_rerun(self._scope, spec, "asks a person")
         number = next(numbers)
         arguments = secrets.hide({"question": question, "options": list(options)})
         request = DecisionRequested(

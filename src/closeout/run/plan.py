@@ -7,7 +7,7 @@ import difflib
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, isawaitable, signature
@@ -166,8 +166,12 @@ class AgentPlan:
         """The flow rules of a run that begins with the agent: its own, and those of the agents before it."""
         return tuple(each.flow for each in (*self.predecessors, self) if each.flow is not None)
 
-    def overridden(self, overrides: Mapping[str, Any]) -> AgentPlan:
+    def overridden(self, overrides: Mapping[str, Any], arguments: Collection[str] = ()) -> AgentPlan:
         """Return the plan with settings for one run, by the names in `OVERRIDES`. None leaves a setting as it is.
+
+        Args:
+            overrides: The settings.
+            arguments: What may be meant by an unknown name: the other arguments of the call.
 
         Raises:
             UsageError: A name is unknown, or a value is not valid.
@@ -176,9 +180,10 @@ class AgentPlan:
         if not given:
             return self
         if unknown := next((name for name in given if name not in OVERRIDES), None):
-            near = difflib.get_close_matches(unknown, OVERRIDES, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"A run may set {', '.join(OVERRIDES)}."
-            raise UsageError(f"A run has no setting {unknown!r}. {hint} Everything else is set on the Agent.")
+            names = sorted({*OVERRIDES, *arguments})
+            near = difflib.get_close_matches(unknown, names, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"It takes: {', '.join(names)}."
+            raise UsageError(f"A run has no argument {unknown!r}. {hint} Everything else is set on the Agent.")
         own = Config(agent=self.settings, llm=self.llm)
         values = {OVERRIDES[name]: value for name, value in given.items()}
         if isinstance(budget := given.get("budget"), Mapping):  # a run's keys pay beside the agent's
@@ -335,6 +340,21 @@ class AgentPlan:
             near = difflib.get_close_matches(unknown, known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"It has: {', '.join(sorted(known)) or 'no tools'}."
             raise UsageError(f"flow names {unknown!r}, but the agent has no such tool or server. {hint}")
+        self._check_allowed(tools)
+
+    def _check_allowed(self, tools: Iterable[ToolSpec]) -> None:
+        """Raise UsageError if the flow rules allow a parameter to be untrusted that the tool does not have."""
+        assert self.flow is not None
+        for tool in tools:
+            name = tool.name if tool.server_name is None else f"{tool.server_name}/{tool.name}"
+            allowed, known = self.flow.allow.get(name, ()), tool.parameters.get("properties")
+            if isinstance(allowed, str) or not isinstance(known, Mapping):
+                continue
+            known = [*known, "files"] if tool.policy.returns == "files" else list(known)  # those that its code reads
+            if unknown := next((each for each in allowed if each not in known), None):
+                near = difflib.get_close_matches(unknown, known, n=1)
+                hint = f"Did you mean {near[0]}?" if near else f"It has: {', '.join(known) or 'none'}."
+                raise UsageError(f"flow allows {unknown!r} of {name!r}, which has no such parameter. {hint}")
 
     async def with_instructions(self, scope: Scope) -> AgentPlan:
         """Return the plan with the instructions that its function writes, or wrote when the recorded run began.

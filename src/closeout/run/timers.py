@@ -21,7 +21,7 @@ from closeout.journal.sent_signals import check_signal_name, mark_received, open
 from closeout.messages import ToolSpec
 from closeout.run.logins import login_request
 from closeout.run.plan import Scope
-from closeout.run.waiting import decide, question_digest
+from closeout.run.waiting import decide, must_rerun, question_digest
 
 __all__ = ["CallWaits", "Memo", "ended_timer"]
 
@@ -106,7 +106,7 @@ class CallWaits:
         """Wait for the outcome of the call's next wait. A recorded one keeps the deadline that it began with."""
         spec = self._spec
         if spec.policy.crash_rule != "rerun":
-            raise ToolError(f"{spec.name} waits, so it must be read_only or declared on_crash='rerun'.")
+            raise must_rerun(self._scope, spec, "waits")
         if expires is not None:
             with suppress(ValueError, OverflowError, OSError):
                 arguments = {**arguments, "until": datetime.fromtimestamp(expires, UTC).isoformat(timespec="seconds")}

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
-from closeout.errors import DecisionRefused, Suspended
-from closeout.journal.events import DecisionMade, DecisionRequested, Event, RunEnded
+from closeout.errors import DecisionRefused, Suspended, ToolError
+from closeout.journal.events import DecisionMade, DecisionRequested, Event, Noted, RunEnded
 from closeout.journal.store import Row, Store
 from closeout.messages import ToolSpec
 from closeout.records import record
@@ -30,6 +30,7 @@ __all__ = [
     "decide",
     "due_time",
     "login_digest",
+    "must_rerun",
     "noted_due",
     "open_requests",
     "pending_decisions",
@@ -369,3 +370,10 @@ def _made(request: DecisionRequested, decision: Decision, by: str, *, idle: floa
         by=decision.by or by,
         idle=idle,
     )
+
+
+def must_rerun(scope: Scope, spec: ToolSpec, does: str) -> ToolError:
+    """Return the error of a tool that waits although a resumed run may not call it again. The developer is warned."""
+    text = f"{spec.name} {does}, so it must be read_only or declared on_crash='rerun'."
+    scope.journal.append(Noted(scope.path, "warning", "Tools", message=text))
+    return ToolError(text)

@@ -273,5 +273,5 @@ _ON_REPLIES: Mapping[str, Callable[[Turn, ModelReply, Dialect], ModelReply]] = {
 
 def misbehaviours(faults: Iterable[Misbehaviour | str] | Misbehaviour | str) -> tuple[Misbehaviour, ...]:
     """Return faults as Misbehaviours; a name alone means once, at the first turn that it can happen to."""
-    items = (faults,) if isinstance(faults, Misbehaviour | str) else faults
+    items = (faults,) if isinstance(faults, Misbehaviour | str) else faults or ()
     return tuple(item if isinstance(item, Misbehaviour) else once(item) for item in items)
