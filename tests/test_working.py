@@ -6,7 +6,10 @@ import asyncio
 import json
 import signal
 import sys
+import time
+from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,9 @@ from aiohttp import ClientSession
 
 from cli_process import start
 from closeout import Agent, RunContext, tool
-from closeout.homes import Home
+from closeout.errors import UsageError
+from closeout.homes import DatabaseHome, Home
+from closeout.journal.events import ToolStarted
 from closeout.journal.store import Store, open_store
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
 
@@ -41,7 +46,9 @@ def paying_agent(home: Home, paid: list[str], seconds: float = 0.0, name: str = 
     return Agent(ScriptedClient(turn), [pay, await_money], home=home, name=name)
 
 
-async def test_workers_share_what_was_submitted_and_others_wait_for_the_result(any_home: Home) -> None:
+async def test_workers_share_what_was_submitted_and_others_wait_for_the_result(
+    any_home: Home, elsewhere: Store
+) -> None:
     paid: list[str] = []
     agent = paying_agent(any_home, paid)
     ids = [await agent.submit(f"订单 {number}") for number in range(8)]
@@ -51,10 +58,8 @@ async def test_workers_share_what_was_submitted_and_others_wait_for_the_result(a
     with pytest.raises(TimeoutError):
         await agent.result(ids[0], timeout=0.01)
     results = asyncio.gather(*(agent.result(run_id) for run_id in ids))
-    with closing(Store(any_home)) as elsewhere:
-        second = paying_agent(any_home, paid)
-        second._assembler.store = lambda: elsewhere  # type: ignore[method-assign]
-        await asyncio.gather(agent.work(until_idle=True, limit=3), second.work(until_idle=True, limit=3))
+    second = in_another_process(paying_agent(any_home, paid), elsewhere)
+    await asyncio.gather(agent.work(until_idle=True, limit=3), second.work(until_idle=True, limit=3))
     assert [result.answer for result in await results] == ["done"] * 8
     assert sorted(paid) == [f"订单 {number}" for number in range(8)]
     store = open_store(any_home)
@@ -78,6 +83,98 @@ async def test_a_stopping_worker_hands_over_what_does_not_end_in_time(any_home: 
     await paying_agent(any_home, paid).work(until_idle=True)
     assert (await agent.result(run_id)).answer == "done"
     assert store.notes_that_begin_with("handed over ") == []
+
+
+@pytest.fixture
+def elsewhere(any_home: Home) -> Iterator[Store]:
+    """The store of another process."""
+    with closing(Store(any_home)) as store:
+        yield store
+
+
+def in_another_process(agent: Agent[Any, Any], elsewhere: Store) -> Agent[Any, Any]:
+    agent._assembler.store = lambda: elsewhere  # type: ignore[method-assign]
+    return agent
+
+
+async def test_a_run_is_followed_and_cancelled_from_elsewhere(any_home: Home, elsewhere: Store) -> None:
+    paid: list[str] = []
+    agent, stop = paying_agent(any_home, paid, seconds=60), asyncio.Event()
+    other = in_another_process(paying_agent(any_home, paid), elsewhere)
+    running, submitted, waiting = [await other.submit(task) for task in ("now", "later", "wait")]
+    await other.cancel(submitted)
+    working = asyncio.create_task(agent.work(stop))
+    seen = []
+    async for row in other.follow(running):
+        seen.append(row)
+        if isinstance(row.event, ToolStarted):
+            await other.cancel(running)
+    assert seen == [*open_store(any_home).rows(running)]
+    assert [row async for row in other.follow(running, after=2)] == seen[3:]
+    await other.cancel(waiting)
+    await other.cancel(running)  # it stays as it is
+    stop.set()
+    await working
+    results = [await other.result(each) for each in (running, submitted, waiting)]
+    assert [result.status for result in results] == ["cancelled"] * 3
+    await paying_agent(any_home, paid).work(until_idle=True)
+    assert paid == open_store(any_home).notes_that_begin_with("cancel ") == []
+
+
+async def test_a_run_that_is_to_be_cancelled_is_not_taken_over(any_home: Home) -> None:
+    paid: list[str] = []
+    agent = paying_agent(any_home, paid)
+    run_id = await agent.submit("now")
+    open_store(any_home).note(f"cancel {run_id}", "1")  # the process that executed it died before it saw this
+    await agent.work(until_idle=True)
+    assert ((await agent.result(run_id)).status, paid) == ("cancelled", [])
+
+
+async def test_workers_begin_with_the_highest_priority_and_not_before_the_time(any_home: Home) -> None:
+    paid: list[str] = []
+    agent = paying_agent(any_home, paid)
+    due = datetime.now(UTC) + timedelta(hours=1)
+    later = await agent.submit("later", start_at=due, priority=9)
+    for priority in (0, 5, 9):
+        await agent.submit(str(priority), priority=priority)
+    await agent.work(until_idle=True, limit=1)
+    assert paid == ["9", "5", "0"]
+    store = open_store(any_home)
+    assert (store.run(later).status, store.notes_that_begin_with("priority ")) == ("waiting", [])
+    with pytest.raises(UsageError, match="start_at must be a datetime with a time zone"):
+        await agent.submit("x", start_at=datetime.now())
+    with pytest.raises(UsageError, match="from 0 to 9"):
+        await agent.submit("x", priority=10)
+    (result,) = await agent.resume_due(now=due)
+    assert (result.answer, result.turns, paid[3:]) == ("done", 2, ["later"])
+
+
+async def test_the_clock_of_the_database_decides(database: DatabaseHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    paid: list[str] = []
+    agent = paying_agent(database, paid)
+    run_id = await agent.submit("later", start_at=datetime.now(UTC) + timedelta(minutes=30))
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + 3600.0)  # this machine's clock is wrong
+    await agent.work(until_idle=True)
+    await agent.work(until_idle=True)
+    assert open_store(database).run(run_id).status == "waiting"
+
+
+async def test_news_of_a_database_come_without_polling(database: DatabaseHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("working.LOOK_SECONDS", "working.FIRST_LOOK", "working.LAST_LOOK", "cancelling._FIRST_LOOK"):
+        monkeypatch.setattr(f"closeout.run.{name}", 600.0)
+    with closing(Store(database)) as store:
+        paid: list[str] = []
+        agent, worker = paying_agent(database, paid), in_another_process(paying_agent(database, paid), store)
+        working = asyncio.create_task(worker.work())
+        async with asyncio.timeout(60):
+            await agent.result(await agent.submit("a"))
+            waiting = await agent.submit("wait")
+            while open_store(database).run(waiting).status != "waiting":  # noqa: ASYNC110 - another process would do so
+                await asyncio.sleep(0.02)
+            await agent.signal(waiting, "money", 5)
+            assert (await agent.result(waiting)).answer == "done"
+        working.cancel()
 
 
 async def test_a_damaged_run_does_not_stop_a_worker(any_home: Home, caplog: pytest.LogCaptureFixture) -> None:
@@ -106,7 +203,9 @@ async def test_the_command_works_until_it_is_told_to_stop(home: Path, tmp_path: 
         assert (await agent.result(run_id, timeout=60)).answer == "第一 好"
         async with ClientSession() as session, session.get(url) as response:
             shown = await response.json()
+            figures = await (await session.get(url.replace("healthz", "metrics"))).text()
         assert (response.status, shown["status"]) == (200, "ok")
+        assert 'closeout_runs_ended_total{status="answered"} 1' in figures
         process.send_signal(signal.SIGTERM)
         out, err = await asyncio.to_thread(process.communicate)
     assert (process.returncode, json.loads(out)) == (0, {"runs": 1, "by_status": {"answered": 1}})

@@ -13,7 +13,7 @@ from closeout.errors import UsageError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from datetime import datetime
     from pathlib import Path
     from types import UnionType
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from closeout.dialects.cot import MakeParser
     from closeout.dialects.protocol import Dialect
     from closeout.file_values import File
-    from closeout.journal.store import Store
+    from closeout.journal.store import Row, Store
     from closeout.journal.subscribers import Listener
     from closeout.models.base import BaseClient
     from closeout.models.fallback import Fallback
@@ -640,11 +640,17 @@ class Agent(Generic[Deps, Value]):
         origin: Mapping[str, Any] | None = None,
         user: str = "",
         handed_to: Sequence[str] = (),
+        start_at: datetime | None = None,
+        priority: int = 0,
         **settings: Unpack[RunSettings],
     ) -> str:
-        """Record a run without starting it. `resume(run_id)` starts it, also in another process.
+        """Record a run without starting it. A worker or `resume(run_id)` starts it, also in another process.
 
-        The arguments are those of `run`.
+        The arguments are those of `run`, and two more.
+
+        Args:
+            start_at: When the run is to begin, with a time zone. It waits until then, like a timer.
+            priority: 0 to 9. Workers execute runs of a higher one first.
 
         Returns:
             The run's id.
@@ -658,13 +664,23 @@ class Agent(Generic[Deps, Value]):
         from closeout.assembly.files import prepare_task
         from closeout.run.handoff import plan_after
         from closeout.run.lifecycle import start_journal, with_read_result
+        from closeout.run.working import prioritise
 
         store, plan = self._kept_runs(), plan_after(self.plan(), handed_to).overridden(settings)
+        priority = checks.check_priority(priority)
         prepared = await prepare_task(plan, task, files, history, work_files=work_files)
-        prepared = replace(prepared, origin=origin or {}, user=checks.check_user(user), handed=tuple(handed_to))
+        prepared = replace(
+            prepared,
+            origin=origin or {},
+            user=checks.check_user(user),
+            handed=tuple(handed_to),
+            start_at=checks.check_start(start_at),
+        )
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
             journal = await start_journal(plan, prepared, store, run_id)
+        if priority:
+            prioritise(store, journal.run_id, priority)
         await store.off_loop(journal.abandon)
         return journal.run_id
 
@@ -954,6 +970,44 @@ class Agent(Generic[Deps, Value]):
         from closeout.run.working import awaited_result
 
         return await awaited_result(self.plan(), self._kept_runs(), run_id, timeout)
+
+    async def follow(self, run_id: str, *, after: int = -1) -> AsyncIterator[Row]:
+        """Iterate over the events of a run to its end, wherever it is executed: `async for row in agent.follow(…)`.
+
+        Args:
+            run_id: The run.
+            after: The `seq` of the last event that is known, to continue after it.
+
+        Yields:
+            Rows with `seq`, `time` and `event`, once they are committed.
+
+        Raises:
+            RunNotFound: No run in the home has this id.
+            JournalError: The run cannot be read.
+        """
+        from closeout.run.working import followed
+
+        async for row in followed(self._kept_runs(), run_id, after + 1):
+            yield row
+
+    async def cancel(self, run_id: str, *, timeout: float | None = 10.0) -> None:
+        """Cancel a run, wherever a worker or a server executes it, and wait until it has ended.
+
+        A run that nobody executes is ended at once. One that has ended stays as it is.
+
+        Args:
+            run_id: The run.
+            timeout: Seconds to wait; None: as long as it takes.
+
+        Raises:
+            TimeoutError: The run has not ended in time. The request stays. A process that only runs an agent, and is
+                neither a worker nor a server, does not look for it: cancel the task there.
+            RunNotFound: No run in the home has this id.
+            JournalError: The journal cannot be read or written.
+        """
+        from closeout.run.cancelling import cancel_run
+
+        await cancel_run(self._kept_runs(), run_id, timeout)
 
     def resume_sync(
         self,

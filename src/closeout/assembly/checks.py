@@ -232,6 +232,23 @@ def check_limit(value: Any) -> int:
     return value
 
 
+def check_start(value: Any) -> float | None:
+    """Return the time at which a run is to begin, in seconds since the epoch."""
+    if value is None:
+        return None
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        text = "Pass datetime.now(UTC) + timedelta(hours=1)."
+        raise UsageError(f"start_at must be a datetime with a time zone, got {value!r:.80}. {text}")
+    return value.timestamp()
+
+
+def check_priority(value: Any) -> int:
+    """Return the priority of a run."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 9:
+        raise UsageError(f"priority must be a whole number from 0 to 9, got {value!r:.80}. Pass priority=5.")
+    return value
+
+
 def check_time(value: Any) -> Any:
     """Return a time, which must have a zone. None is the time now."""
     if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):

@@ -15,7 +15,7 @@ from closeout.errors import UsageError
 from closeout.run.working import AgentWorker
 from closeout.server.app import create_app
 from closeout.server.safety import is_loopback
-from closeout.server.serving import listening, on_first_signal
+from closeout.server.serving import listening, on_first_signal, run_metrics
 
 if TYPE_CHECKING:
     from closeout.homes import Home
@@ -90,5 +90,10 @@ def _health_app(home: Home, worker: AgentWorker, address: str) -> web.Applicatio
         return web.json_response(state, status=503 if worker.problem else 200)
 
     app = create_app(home) if is_loopback(address) else create_app(home, hosts=None)
+
+    async def metrics(_: web.Request) -> web.Response:
+        return run_metrics(active=worker.executing, queued=0, ended=worker.ended, usage=worker.usage)
+
     app.router.add_get("/healthz", healthz)
+    app.router.add_get("/metrics", metrics)
     return app

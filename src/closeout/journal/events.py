@@ -120,6 +120,7 @@ class RunStarted(Event):
         instructions: the agent's instructions, if they are a text.
         version: the agent's version, as its author calls it.
         labels: the labels of what the run begins with, "trusted" or "untrusted" first; empty without flow rules.
+        start_at: when the run is to begin, in seconds since the epoch.
     """
 
     bodies = ("task", "question", "earlier", "images", "texts", "tools", "own_tools", "instructions")
@@ -148,6 +149,7 @@ class RunStarted(Event):
     instructions: str = ""
     version: str = ""
     labels: tuple[str, ...] = ()
+    start_at: float | None = None
 
 
 @record

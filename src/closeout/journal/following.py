@@ -3,15 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from closeout.journal.events import Event
 from closeout.journal.run_journal import COMMIT_SECONDS
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Progress
 
-__all__ = ["Wakeup", "follow"]
+__all__ = ["Wakeup", "follow", "news_of", "waited"]
+
+
+@contextmanager
+def news_of(store: Store, number: int = 0) -> Iterator[asyncio.Event]:
+    """Yield an event that is set when a run has news: a process has let go of it, or it was sent a signal.
+
+    News may get lost, and a folder has none, so look from time to time as well.
+
+    Args:
+        store: Where the run is kept.
+        number: The number of the run; 0 for all runs.
+    """
+    loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell(changed: int) -> None:
+        if changed in (0, number) or not number:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(event.set)
+
+    leave = store.database.subscribe(tell)
+    try:
+        yield event
+    finally:
+        leave()
+
+
+async def waited(news: asyncio.Event, seconds: float) -> bool:
+    """Wait for news at most so many seconds, and return whether there were some. The next wait is for others."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):  # `wait_for` of Python 3.11 may swallow a cancellation
+            await news.wait()
+    found = news.is_set()
+    news.clear()
+    return found
+
 
 POLL_SECONDS = 0.5  # seconds between two looks at a run that another process executes
 
@@ -43,6 +78,7 @@ async def follow(
     *,
     wakeup: Wakeup | None = None,
     is_under_way: Callable[[], Awaitable[bool]] | None = None,
+    news: asyncio.Event | None = None,
     poll: float = POLL_SECONDS,
 ) -> AsyncIterator[Row]:
     """Iterate over a run's events from a place on, until it is over.
@@ -55,6 +91,7 @@ async def follow(
         start: The place of the first event wanted.
         wakeup: A listener of the run, if this process executes it. The record is looked at every `poll` seconds anyway.
         is_under_way: Returns whether the run is executed or is going to be. By default: whether a process executes it.
+        news: What is set when the run may have ended, if another process executes it.
         poll: Seconds between two looks.
 
     Raises:
@@ -77,7 +114,7 @@ async def follow(
         with suppress(TimeoutError):
             async with asyncio.timeout(poll):
                 if change is None:
-                    await asyncio.sleep(poll)
+                    await waited(news or asyncio.Event(), poll)
                 else:
                     await change.wait()
                     await asyncio.sleep(COMMIT_SECONDS)  # let more events share the commit

@@ -7,7 +7,7 @@ which a lock or a lease must allow, deleting for good, and what SQLite keeps in 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
@@ -171,6 +171,15 @@ class JournalDatabase(Protocol):
 
     def version(self) -> int:
         """Return a number that changes when anything in the journal does, in whatever process."""
+
+    def tell(self, number: int) -> None:
+        """Report to other processes that a run has news: a signal, for instance. Letting go of a run is reported."""
+
+    def subscribe(self, act: Callable[[int], object]) -> Callable[[], None]:
+        """Call a function, in another thread, with the number of each run that has news, 0 for all.
+
+        A database may have no news, and none comes while it cannot be reached. Returns what ends the calls.
+        """
 
     def delete(self, numbers: Mapping[str, int]) -> None:
         """Delete runs, which this process has taken, and what is noted of them. Their bodies stay."""

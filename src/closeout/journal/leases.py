@@ -19,8 +19,9 @@ from contextlib import suppress
 
 from closeout.errors import JournalError, JournalLocked
 from closeout.homes import DatabaseHome
-from closeout.journal.journal_database import SEQ_BITS
+from closeout.journal.journal_database import MESSAGE_LOCK, SEQ_BITS
 from closeout.journal.postgres_link import PostgresLink
+from closeout.journal.postgres_news import TELL, channel_of
 
 __all__ = ["SERVER_TIME", "RunLeases", "SentCounts"]
 
@@ -102,8 +103,17 @@ class RunLeases:
             token = self._tokens.pop(number, None)
             self._sent.pop(number, None)
         if token is not None:
+            values = (number, token, self._owner)
             with suppress(JournalError):
-                self._link.repeated(f"{_DROP} RETURNING run", (number, token, self._owner))
+                if number < MESSAGE_LOCK:  # a run was submitted, decided or has ended
+                    self._link.repeated(f"{_DROP} RETURNING {TELL}", (*values, channel_of(self._home), str(number)))
+                else:
+                    self._link.repeated(f"{_DROP} RETURNING run", values)
+
+    def tell(self, number: int) -> None:
+        """Report that a run has news. If the database cannot be reached, others see it when they look."""
+        with suppress(JournalError):
+            self._link.repeated(f"SELECT {TELL}", (channel_of(self._home), str(number)))
 
     def held_anywhere(self, number: int) -> bool:
         """Return whether any process has the lease of a run."""

@@ -1,7 +1,8 @@
 """A journal in PostgreSQL: a schema that many processes of several machines write, each run under a lease.
 
-A process has three connections: one writes, in the store's thread, one reads, one keeps the leases. Every commit waits
-for the disk of the server: a commit that a crash of the server took back would leave a gap in a run that goes on.
+A process has three connections: one writes, in the store's thread, one reads, one keeps the leases. A fourth one
+listens for news if something waits for them. Every commit waits for the disk of the server: a commit that a crash of
+the server took back would leave a gap in a run that goes on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from closeout.journal.journal_database import MESSAGE_LOCK, SEQ_BITS, EventRow, 
 from closeout.journal.leases import SERVER_TIME, RunLeases, SentCounts
 from closeout.journal.on_sqlite import references
 from closeout.journal.postgres_link import PostgresLink, explained_postgres
+from closeout.journal.postgres_news import PostgresNews
 from closeout.journal.postgres_schema import prepare_schema
 
 if TYPE_CHECKING:
@@ -100,6 +102,9 @@ class PostgresJournal:
                 self._link.close()
                 raise
         self.locks = RunLeases(home)
+        self.news = PostgresNews(home)
+        self.tell = self.locks.tell
+        self.subscribe = self.news.subscribe
         self.synced = _NoCounts()
         self.messages = SentCounts(self.locks)
         self._known: set[bytes] = set()  # hashes of bodies that this process has written
@@ -251,12 +256,14 @@ class PostgresJournal:
         if not in_parent:
             self._link.forget()
             self._reader.forget()
+            self.news.forget()
         self.locks.proceed(in_parent=in_parent)
         self._reader.lock.release()
         self.writing.release()
 
     def close(self) -> None:
         """Give the leases back and close the connections."""
+        self.news.close()
         with suppress(JournalError):
             self.locks.close()
         with self.writing, self._reader.lock:

@@ -10,7 +10,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,13 @@ class SqliteJournal:
     def version(self) -> int:
         """Return a number that changes when anything in the journal does, in whatever process."""
         return int(self.query("PRAGMA data_version")[0][0])
+
+    def tell(self, number: int) -> None:
+        """Nothing: others see it when they look."""
+
+    def subscribe(self, act: Callable[[int], object]) -> Callable[[], None]:
+        """Nothing: whoever waits looks from time to time."""
+        return lambda: None
 
     def examine(self) -> tuple[str, ...]:
         """Return the result of SQLite's check of the file's pages and indexes."""

@@ -99,7 +99,9 @@ def send_signal(store: Store, run_id: str, name: str, payload: Any = None, *, id
         row = (run_id, id or secrets.token_hex(10), name, text, time.time())
         return db.execute(_INSERT, row).rowcount == 1
 
-    return store.transact(insert)
+    is_new = store.transact(insert)
+    store.database.tell(store.number_of(run_id))
+    return is_new
 
 
 def check_signal_name(name: Any) -> str:

@@ -73,6 +73,7 @@ _SELECT_DUE = (
     "FROM runs r WHERE status='waiting' AND due<=? ORDER BY due, id"
 )
 _SELECT_NEXT_DUE = "SELECT min(due) FROM runs WHERE status='waiting' AND due>?"
+_SELECT_RUNNING = "SELECT id, run_id FROM runs WHERE status='running' AND id>? ORDER BY id LIMIT ?"
 _NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO UPDATE SET value=excluded.value"
 _SELECT_LAST = "SELECT body FROM events WHERE place>=? AND place<? ORDER BY place DESC LIMIT 1"
 # Messages to runs, as JSON. Their places are made as those of events. The first message makes the table.
@@ -616,11 +617,13 @@ class Store:
         needles = (to_json(_storable(text))[1:], json.dumps(text)[1:].encode())
         return [str(run_id) for (run_id,) in self.query(statement, needles)]
 
-    def interrupted_runs(self) -> list[str]:
-        """Return the ids of the runs that nobody executes and that have no end, the oldest first."""
-        rows = self.query("SELECT id, run_id FROM runs WHERE status='running' ORDER BY id")
-        held = self.database.locks.held_of([number for number, _ in rows])
-        return [run_id for number, run_id in rows if number not in held]
+    def interrupted_runs(self) -> Iterator[str]:
+        """Iterate over the ids of the runs that nobody executes and that have no end, the oldest first."""
+        last, page = 0, 200  # most workers need the first ones only
+        while rows := self.query(_SELECT_RUNNING, (last, page)):
+            held = self.database.locks.held_of([number for number, _ in rows])
+            yield from (run_id for number, run_id in rows if number not in held)
+            last, page = rows[-1][0], 10_000
 
     def due_runs(self, now: float) -> list[tuple[str, bool, int]]:
         """Return the suspended runs that can continue at a time, in order of theirs. Signals are not looked at.

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from closeout.errors import JournalLocked, RunNotFound
+from closeout.errors import JournalDamaged, JournalLocked, RunNotFound
 from closeout.journal.events import RunEnded
+from closeout.journal.following import news_of, waited
 from closeout.journal.run_journal import Journal
-from closeout.journal.store import Store
+from closeout.journal.store import RunRecord, Store
 
 __all__ = [
     "cancel_requests",
@@ -24,6 +25,7 @@ __all__ = [
 
 # The prefixes of the notes.
 _CANCEL, _HAND_OVER = "cancel ", "handed over "
+_IDLE = ("interrupted", "waiting")  # the status of runs that nobody executes, and that have no end
 # Seconds between two looks at a run that is to end, at first and at most.
 _FIRST_LOOK, _LAST_LOOK = 0.05, 1.0
 
@@ -44,26 +46,55 @@ async def cancel_run(store: Store, run_id: str, timeout: float | None = None) ->
         RunNotFound: There is no such run.
         JournalError: The journal cannot be read or written.
     """
+    number = await store.off_loop(store.number_of, run_id)
     between = _FIRST_LOOK
-    async with asyncio.timeout(timeout):
-        while True:
+    with news_of(store, number) as news:
+        async with asyncio.timeout(timeout):
+            while not await _has_ended(store, run_id, number):
+                await waited(news, between)
+                between = min(between * 1.5, _LAST_LOOK)
+    forget_requests(store, run_id)
+
+
+async def _has_ended(store: Store, run_id: str, number: int) -> bool:
+    """Return whether a run has ended. If not, end it, or ask the process that executes it to do so."""
+    seen = await store.off_loop(store.run, run_id)
+    if seen.status == "running":
+        store.note(f"{_CANCEL}{run_id}", "1")
+        store.submit(store.database.tell, number)
+    elif seen.status in _IDLE:
+        await _end(store, seen)
+    else:
+        return True
+    return False
+
+
+async def _end(store: Store, seen: RunRecord) -> None:
+    """End a run that nobody executes."""
+    with suppress(JournalLocked):  # another process was faster
+        journal = await Journal.resume(store, seen.run_id, seen=seen)
+        await journal.end(RunEnded("main", "cancelled", "cancelled"))
+
+
+async def cancel_requests(store: Store) -> frozenset[str]:
+    """Return the runs that are to be cancelled and that a process executes. End those that nobody executes.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    executed: set[str] = set()
+    for run_id in await store.off_loop(store.notes_that_begin_with, _CANCEL):
+        try:
             seen = await store.off_loop(store.run, run_id)
-            if seen.status not in ("running", "interrupted", "waiting"):
-                return forget_requests(store, run_id)
             if seen.status == "running":
-                store.note(f"{_CANCEL}{run_id}", "1")
+                executed.add(run_id)
+            elif seen.status in _IDLE:
+                await _end(store, seen)
             else:
-                with suppress(JournalLocked):  # another process was faster
-                    journal = await Journal.resume(store, run_id, seen=seen)
-                    await journal.end(RunEnded("main", "cancelled", "cancelled"))
-                    continue
-            await asyncio.sleep(between)
-            between = min(between * 1.5, _LAST_LOOK)
-
-
-def cancel_requests(store: Store) -> frozenset[str]:
-    """Return the runs that are to be cancelled. Raises JournalError."""
-    return frozenset(store.notes_that_begin_with(_CANCEL))
+                forget_requests(store, run_id)
+        except (RunNotFound, JournalDamaged):
+            forget_requests(store, run_id)
+    return frozenset(executed)
 
 
 def hand_over(store: Store, run_id: str) -> None:

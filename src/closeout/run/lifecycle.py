@@ -34,6 +34,7 @@ from closeout.run.plan import AgentPlan, Scope
 from closeout.run.result import AgentResult, RunResult, Status
 from closeout.run.subagents import read_result_tool, secrets_of
 from closeout.run.task import Task, dump_texts, load_texts
+from closeout.run.timers import wait_for_start
 from closeout.run.waiting import noted_due, pending_of
 from closeout.tools.manager import ToolManager
 
@@ -89,6 +90,7 @@ def new_started(plan: AgentPlan, task: Task) -> RunStarted:
         kept_files=tuple(file.to_dict() for file in task.kept),
         handed=task.handed,
         labels=written_labels(labels_of_task(plan.flows, task)) if plan.flows else (),
+        start_at=task.start_at,
     )
 
 
@@ -167,6 +169,8 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
     try:
         journal.announce()
         try:
+            if task.start_at is not None:
+                await wait_for_start(scope, task.start_at)
             await begin_servers(plan.manager, scope)
             for note in task.notes:
                 journal.append(Noted("main", "warning", "Files", message=note))
@@ -318,6 +322,7 @@ def recorded_task(rows: Sequence[Row], run_id: str, *, load: Load = no_content) 
         kept=tuple(File.recorded(each, load) for each in started.kept_files),
         handed=tuple(started.handed),
         labels=tuple(started.labels),
+        start_at=started.start_at,
     )
 
 

@@ -42,6 +42,7 @@ class Task:
         kept: The files that scripts and tools see: its own, and those of earlier messages of a session.
         handed: The agents that the conversation was handed over to before.
         labels: The labels of the conversation before the task, of a recorded run those of all that it begins with.
+        start_at: When the run is to begin, in seconds since the epoch; None for at once.
     """
 
     text: str
@@ -59,6 +60,7 @@ class Task:
     kept: tuple[File, ...] = ()
     handed: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    start_at: float | None = None
 
 
 def dump_texts(texts: Iterable[FileText]) -> str:

@@ -23,10 +23,19 @@ from closeout.run.logins import login_request
 from closeout.run.plan import Scope
 from closeout.run.waiting import decide, must_rerun, question_digest
 
-__all__ = ["CallWaits", "Memo", "ended_timer"]
+__all__ = ["CallWaits", "Memo", "ended_timer", "wait_for_start"]
 
 Memo = dict[str, DecisionMade]
 """The decisions that ended an agent's waits in this process. A tool that is tried again must not wait a second time."""
+
+
+async def wait_for_start(scope: Scope, start_at: float) -> None:
+    """Wait for the time at which a run is to begin. Raises Suspended before it."""
+    until = datetime.fromtimestamp(start_at, UTC).isoformat(timespec="seconds")
+    request = DecisionRequested(
+        scope.path, "start", "timer", name="", arguments=json.dumps({"until": until}), digest="", expires=start_at
+    )
+    await decide(scope, request, partial(ended_timer, scope))
 
 
 async def ended_timer(scope: Scope, request: DecisionRequested) -> DecisionMade | None:

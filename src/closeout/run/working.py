@@ -7,15 +7,17 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from closeout.errors import CloseoutError, JournalError, JournalLocked, LeaseLost, RunNotFound
 from closeout.journal.events import RunStarted
-from closeout.journal.store import Store
+from closeout.journal.following import follow, news_of, waited
+from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Listener
-from closeout.run.cancelling import cancel_requests, cancel_run, forget_requests, hand_over, handed_over
+from closeout.messages import Usage
+from closeout.run.cancelling import cancel_requests, forget_requests, hand_over, handed_over
 from closeout.run.due import DueRuns
 from closeout.run.handoff import is_run_of
 from closeout.run.lifecycle import as_recorded
@@ -24,17 +26,20 @@ from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import resume_run
 
-__all__ = ["AgentWorker", "awaited_result"]
+__all__ = ["AgentWorker", "awaited_result", "followed", "prioritise"]
 
 log = logging.getLogger("closeout")
 
-# Seconds between two searches for runs. Workers poll because no event reports that a lease has ended.
-LOOK_SECONDS = 0.5
+# Seconds between two searches for runs, at most and at least. Nothing reports that a lease has ended.
+LOOK_SECONDS, LOOK_SPACING = 0.5, 0.05
 # Seconds until a run that could not be resumed is tried again.
 REFUSED_SECONDS = 60.0
 # Seconds between two checks whether a run has ended, at first and at most.
 FIRST_LOOK, LAST_LOOK = 0.05, 1.0
 _NO_END = ("running", "interrupted", "waiting")
+# The prefix of a note on a run with a priority, so that notes are in the order of the highest first.
+_PRIORITY = "priority "
+MAX_PRIORITY = 9
 # The origin of a run has this key if a server began it. The server executes and streams such runs itself.
 _SERVED = "serve"
 
@@ -50,6 +55,7 @@ class AgentWorker:
         drain_seconds: How long runs may continue after the stop. Then they are left to other workers.
         listeners: As for `Agent.run`.
         ended: The number of runs that were executed, by status.
+        usage: What they used.
     """
 
     plan: AgentPlan
@@ -58,11 +64,14 @@ class AgentWorker:
     drain_seconds: float = 30.0
     listeners: Sequence[Listener] = ()
     ended: Counter[str] = field(default_factory=Counter)
+    usage: Usage = field(default_factory=Usage)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)  # run → when it may be tried again
     _is_own: dict[str, bool] = field(default_factory=dict)  # run → the agent began it
-    _to_cancel: frozenset[str] = frozenset()
+    _urgent: dict[str, int] = field(default_factory=dict)  # run → its priority
+    _looked: float = 0.0
     _due: DueRuns | None = None
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
     _failing: str = ""
 
     @property
@@ -84,20 +93,28 @@ class AgentWorker:
         """
         self._due = DueRuns(self.store)
         async with self.plan.manager:
-            try:
-                while not stop.is_set():
-                    await self._look()
-                    if until_idle and not self._tasks:
-                        return
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(stop.wait(), LOOK_SECONDS)
-            finally:
-                await self._drain()
+            with news_of(self.store) as self._news:
+                stopping = asyncio.create_task(self._wake_at(stop))
+                try:
+                    while not stop.is_set():
+                        await self._look()
+                        if until_idle and not self._tasks:
+                            return
+                        if await waited(self._news, LOOK_SECONDS) and not stop.is_set():
+                            await asyncio.sleep(self._looked + LOOK_SPACING - time.monotonic())
+                finally:
+                    stopping.cancel()
+                    await self._drain()
+
+    async def _wake_at(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._news.set()
 
     async def _look(self) -> None:
-        """Begin to execute runs, as many as there are places."""
+        """Begin to execute runs, as many as there are places, and cancel those that are to be."""
+        self._looked = time.monotonic()
         try:
-            self._to_cancel = await self.store.off_loop(cancel_requests, self.store)
+            to_cancel = await cancel_requests(self.store)
             has_room = len(self._tasks) < self.limit
             found = await self.store.off_loop(self._claimable) if has_room else []
         except JournalError as error:  # a database that is away for a moment
@@ -106,27 +123,32 @@ class AgentWorker:
             self._failing = str(error)
             return
         self._failing = ""
-        for run_id in self._to_cancel & self._tasks.keys():
-            self._tasks[run_id].cancel()
+        for run_id in to_cancel & self._tasks.keys():
+            if not self._tasks[run_id].cancelling():
+                self._tasks[run_id].cancel()
         for run_id in found[: self.limit - len(self._tasks)]:
             task = self._tasks[run_id] = asyncio.create_task(self._execute(run_id), name=f"run {run_id}")
             task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task.get_name().removeprefix("run "), None)
+        self._news.set()  # there is a place for another run
 
     def _claimable(self) -> list[str]:
-        """Return the runs that may be executed, the oldest first."""
+        """Return runs that may be executed, those of the highest priority first."""
         assert self._due is not None
-        ids = [*handed_over(self.store), *self.store.interrupted_runs(), *self._due.find()]
-        now = time.monotonic()
+        now, wanted = time.monotonic(), 4 * self.limit
         self._not_before = {run_id: at for run_id, at in self._not_before.items() if at > now}
-        free = [each for each in dict.fromkeys(ids) if each not in self._tasks and each not in self._not_before]
-        own = [run_id for run_id in free if self._owns(run_id)]
+        self._urgent = prioritised(self.store)
+        found: dict[str, None] = {}
+        for run_id in chain(handed_over(self.store), self._due.find(), self._urgent, self.store.interrupted_runs()):
+            if run_id not in self._tasks and run_id not in self._not_before and self._owns(run_id):
+                found[run_id] = None
+                if len(found) >= wanted:
+                    break
         # Workers that look at the same moment do not all try the same run first.
-        first = own[: 4 * self.limit]
-        random.shuffle(first)
-        return first
+        mixed = random.sample(list(found), len(found))
+        return sorted(mixed, key=lambda run_id: -self._urgent.get(run_id, 0))
 
     def _owns(self, run_id: str) -> bool:
         known = self._is_own.get(run_id)
@@ -141,21 +163,20 @@ class AgentWorker:
         return known
 
     async def _execute(self, run_id: str) -> None:
+        if run_id in self._urgent:
+            self.store.forget_note(_priority_note(run_id, self._urgent[run_id]))
         try:
             seen = await self.store.off_loop(self.store.run, run_id)
             if seen.status == "running":
                 return  # another worker was faster
-            if run_id in self._to_cancel:
-                await cancel_run(self.store, run_id)
-            elif seen.status in ("interrupted", "waiting", "cancelled"):
+            if seen.status in ("interrupted", "waiting", "cancelled"):
                 result = await resume_run(self.plan, self.store, run_id, self.listeners, seen=seen)
                 self.ended[result.status] += 1
+                self.usage += result.usage
             forget_requests(self.store, run_id)
             self._is_own.pop(run_id, None)
         except asyncio.CancelledError:
             self.ended["cancelled"] += 1
-            if run_id in self._to_cancel:
-                forget_requests(self.store, run_id)
         except (RunNotFound, JournalLocked, LeaseLost):
             pass
         except CloseoutError as error:
@@ -179,10 +200,37 @@ class AgentWorker:
 async def awaited_result(plan: AgentPlan, store: Store, run_id: str, timeout: float | None) -> RunResult:
     """Wait for the end of a run, which any process executes, and return its result: see `Agent.result`."""
     between = FIRST_LOOK
-    async with asyncio.timeout(timeout):
-        while (await store.off_loop(store.run, run_id)).status in _NO_END:
-            await asyncio.sleep(between)
-            between = min(between * 1.5, LAST_LOOK)
+    with news_of(store, await store.off_loop(store.number_of, run_id)) as news:
+        async with asyncio.timeout(timeout):
+            while (await store.off_loop(store.run, run_id)).status in _NO_END:
+                await waited(news, between)
+                between = min(between * 1.5, LAST_LOOK)
     rows = (await store.off_loop(store.read, run_id)).rows
     contract = as_recorded(plan, rows).contract
     return load_result(run_id, rows, contract, lambda: store.read(run_id).rows, load=store.content)
+
+
+async def followed(store: Store, run_id: str, start: int = 0) -> AsyncIterator[Row]:
+    """Iterate over the events of a run, which any process executes, to its end: see `Agent.follow`."""
+
+    async def is_under_way() -> bool:
+        return (await store.off_loop(store.run, run_id)).status in _NO_END
+
+    with news_of(store, await store.off_loop(store.number_of, run_id)) as news:
+        async for row in follow(store, run_id, start, is_under_way=is_under_way, news=news):
+            yield row
+
+
+def prioritise(store: Store, run_id: str, priority: int) -> None:
+    """Let workers execute a submitted run before those with a lower priority."""
+    store.note(_priority_note(run_id, priority), "1")
+
+
+def _priority_note(run_id: str, priority: int) -> str:
+    return f"{_PRIORITY}{MAX_PRIORITY - priority} {run_id}"
+
+
+def prioritised(store: Store) -> dict[str, int]:
+    """Return the priorities of the runs that have one. Raises JournalError."""
+    pairs = [text.split(" ", 1) for text in store.notes_that_begin_with(_PRIORITY)]
+    return {run_id: MAX_PRIORITY - int(place) for place, run_id in pairs}

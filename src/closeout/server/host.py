@@ -25,7 +25,7 @@ from closeout.errors import (
 )
 from closeout.file_values import File
 from closeout.journal.events import DecisionMade, ModelReplied, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
-from closeout.journal.following import Wakeup, follow
+from closeout.journal.following import Wakeup, follow, news_of, waited
 from closeout.journal.retention import delete_ended
 from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import new_run_id
@@ -65,6 +65,7 @@ MAX_RESUMES = 3  # a run that makes no progress may be what kills the server
 POLL_SECONDS = 0.5  # seconds between two looks at a run that another process executes
 CANCEL_SECONDS = 10.0  # seconds to wait for another process that ends a run
 LOOK_SECONDS = 1.0  # seconds between two looks for runs that can continue because of another process
+LOOK_SPACING = 0.05  # seconds between two looks at least
 GRACE_SECONDS = 1.0  # seconds that the host which recorded a run has to begin it, before others do
 RETRY_SECONDS = 30.0  # seconds until a run is tried again that could not be read or written
 PRUNE_SECONDS = 86_400.0  # seconds between two deletions of old runs
@@ -138,6 +139,7 @@ class AgentHost:
         self._chores: list[asyncio.Task[None]] = []
         self._left_alone: set[str] = set()  # runs of others, and those that no client comes back for
         self._free_from: dict[str, float] = {}  # run that nobody executes → when this host may take it
+        self._next_scan = 0.0  # when to look for them again
         self._failures: dict[str, str] = {}  # why a run could not be executed
         self._streamed: set[str] = set()  # runs that a client follows as a stream, and whose replies are answers
         self._recorder = ReplyRecorder(self._streams_text, lambda: self.agent.plan().forms)
@@ -206,18 +208,18 @@ class AgentHost:
 
         It looks again and again, because nothing in the journal changes when a lease ends or a process dies.
         """
-        while True:
-            self._look.clear()
-            try:
-                await self._take_runs()
-                pause = max(0.0, min(self._due.next_time - self.store.clock(), LOOK_SECONDS))  # it can be set meanwhile
-                self.problem = ""
-            except JournalError as error:
-                log.warning("The runs cannot be read: %s", error)
-                self.problem = str(error)
-                pause = LOOK_SECONDS
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), pause)
+        with news_of(self.store) as self._look:
+            while True:
+                try:
+                    await self._take_runs()
+                    self.problem = ""
+                    pause = min(self._due.next_time - self.store.clock(), LOOK_SECONDS)
+                except JournalError as error:
+                    log.warning("The runs cannot be read: %s", error)
+                    self.problem = str(error)
+                    pause = LOOK_SECONDS
+                if await waited(self._look, max(0.0, pause)):
+                    await asyncio.sleep(LOOK_SPACING)  # more news share the look
 
     async def _keep_pruning(self, days: float) -> None:
         """Delete the runs that ended so many days ago, now and every day."""
@@ -236,24 +238,20 @@ class AgentHost:
         Args:
             grace: Seconds for which nobody must have executed a run: its own host may be about to.
         """
-        to_cancel, due, left = await asyncio.to_thread(self._found)
-        for run_id in to_cancel:
+        for run_id in await cancel_requests(self.store):
             task = self._tasks.get(run_id)
-            if isinstance(task, asyncio.Task):
+            if isinstance(task, asyncio.Task) and not task.cancelling():
                 task.cancel()
-        for run_id in due:
-            if run_id not in to_cancel:
-                await self._take(run_id)
+        for run_id in await asyncio.to_thread(lambda: list(self._due.find())):
+            await self._take(run_id)
         now = time.monotonic()
-        self._free_from = {run_id: self._free_from.get(run_id, now + grace) for run_id in left if self._is_new(run_id)}
-        for run_id, free_from in self._free_from.items():
-            if free_from <= now and len(self._tasks) < self._max_runs and run_id not in to_cancel:
+        if now >= self._next_scan:
+            left = await asyncio.to_thread(lambda: [*self.store.interrupted_runs(), *handed_over(self.store)])
+            self._free_from = {each: self._free_from.get(each, now + grace) for each in left if self._is_new(each)}
+            self._next_scan = now + LOOK_SECONDS
+        for run_id, free_from in list(self._free_from.items()):
+            if free_from <= now and len(self._tasks) < self._max_runs:
                 await self._take(run_id)
-
-    def _found(self) -> tuple[frozenset[str], list[str], list[str]]:
-        """Return the runs to cancel, those that can continue, and those that nobody executes and that have no end."""
-        left = [*self.store.interrupted_runs(), *handed_over(self.store)]
-        return cancel_requests(self.store), list(self._due.find()), left
 
     def _is_new(self, run_id: str) -> bool:
         return run_id not in self._tasks and run_id not in self._left_alone and run_id not in self._failures
@@ -390,8 +388,8 @@ class AgentHost:
         except asyncio.CancelledError:
             self.ended["cancelled"] += 1
             if not self.stopping:
-                forget_requests(self.store, run_id)
                 await self._end(run_id, RunEnded("main", "cancelled", "cancelled"))
+                forget_requests(self.store, run_id)
         except (JournalLocked, LeaseLost):
             log.info("Run %s is left to another process, which executes it.", run_id)
         except (JournalDamaged, ResumeRefused) as error:
@@ -481,12 +479,13 @@ class AgentHost:
 
     async def wait(self, run_id: str, timeout: float | None = None) -> None:
         """Wait until a run is over or waits, whoever executes it, at most `timeout` seconds."""
-        with suppress(TimeoutError):
+        number = await asyncio.to_thread(self.store.number_of, run_id)
+        with news_of(self.store, number) as news, suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while await self.state(run_id):
                     task = self._tasks.get(run_id)
                     if task is None:
-                        await asyncio.sleep(POLL_SECONDS)
+                        await waited(news, POLL_SECONDS)
                     else:  # a queued run may be executed elsewhere
                         await asyncio.wait([task], timeout=None if run_id in self._executing else POLL_SECONDS)
 
@@ -512,8 +511,13 @@ class AgentHost:
         is_left = status == "interrupted" or (
             status == "cancelled" and await asyncio.to_thread(is_handed_over, self.store, run_id)
         )
+        if status == "waiting":
+            with suppress(JournalLocked):
+                await asyncio.to_thread(self.store.check_unlocked, run_id)
+                return "queued" if run_id in self._tasks else ""
+            return "running"  # another process begins to continue it, or has not let go of it yet
         if run_id in self._tasks:
-            return "queued" if is_left or status == "waiting" else ""
+            return "queued" if is_left else ""
         return "queued" if is_left and self._is_new(run_id) and not self.stopping else ""
 
     def failure(self, run_id: str) -> str:
@@ -537,19 +541,16 @@ class AgentHost:
         """Return the committed events of a run."""
         return await asyncio.to_thread(self.store.rows_from, run_id, 0)
 
-    def follow(self, run_id: str, start: int = 0) -> AsyncIterator[Row]:
+    async def follow(self, run_id: str, start: int = 0) -> AsyncIterator[Row]:
         """Iterate over the events of a run from a place on, until it is over or the host is left."""
 
         async def is_under_way() -> bool:
             return bool(await self.state(run_id))
 
-        return follow(
-            self.store,
-            run_id,
-            start,
-            wakeup=self._wakeups.get(run_id),
-            is_under_way=is_under_way,
-        )
+        wakeup = self._wakeups.get(run_id)
+        with news_of(self.store, await asyncio.to_thread(self.store.number_of, run_id)) as news:
+            async for row in follow(self.store, run_id, start, wakeup=wakeup, is_under_way=is_under_way, news=news):
+                yield row
 
     async def delete(self, run_id: str) -> None:
         """Cancel a run and delete its record.

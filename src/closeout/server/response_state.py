@@ -338,7 +338,7 @@ class ResponseState:
             failure: Why it will not, if the run has not ended.
         """
         # A host that was stopped has cancelled a run that another one continues.
-        is_left = self.outcome is not None and self.outcome.status == "cancelled" and state
+        is_left = self.outcome is not None and self.outcome.status == "cancelled" and state == "queued"
         outcome = None if is_left else self.outcome
         error: dict[str, Any] | None = None
         if outcome is None and (failure or state not in ("", "running", "queued")):

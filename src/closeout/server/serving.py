@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ from aiohttp import web
 
 from closeout.errors import ConfigError
 from closeout.homes import Home
+from closeout.messages import Usage
 from closeout.server.anthropic_chat import add_messages
 from closeout.server.api_errors import api_errors, log
 from closeout.server.app import LOOPBACK_HOSTS, create_app
@@ -31,6 +32,7 @@ __all__ = [
     "listening",
     "on_first_signal",
     "proxy_app",
+    "run_metrics",
     "serve_until_stopped",
     "viewer_app",
 ]
@@ -242,7 +244,7 @@ def _add_health(app: web.Application, host: AgentHost) -> None:
         return web.json_response({"status": status}, status=200 if status == "ok" else 503)
 
     async def metrics(_: web.Request) -> web.Response:
-        return _metrics_response(_host_families(host))
+        return run_metrics(active=host.active, queued=host.queued, ended=host.ended, usage=host.usage)
 
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/metrics", metrics)
@@ -252,21 +254,29 @@ _Family: TypeAlias = tuple[str, str, str, list[tuple[str, float]]]
 """A metric: its name, its type, what it is, and its samples by label."""
 
 
-def _host_families(host: AgentHost) -> list[_Family]:
-    usage = host.usage
-    ended = [(f'{{status="{status}"}}', count) for status, count in sorted(host.ended.items())]
+def run_metrics(*, active: int, queued: int, ended: Mapping[str, int], usage: Usage) -> web.Response:
+    """Return the figures of a process that executes runs, in Prometheus's text format.
+
+    Args:
+        active: The runs that it executes.
+        queued: Those that wait in it.
+        ended: Those that ended, by status.
+        usage: What they used.
+    """
+    by_status = [(f'{{status="{status}"}}', count) for status, count in sorted(ended.items())]
     tokens = [
         ('{kind="input"}', usage.input_tokens),
         ('{kind="cached"}', usage.cache_read_tokens),
         ('{kind="output"}', usage.output_tokens),
     ]
-    return [
-        ("closeout_runs_active", "gauge", "Runs that are executed.", [("", host.active)]),
-        ("closeout_runs_queued", "gauge", "Runs that wait.", [("", host.queued)]),
-        ("closeout_runs_ended_total", "counter", "Runs that ended, by status.", [*ended]),
+    families: list[_Family] = [
+        ("closeout_runs_active", "gauge", "Runs that are executed.", [("", active)]),
+        ("closeout_runs_queued", "gauge", "Runs that wait.", [("", queued)]),
+        ("closeout_runs_ended_total", "counter", "Runs that ended, by status.", [*by_status]),
         ("closeout_model_requests_total", "counter", "Requests to models.", [("", usage.requests)]),
         ("closeout_tokens_total", "counter", "Tokens by kind.", [*tokens]),
     ]
+    return _metrics_response(families)
 
 
 def _proxy_families(proxy: Proxy) -> list[_Family]:

@@ -1,0 +1,82 @@
+"""News of a database, by LISTEN and NOTIFY: which runs something has happened to that others may wait for.
+
+While the connection is cut, news get lost. When it is there again, every run has news.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from closeout.errors import JournalError
+from closeout.homes import DatabaseHome
+from closeout.journal.postgres_link import PostgresLink, explained_postgres
+
+__all__ = ["TELL", "PostgresNews", "channel_of"]
+
+TELL = "pg_notify(?, ?)"  # as SQL: the channel, the number of the run as a text
+_LOOK_SECONDS = 1.0  # seconds between two looks whether the journal is being closed
+
+
+def channel_of(home: DatabaseHome) -> str:
+    """Return the channel of a journal. A schema may have a name that is too long for one."""
+    return f"closeout_{hashlib.sha256(home.schema.encode()).hexdigest()[:16]}"
+
+
+class PostgresNews:
+    """Calls functions for the news of a journal, in a thread with a connection, which begin with the first function.
+
+    Args:
+        home: The database.
+    """
+
+    def __init__(self, home: DatabaseHome) -> None:
+        self._home = home
+        self._link = PostgresLink(home, synced=False)
+        self._guard = threading.Lock()
+        self._acts: list[Callable[[int], object]] = []
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    def subscribe(self, act: Callable[[int], object]) -> Callable[[], None]:
+        """Call a function, in the thread, with the number of each run that has news, 0 for all. Returns its end."""
+        with self._guard:
+            self._acts = [*self._acts, act]
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._listen, name="closeout-news", daemon=True)
+                self._thread.start()
+
+        def leave() -> None:
+            with self._guard:
+                self._acts = [each for each in self._acts if each is not act]
+
+        return leave
+
+    def _listen(self) -> None:
+        try:
+            while not self._closing.is_set():
+                with suppress(JournalError), self._link.lock, explained_postgres(self._home):
+                    raw = self._link.raw
+                    raw.execute(f'LISTEN "{channel_of(self._home)}"'.encode())
+                    self._tell(0)  # what happened before
+                    while not self._closing.is_set():
+                        for notice in raw.notifies(timeout=_LOOK_SECONDS):
+                            self._tell(int(notice.payload))
+                self._closing.wait(_LOOK_SECONDS)  # the database is away
+        finally:
+            self._link.close()
+
+    def _tell(self, number: int) -> None:
+        for act in self._acts:
+            act(number)
+
+    def forget(self) -> None:
+        """Begin without a thread in a forked process: the connection is the parent's."""
+        self._link.forget()
+        self.__init__(self._home)  # type: ignore[misc]
+
+    def close(self) -> None:
+        """End the thread soon."""
+        self._closing.set()
