@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import pytest
 from rich.cells import cell_len
 
 from cli_process import closeout, here, on_terminal
+from closeout import Agent
 from closeout.cli.options import RunOptions, make_agent
 from closeout.messages import ToolCall
-from closeout.testing import Turn, say, serve_script
+from closeout.testing import ScriptedClient, Turn, answer, say, serve_script
 from closeout.testing.scripted_server import ScriptedServer
 
 SUM = ToolCall("calculate", {"expression": "17*2340/100"})
@@ -327,3 +329,14 @@ runpy.run_module("closeout", run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "closeout: stopped.\n")
+
+
+def test_a_run_that_nobody_executes_is_cancelled_and_one_that_has_ended_stays() -> None:
+    agent = Agent(ScriptedClient([answer("42")]))
+    run_id = asyncio.run(agent.submit("Say 42."))
+    done = here("cancel", run_id)
+    assert (done.code, done.err) == (0, f"Cancelled. To continue the run after all: closeout resume {run_id}.\n")
+    assert here("cancel", run_id, "--json").json == {"run_id": run_id, "status": "cancelled"}
+    assert agent.resume_sync(run_id).answer == "42"
+    assert "is answered and stays as it is" in here("cancel", run_id).err
+    assert "No run nothing in" in here("cancel", "nothing").err

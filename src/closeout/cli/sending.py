@@ -1,15 +1,17 @@
-"""The command send: a message to a running agent."""
+"""The commands send and cancel: a message to a running agent, and its end."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 from closeout.cli import exits
 from closeout.cli.terminal import print_json
 
-__all__ = ["send_command"]
+__all__ = ["cancel_command", "send_command"]
 
 BY = "terminal"
+PATIENCE = 10.0  # seconds for a process to cancel a run
 
 
 def send_command(run_id: str, text: str, *, to: str, interrupt: bool, as_json: bool) -> int:
@@ -30,3 +32,29 @@ def send_command(run_id: str, text: str, *, to: str, interrupt: bool, as_json: b
     else:
         print(f"Sent. The run is {status}: it reads the message when it continues.", file=sys.stderr)
     return exits.OK
+
+
+def cancel_command(run_id: str, *, as_json: bool) -> int:
+    """Cancel a run, and wait until it has ended. Return the exit code."""
+    from closeout.config import home_folder
+    from closeout.journal.store import open_store
+    from closeout.run.cancelling import cancel_run
+
+    store = open_store(home_folder())
+    was = store.run(run_id).status
+    try:
+        asyncio.run(cancel_run(store, run_id, PATIENCE))
+    except TimeoutError:
+        print(
+            f"Run {run_id} has not ended within {PATIENCE:.0f} seconds. The request stays: a worker or a server that "
+            "executes the run, now or later, cancels it. In another program, press Ctrl-C or cancel its task.",
+            file=sys.stderr,
+        )
+    status = store.run(run_id).status
+    if as_json:
+        print_json({"run_id": run_id, "status": status})
+    elif status == was != "running":
+        print(f"Run {run_id} is {status} and stays as it is.", file=sys.stderr)
+    elif status != "running":
+        print(f"Cancelled. To continue the run after all: closeout resume {run_id}.", file=sys.stderr)
+    return exits.FAILED if status == "running" else exits.OK
