@@ -50,7 +50,7 @@ $(LOWEST)/.dev: pyproject.toml .ci/lowest.py
 	@touch $@
 
 run: $(VENV)/.run
-	@$(BIN)/closeout run "$(Q)" --docs examples/documents $(ARGS)
+	@$(BIN)/closeout run "$(Q)" -m local --docs examples/documents $(ARGS)
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
