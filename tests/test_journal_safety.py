@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from closeout import Agent, tool
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked
 from closeout.journal import events as ev
 from closeout.journal.check import check_home
-from closeout.journal.database import JOURNAL_FILES, journal_error
+from closeout.journal.database import JOURNAL_FILES, connect, journal_error
 from closeout.journal.locks import LOCKS_NAME, RunLocks
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.run_journal import Journal
@@ -498,3 +499,12 @@ def steps_to_take(calls: int) -> int:
 
 def test_taking_a_record_with_sub_agents_grows_linearly() -> None:
     assert steps_to_take(800) <= 8.1 * steps_to_take(100)
+
+
+def test_processes_that_make_a_journal_at_the_same_time_all_open_it(tmp_path: Path) -> None:
+    def opened(number: int) -> None:
+        connect(tmp_path / f"{number // 6}.sqlite3").close()
+
+    with ThreadPoolExecutor(6) as threads:
+        for _ in threads.map(opened, range(600)):
+            pass

@@ -108,7 +108,7 @@ def watched_viewer(
         finally:
             for context in viewer.contexts:
                 context.close()
-        assert viewer.problems == []
+        assert viewer.problems == [], viewer.problems
 
 
 def run_apart(agent: Agent[Any], task: str) -> str:

@@ -140,10 +140,11 @@ def version_of(db: sqlite3.Connection, path: Path) -> int:
     Raises:
         JournalError: the format is newer than this version of Closeout, or of none.
     """
-    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    with snapshot(db):  # another process may be making the tables
+        version = int(db.execute("PRAGMA user_version").fetchone()[0])
+        columns = [name for _, name, *_ in db.execute("PRAGMA table_info(events)")]
     if version > VERSION:
         raise JournalError(f"{path} was written by a newer Closeout. Install that, or set another CLOSEOUT_HOME.")
-    columns = [name for _, name, *_ in db.execute("PRAGMA table_info(events)")]
     if not columns:
         return 0
     if columns not in _COLUMNS.get(version, []):
@@ -230,6 +231,19 @@ def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         with suppress(sqlite3.Error):
             db.execute("ROLLBACK")
         raise
+
+
+@contextmanager
+def snapshot(db: sqlite3.Connection) -> Iterator[None]:
+    """See one state of the file throughout, also within a transaction."""
+    if db.in_transaction:
+        yield
+        return
+    db.execute("BEGIN")
+    try:
+        yield
+    finally:
+        db.execute("COMMIT")
 
 
 @contextmanager
