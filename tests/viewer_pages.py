@@ -71,6 +71,7 @@ class Viewer:
     address: str
     browser: Any
     problems: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
     contexts: list[Any] = field(default_factory=list)
 
     def open(self, path: str = "", *, address: str | None = None, **options: Any) -> Any:
@@ -91,9 +92,12 @@ class Viewer:
             self.problems.append(f"request to {url}")
 
     def expect_status(self, status: int) -> None:
-        """Forget that Chromium reported responses with this status: the test has asked for them."""
+        """Expect that Chromium reports responses with this status, now and later: the test has asked for them."""
         assert any(str(status) in problem for problem in self.problems)
-        self.problems = [problem for problem in self.problems if str(status) not in problem]
+        self.expected.append(str(status))
+
+    def unexpected(self) -> list[str]:
+        return [problem for problem in self.problems if not any(status in problem for status in self.expected)]
 
 
 @contextmanager
@@ -108,7 +112,7 @@ def watched_viewer(
         finally:
             for context in viewer.contexts:
                 context.close()
-        assert viewer.problems == [], viewer.problems
+        assert viewer.unexpected() == [], viewer.problems
 
 
 def run_apart(agent: Agent[Any], task: str) -> str:
