@@ -161,8 +161,8 @@ async def test_the_clock_of_the_database_decides(database: DatabaseHome, monkeyp
 
 
 async def test_news_of_a_database_come_without_polling(database: DatabaseHome, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("working.LOOK_SECONDS", "working.FIRST_LOOK", "working.LAST_LOOK", "cancelling._FIRST_LOOK"):
-        monkeypatch.setattr(f"closeout.run.{name}", 600.0)
+    for name in ("run.working.LOOK_SECONDS", "journal.following.FIRST_LOOK", "journal.following.LAST_LOOK"):
+        monkeypatch.setattr(f"closeout.{name}", 600.0)
     with closing(Store(database)) as store:
         paid: list[str] = []
         agent, worker = paying_agent(database, paid), in_another_process(paying_agent(database, paid), store)

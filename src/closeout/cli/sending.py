@@ -11,7 +11,8 @@ from closeout.cli.terminal import print_json
 __all__ = ["cancel_command", "send_command"]
 
 BY = "terminal"
-PATIENCE = 10.0  # seconds for a process to cancel a run
+# Seconds that a process may take to cancel a run.
+PATIENCE = 10.0
 
 
 def send_command(run_id: str, text: str, *, to: str, interrupt: bool, as_json: bool) -> int:

@@ -11,7 +11,12 @@ from closeout.journal.run_journal import COMMIT_SECONDS
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Progress
 
-__all__ = ["Wakeup", "follow", "news_of", "waited"]
+__all__ = ["Wakeup", "follow", "news_of", "wait_until", "waited"]
+
+# Seconds between two looks at a run that another process executes.
+POLL_SECONDS = 0.5
+# Seconds between two looks at a run that somebody waits for, at first and at most.
+FIRST_LOOK, LAST_LOOK = 0.05, 1.0
 
 
 @contextmanager
@@ -48,7 +53,28 @@ async def waited(news: asyncio.Event, seconds: float) -> bool:
     return found
 
 
-POLL_SECONDS = 0.5  # seconds between two looks at a run that another process executes
+async def wait_until(
+    store: Store, run_id: str, is_reached: Callable[[], Awaitable[bool]], timeout: float | None
+) -> None:
+    """Look at a run until it is where it should be: when it has news, and from time to time.
+
+    Args:
+        store: Where the run is kept.
+        run_id: The run.
+        is_reached: Looks, and returns True at the end of the wait.
+        timeout: Seconds to wait; None: as long as it takes.
+
+    Raises:
+        TimeoutError: It is not there in time.
+        RunNotFound: There is no such run.
+        JournalError: The journal cannot be read.
+    """
+    number, between = await store.off_loop(store.number_of, run_id), FIRST_LOOK
+    with news_of(store, number) as news:
+        async with asyncio.timeout(timeout):
+            while not await is_reached():
+                await waited(news, between)
+                between = min(between * 1.5, LAST_LOOK)
 
 
 class Wakeup:
@@ -111,10 +137,10 @@ async def follow(
             yield row
         if not going_on:
             return
+        if change is None:
+            await waited(news or asyncio.Event(), poll)
+            continue
         with suppress(TimeoutError):
             async with asyncio.timeout(poll):
-                if change is None:
-                    await waited(news or asyncio.Event(), poll)
-                else:
-                    await change.wait()
-                    await asyncio.sleep(COMMIT_SECONDS)  # let more events share the commit
+                await change.wait()
+                await asyncio.sleep(COMMIT_SECONDS)  # let more events share the commit

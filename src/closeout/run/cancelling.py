@@ -5,12 +5,12 @@ Both are notes in the journal. Workers and servers look for them.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
+from functools import partial
 
 from closeout.errors import JournalDamaged, JournalLocked, RunNotFound
 from closeout.journal.events import RunEnded
-from closeout.journal.following import news_of, waited
+from closeout.journal.following import wait_until
 from closeout.journal.run_journal import Journal
 from closeout.journal.store import RunRecord, Store
 
@@ -26,8 +26,6 @@ __all__ = [
 # The prefixes of the notes.
 _CANCEL, _HAND_OVER = "cancel ", "handed over "
 _IDLE = ("interrupted", "waiting")  # the status of runs that nobody executes, and that have no end
-# Seconds between two looks at a run that is to end, at first and at most.
-_FIRST_LOOK, _LAST_LOOK = 0.05, 1.0
 
 
 async def cancel_run(store: Store, run_id: str, timeout: float | None = None) -> None:
@@ -47,12 +45,7 @@ async def cancel_run(store: Store, run_id: str, timeout: float | None = None) ->
         JournalError: The journal cannot be read or written.
     """
     number = await store.off_loop(store.number_of, run_id)
-    between = _FIRST_LOOK
-    with news_of(store, number) as news:
-        async with asyncio.timeout(timeout):
-            while not await _has_ended(store, run_id, number):
-                await waited(news, between)
-                between = min(between * 1.5, _LAST_LOOK)
+    await wait_until(store, run_id, partial(_has_ended, store, run_id, number), timeout)
     forget_requests(store, run_id)
 
 

@@ -9,11 +9,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 
 from closeout.errors import CloseoutError, JournalError, JournalLocked, LeaseLost, RunNotFound
 from closeout.journal.events import RunStarted
-from closeout.journal.following import follow, news_of, waited
+from closeout.journal.following import follow, news_of, wait_until, waited
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Listener
 from closeout.messages import Usage
@@ -34,8 +35,6 @@ log = logging.getLogger("closeout")
 LOOK_SECONDS, LOOK_SPACING = 0.5, 0.05
 # Seconds until a run that could not be resumed is tried again.
 REFUSED_SECONDS = 60.0
-# Seconds between two checks whether a run has ended, at first and at most.
-FIRST_LOOK, LAST_LOOK = 0.05, 1.0
 _NO_END = ("running", "interrupted", "waiting")
 # The prefix of a note on a run with a priority, so that notes are in the order of the highest first.
 _PRIORITY = "priority "
@@ -199,25 +198,24 @@ class AgentWorker:
 
 async def awaited_result(plan: AgentPlan, store: Store, run_id: str, timeout: float | None) -> RunResult:
     """Wait for the end of a run, which any process executes, and return its result: see `Agent.result`."""
-    between = FIRST_LOOK
-    with news_of(store, await store.off_loop(store.number_of, run_id)) as news:
-        async with asyncio.timeout(timeout):
-            while (await store.off_loop(store.run, run_id)).status in _NO_END:
-                await waited(news, between)
-                between = min(between * 1.5, LAST_LOOK)
+
+    async def has_ended() -> bool:
+        return not await _has_no_end(store, run_id)
+
+    await wait_until(store, run_id, has_ended, timeout)
     rows = (await store.off_loop(store.read, run_id)).rows
     contract = as_recorded(plan, rows).contract
     return load_result(run_id, rows, contract, lambda: store.read(run_id).rows, load=store.content)
 
 
+async def _has_no_end(store: Store, run_id: str) -> bool:
+    return (await store.off_loop(store.run, run_id)).status in _NO_END
+
+
 async def followed(store: Store, run_id: str, start: int = 0) -> AsyncIterator[Row]:
     """Iterate over the events of a run, which any process executes, to its end: see `Agent.follow`."""
-
-    async def is_under_way() -> bool:
-        return (await store.off_loop(store.run, run_id)).status in _NO_END
-
     with news_of(store, await store.off_loop(store.number_of, run_id)) as news:
-        async for row in follow(store, run_id, start, is_under_way=is_under_way, news=news):
+        async for row in follow(store, run_id, start, is_under_way=partial(_has_no_end, store, run_id), news=news):
             yield row
 
 
