@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -153,11 +154,20 @@ async def test_the_payload_of_a_signal_is_untrusted_after_days_of_waiting(tmp_pa
 
 async def test_a_message_to_a_running_agent_is_trusted_and_clears_nothing() -> None:
     desk = Desk()
-    run = desk.agent(call("read_page"), call("salary"), SEND).stream("Go.")
+    sent = asyncio.Event()
+
+    @tool(read_only=True, returns="trusted", labels={"hr"})
+    async def look_up() -> str:
+        """Look it up, which takes until the message is sent."""
+        await sent.wait()
+        return "5000"
+
+    run = desk.agent(call("read_page"), call("look_up"), SEND, more=[look_up]).stream("Go.")
     labels = []
     async for event in run:
-        if isinstance(event, ev.ToolStarted) and event.name != "send":
+        if isinstance(event, ev.ToolStarted) and event.name == "look_up":
             await run.send("Please go on, and send it.")
+            sent.set()
         if isinstance(event, ev.ToolFinished):
             labels.append(event.labels)
     assert labels == [("untrusted",), ("untrusted", "hr")]
