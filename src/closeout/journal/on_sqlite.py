@@ -97,7 +97,7 @@ class SqliteJournal:
                     with transaction(db):
                         if bodies:
                             self._notice_deletions(db)
-                            _insert_bodies(db, [item for item in bodies.items() if item[0] not in self._known])
+                            self._insert_bodies(item for item in bodies.items() if item[0] not in self._known)
                         db.executemany(insert, rows)
                         for _, statement, values in updates:
                             db.execute(statement, values)
@@ -113,7 +113,18 @@ class SqliteJournal:
     def insert(self, db: SqlConnection, row: EventRow, bodies: Mapping[bytes, list[bytes]]) -> None:
         """Write a row of a new run with its bodies, within a transaction."""
         db.execute(_INSERT_EVENTS, row)
-        _insert_bodies(db, bodies.items())
+        self._insert_bodies(bodies.items())
+
+    def _insert_bodies(self, bodies: Iterable[tuple[bytes, list[bytes]]]) -> None:
+        """Store bodies. SQLite fetches and joins the parts of a large one, without the interpreter's lock."""
+        for digest, parts in bodies:
+            if len(parts) == 1:
+                self.db.execute("INSERT OR IGNORE INTO bodies VALUES (?,?)", (digest, *parts))
+                continue
+            self.db.create_function("part", 1, parts.__getitem__)
+            numbers = "WITH RECURSIVE numbers (n) AS (VALUES (0) UNION ALL SELECT n+1 FROM numbers WHERE n+1<?)"
+            joined = "SELECT ?,CAST(group_concat(part(n),'') AS BLOB) FROM numbers"
+            self.db.execute(f"{numbers} INSERT OR IGNORE INTO bodies {joined}", (len(parts), digest))
 
     @contextmanager
     def transaction(self, *, durable: bool = False, holding: Collection[int] = ()) -> Iterator[sqlite3.Connection]:
@@ -272,14 +283,3 @@ def references(row: bytes | str) -> set[bytes]:
     """Return the hashes of the large texts and files that a stored row refers to, and whatever looks like one."""
     found = _REFERENCE.findall(row if isinstance(row, bytes) else str(row).encode())
     return {bytes.fromhex(digest.decode()) for digest in found}
-
-
-def _insert_bodies(db: SqlConnection, bodies: Iterable[tuple[bytes, list[bytes]]]) -> None:
-    """Store bodies. SQLite joins the parts of a large one, which does not hold the interpreter's lock."""
-    for digest, parts in bodies:
-        if len(parts) == 1:
-            db.execute("INSERT OR IGNORE INTO bodies VALUES (?,?)", (digest, *parts))
-            continue
-        rows = ",".join(["(?)"] * len(parts))
-        joined = f"SELECT ?,CAST(group_concat(column1,'') AS BLOB) FROM (VALUES {rows})"  # noqa: S608 - only marks
-        db.execute(f"INSERT OR IGNORE INTO bodies {joined}", (digest, *parts))
