@@ -44,7 +44,7 @@ def closeout(
     *arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Done:
     done = subprocess.run(
-        [*COMMAND, *arguments], input=stdin, capture_output=True, env=environment(env), cwd=cwd, timeout=60
+        [*COMMAND, *arguments], input=stdin, capture_output=True, env=environment(env), cwd=cwd, timeout=100
     )
     return Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
@@ -70,7 +70,7 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def wait_for(home: Path, kind: str, times: int = 1) -> str:
     """The id of the newest run, once so many of its events are of a kind."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         if (home / "journal.sqlite3").exists():
             store = open_store(home)
@@ -85,7 +85,7 @@ def stopped(process: subprocess.Popen[str], signals: Sequence[int] = (signal.SIG
     for number in signals:
         process.send_signal(number)
         time.sleep(0.05)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=100)
     return Done(process.returncode, out, err)
 
 
@@ -115,4 +115,4 @@ def on_terminal(
             break
         pieces.append(piece)
     os.close(read)
-    return process.wait(timeout=30), b"".join(pieces).decode(errors="replace").replace("\r\n", "\n")
+    return process.wait(timeout=100), b"".join(pieces).decode(errors="replace").replace("\r\n", "\n")

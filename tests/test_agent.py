@@ -687,7 +687,7 @@ async def test_agents_that_call_themselves_are_stopped() -> None:
         agent = Agent("openai:x", base_url=server.base_url, api_key="k", dialect="function_call")
         agent._tools = (agent.as_tool("again", "Does it again."),)
         holder.append(agent)
-        result = await asyncio.wait_for(agent.run("Go."), 30)
+        result = await asyncio.wait_for(agent.run("Go."), 60)
     assert result.status in ("answered", "unanswered")
 
 

@@ -176,7 +176,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 100.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

@@ -157,7 +157,7 @@ class Terminal:
 
     def send_until(self, keys: str, text: str) -> None:
         """Send keys until the screen was sent the text. Ctrl-C just as `input()` begins to wait is lost."""
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 100
         while text not in self.shown:
             assert time.monotonic() < deadline, f"{text!r} did not come: {self.shown}"
             self.send(keys)
@@ -166,7 +166,7 @@ class Terminal:
 
     def wait_for(self, text: str, times: int = 1, *, after: str = "") -> None:
         """Read until the screen was sent the text so many times, after the first occurrence of another text."""
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 100
         while (self.shown.partition(after)[2] if after else self.shown).count(text) < times:
             ready, _, _ = select.select([self._side], [], [], max(deadline - time.monotonic(), 0))
             assert ready, f"{text!r} did not come: {self.shown}"
@@ -185,7 +185,7 @@ class Terminal:
         """Read to the end and return the exit code."""
         while self._read():
             pass
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=100)
 
     def __enter__(self) -> Terminal:
         return self

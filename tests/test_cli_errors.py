@@ -397,14 +397,24 @@ def test_a_run_of_another_program_or_of_another_agent_is_not_resumed(server: Scr
 @pytest.fixture
 def hanging() -> Iterator[ScriptedServer]:
     """A server that hangs at each conversation's second turn, once."""
-    with serve_script(SCRIPT, by="question", misbehave=Misbehaviour("hang", at=2), record=False) as scripted:
+    with serve_script(SCRIPT, by="question", misbehave=Misbehaviour("hang", at=2)) as scripted:
         yield scripted
+
+
+def until_it_hangs(home: Path, hanging: ScriptedServer) -> str:
+    """Wait until the server has the request that it does not answer. Returns the id of the run."""
+    run_id = wait_for(home, "ModelRequested", 2)
+    deadline = time.monotonic() + 100
+    while len(hanging.requests) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return run_id
 
 
 @posix_only
 def test_with_json_a_stopped_run_prints_an_object(hanging: ScriptedServer, home: Path) -> None:
     process = start("run", "Stopped", *to(hanging), "--json")
-    run_id = wait_for(home, "ModelRequested", 2)
+    run_id = until_it_hangs(home, hanging)
     assert stopped(process).json == {"answer": None, "status": "cancelled", "run_id": run_id}
 
 
@@ -412,7 +422,7 @@ def test_with_json_a_stopped_run_prints_an_object(hanging: ScriptedServer, home:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_stopped_while_the_model_writes_can_be_resumed(number: int, hanging: ScriptedServer, home: Path) -> None:
     process = start("run", "Stopped", *to(hanging))
-    run_id = wait_for(home, "ModelRequested", 2)
+    run_id = until_it_hangs(home, hanging)
     done = stopped(process, [number])
     assert (done.code, done.out) == (128 + number, "")
     assert done.err.splitlines()[-1] == (
@@ -480,7 +490,7 @@ def test_a_run_stopped_before_it_began_offers_no_resume(tmp_path: Path) -> None:
 @posix_only
 def test_a_run_in_progress_cannot_be_resumed(hanging: ScriptedServer, home: Path) -> None:
     process = start("run", "Led", *to(hanging), "-q")
-    run_id = wait_for(home, "ModelRequested", 2)
+    run_id = until_it_hangs(home, hanging)
     second = here("resume", run_id)
     assert second.code == 3
     assert "is being executed right now" in second.sentence

@@ -49,7 +49,7 @@ ANSWERS = {question: turns[-1].answer for question, turns in QUESTIONS.items()}
 FAULTS = [kind for kind in MISBEHAVIOURS if kind != "hang" and kind not in ODD_FORMS]
 
 
-def agent(server, dialect, *, stream=False, stop=True, timeout=20.0):
+def agent(server, dialect, *, stream=False, stop=True, timeout=60.0):
     capabilities = Capabilities(completions=True, native_tools=dialect == "function_call", stop=stop, known=True)
     retry = RetryPolicy(first_wait=0.001)
     client = OpenAIClient("m", server.base_url, capabilities=capabilities, retry=retry)

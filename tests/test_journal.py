@@ -508,14 +508,14 @@ def test_a_flush_waits_for_the_thread_that_is_writing(home: Path, monkeypatch: p
     class Slow:
         def execute(self, *arguments: Any) -> Any:
             writing.set()
-            may_go_on.wait(30)
+            may_go_on.wait(60)
             return connection.execute(*arguments)
 
     monkeypatch.setattr(store.database, "db", Slow())
     first = threading.Thread(target=one.append, args=(replied(0),))
     second = threading.Thread(target=two.flush)
     first.start()
-    writing.wait(30)
+    writing.wait(60)
     second.start()
     second.join(0.1)
     assert second.is_alive()

@@ -62,7 +62,7 @@ async def test_a_tool_that_changes_during_a_run_is_not_offered_any_more(settings
         assert [spec.name for spec in manager.specs()] == ["look", "pay"]
         (tmp_path / "unit").write_text("euros")
         await manager.execute_tool_call("shop", "look", {})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(manager.specs()) > 1:  # noqa: ASYNC110  the server's notification
                 await asyncio.sleep(0.01)
         assert "Unknown tool" in (await manager.execute_tool_call("shop", "pay", {"amount": 1}))["error"]

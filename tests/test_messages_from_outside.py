@@ -39,7 +39,7 @@ class Desk:
         def look(key: str) -> str:
             """Look up a key."""
             self.asked.set()
-            assert self.may_go_on.wait(30)
+            assert self.may_go_on.wait(60)
             return f"[{key}] known"
 
         self.agent = Agent(ScriptedClient(answers_when_told), [look], home=home)
@@ -134,7 +134,7 @@ def test_the_page_of_a_run_has_a_box_for_messages(viewer: Viewer, home: Path) ->
     desk = Desk(home)
     thread = threading.Thread(target=lambda: desk.agent.run_sync("Go", run_id="run-1"))
     thread.start()
-    assert desk.asked.wait(30)
+    assert desk.asked.wait(60)
     page = viewer.open("#/run/run-1")
     page.get_by_role("textbox", name="Message to the agent").fill("say alpha <b>now</b>")
     page.get_by_label("Interrupt the reply").check()

@@ -248,10 +248,10 @@ async def test_of_messages_sent_all_the_time_each_is_in_the_run_or_refused(any_h
 
 @pytest.mark.parametrize("dialect", ["function_call", "cot_completion"])
 async def test_an_interrupting_message_cancels_the_reply_that_is_being_written(home: Path, dialect: str) -> None:
-    with serve_script(counting(2), misbehave=once("slow", at=2, seconds=30)) as server:
+    with serve_script(counting(2), misbehave=once("slow", at=2, seconds=600)) as server:
         agent = Agent("openai:scripted", [look_of()], base_url=server.base_url, api_key="k", home=home, dialect=dialect)
         run = agent.stream("Look two keys up.", run_id="r")
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             async for event in run:
                 if isinstance(event, ev.ModelRequested) and event.call == 1:
                     await run.send("say alpha", interrupt=True)
@@ -464,7 +464,7 @@ async def test_a_message_while_a_late_request_is_ended_disturbs_nothing(monkeypa
     async def request() -> None:
         async with effects._Deadline(0.01, inbox, "main", lambda: effects.ReplyInterrupted("interrupted")):
             try:
-                await asyncio.sleep(5)
+                await asyncio.sleep(600)
             finally:
                 assert inbox.mailbox is not None
                 inbox.mailbox.send("Stop.", interrupt=True)

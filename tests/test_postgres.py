@@ -22,6 +22,7 @@ from closeout import Agent, tool
 from closeout.config import home_folder
 from closeout.errors import JournalError, JournalLocked, LeaseLost, RunNotFound, UsageError
 from closeout.homes import DatabaseHome, as_home
+from closeout.journal import leases
 from closeout.journal.run_journal import Journal
 from closeout.journal.store import BODY_LIMIT, Store, close_stores, open_store
 from closeout.journal.text_search import SearchIndex
@@ -45,7 +46,7 @@ def texts(store: Store, run_id: str) -> list[str]:
 
 
 def until(is_so: Callable[[], Any]) -> None:
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 100
     while not is_so():
         assert time.monotonic() < give_up
         time.sleep(0.02)
@@ -126,12 +127,17 @@ def test_a_worker_that_was_silent_for_longer_than_its_lease_writes_nothing_more(
         taken.abandon()
 
 
-def test_leases_are_renewed_while_a_process_lives_and_end_with_it(database: DatabaseHome) -> None:
-    home = replace(database, lease=1.0)
+def test_leases_are_renewed_while_a_process_lives_and_end_with_it(
+    database: DatabaseHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "RENEWALS", 300)  # each tenth of a second
+    home = replace(database, lease=30.0)
     store = Store(home)
     journal = Journal.start(store, started(), run_id="run")
     with closing(Store(home)) as other:
-        time.sleep(1.5)
+        link: Any = other.database._link  # type: ignore[attr-defined]
+        taken = link.execute("SELECT until FROM leases").fetchall()
+        until(lambda: link.execute("SELECT until FROM leases").fetchall() > taken)
         assert other.run("run").status == "running"
         journal.abandon()
         assert other.run("run").status == "interrupted"
@@ -139,8 +145,8 @@ def test_leases_are_renewed_while_a_process_lives_and_end_with_it(database: Data
         other.release(other.reopen_run("run"))
 
 
-def paying_agent(paid: Path, at_work: Path, seconds: float = 0.0) -> Agent:
-    """Pays four times. With two payments done it says that it is at work, and thinks for a while."""
+def paying_agent(paid: Path, at_work: Path, may_go_on: Path | None = None) -> Agent:
+    """Pays four times. With two payments done it says that it is at work, and thinks until it may go on."""
 
     @tool
     def pay(n: int) -> str:
@@ -151,9 +157,9 @@ def paying_agent(paid: Path, at_work: Path, seconds: float = 0.0) -> Agent:
 
     def turn(view: RequestView) -> Turn:
         done = view.text.count("paid ")
-        if done == 2 and seconds:
+        if done == 2 and may_go_on is not None:
             at_work.touch()
-            time.sleep(seconds)
+            until(may_go_on.exists)
         return answer("done") if done == 4 else Turn(calls=[call("pay", n=done)])
 
     return Agent(ScriptedClient(turn), [pay])
@@ -164,7 +170,7 @@ import sys
 from pathlib import Path
 from test_postgres import paying_agent
 
-result = paying_agent(Path(sys.argv[1]), Path(sys.argv[2]), 1.0).run_sync("Go", run_id="run")
+result = paying_agent(*map(Path, sys.argv[1:])).run_sync("Go", run_id="run")
 print(result.status, result.error)
 """
 
@@ -174,8 +180,8 @@ print(result.status, result.error)
 def test_the_runs_of_a_worker_that_is_stopped_or_killed_are_taken_over(
     database: DatabaseHome, tmp_path: Path, how: str
 ) -> None:
-    paid, at_work = tmp_path / "paid", tmp_path / "at_work"
-    command = [sys.executable, "-c", WORKER, str(paid), str(at_work)]
+    paid, at_work, may_go_on = tmp_path / "paid", tmp_path / "at_work", tmp_path / "may_go_on"
+    command = [sys.executable, "-c", WORKER, str(paid), str(at_work), str(may_go_on)]
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent)
     try:
         until(at_work.exists)
@@ -184,6 +190,7 @@ def test_the_runs_of_a_worker_that_is_stopped_or_killed_are_taken_over(
         until(lambda: store.run("run").status == "interrupted")
         assert paying_agent(paid, at_work).resume_sync("run").answer == "done"
         whole = list(store.rows("run"))
+        may_go_on.touch()
         worker.send_signal(signal.SIGCONT)
         says = worker.communicate(timeout=60)[0]
     finally:

@@ -196,7 +196,7 @@ def sleepers(mark: str) -> list[str]:
     return found
 
 
-def wait_until(condition: object, seconds: float = 20.0) -> bool:
+def wait_until(condition: object, seconds: float = 100.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():  # type: ignore[operator]

@@ -155,7 +155,7 @@ def test_two_that_index_at_once_index_each_event_once(home: Path) -> None:
 
     def update() -> None:
         with open_to_read(home) as store, SearchIndex(store) as index:
-            together.wait(timeout=20)
+            together.wait(timeout=60)
             index.update()
 
     with ThreadPoolExecutor(2) as pool:
@@ -172,7 +172,7 @@ def test_many_that_make_the_index_at_once_wait_for_each_other(tmp_path: Path) ->
     together = threading.Barrier(crowd)
 
     def connect(path: Path) -> None:
-        together.wait(timeout=20)
+        together.wait(timeout=60)
         search._connect(path).close()
 
     with ThreadPoolExecutor(crowd) as pool:

@@ -129,7 +129,7 @@ async def test_a_client_that_leaves_cancels_its_run() -> None:
     async def hang() -> str:
         """Wait."""
         entered.set()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
         return "never"
 
     async with a_client(Agent(ScriptedClient([call("hang")]), [hang], name="helper")) as (client, served):
@@ -138,7 +138,7 @@ async def test_a_client_that_leaves_cancels_its_run() -> None:
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         (run,) = served.host.store.runs()
-        await served.host.wait(run.run_id, timeout=10)
+        await served.host.wait(run.run_id, timeout=60)
         assert served.host.store.run(run.run_id).status == "cancelled"
 
 

@@ -108,7 +108,7 @@ async def test_ctrl_c_stops_the_server_and_its_runs_continue_at_the_next_start(t
             response = await client.responses.create(model="agent", input="Go?", background=True)
             await requested(model, 2)
             serving.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(serving.wait, 30) == 0
+            assert await asyncio.to_thread(serving.wait, 100) == 0
         async with process(file) as (_, url), client_of(url) as client:
             stream = await client.responses.retrieve(response.id, stream=True)
             last: Any = [event async for event in stream][-1]

@@ -37,7 +37,7 @@ async def _fresh() -> None:
 @tool(read_only=True)
 async def look_up(word: str) -> str:
     """Look a word up."""
-    await asyncio.wait_for(moments["progressed"].wait(), 20)
+    await asyncio.wait_for(moments["progressed"].wait(), 60)
     return f"about {word}"
 
 
@@ -45,7 +45,7 @@ async def look_up(word: str) -> str:
 async def wait_long() -> str:
     """Wait."""
     moments["started"].set()
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
     return "too late"
 
 
@@ -97,10 +97,10 @@ async def test_a_client_calls_the_agent_and_hears_of_its_progress(mode: str) -> 
 async def test_a_call_that_its_client_gives_up_cancels_the_run(mode: str) -> None:
     async with serving(agent(call("wait_long"), tools=[wait_long])) as served, client_of(served, mode) as client:
         asked = asyncio.create_task(client.call_tool("oracle", {"task": "Wait."}))
-        await asyncio.wait_for(moments["started"].wait(), 20)
+        await asyncio.wait_for(moments["started"].wait(), 60)
         (record,) = served.host.store.runs(1)
         asked.cancel()
-        await served.host.wait(record.run_id, 20)
+        await served.host.wait(record.run_id, 60)
         assert served.host.store.run(record.run_id).status == "cancelled"
 
 
@@ -292,7 +292,7 @@ async def test_a_task_is_a_run_that_outlives_the_server_and_belongs_to_its_clien
         assert (begun["resultType"], begun["status"], begun["ttlMs"]) == ("task", "working", None)
         task = begun["taskId"]
         assert (await ask_about(served, task))["taskId"] == task
-        await served.host.wait(task, 20)
+        await served.host.wait(task, 60)
         waits = await ask_about(served, task)
         assert (waits["status"], sorted(waits["inputRequests"])) == ("input_required", ["r1", "r2"])
         assert waits["inputRequests"]["r1"]["method"] == "elicitation/create"
@@ -312,7 +312,7 @@ async def test_a_task_is_a_run_that_outlives_the_server_and_belongs_to_its_clien
     async with serving(second, keys=[KEY]) as served:
         no = {"r2": {"action": "decline"}}
         await ask_about(served, task, method="tasks/update", inputResponses=no)
-        await served.host.wait(task, 20)
+        await served.host.wait(task, 60)
         done = await ask_about(served, task)
         assert (done["status"], done["result"]["structuredContent"]["answer"]) == ("completed", "Erased a, not b.")
         await ask_about(served, task, method="tasks/cancel")
@@ -322,12 +322,12 @@ async def test_a_task_is_a_run_that_outlives_the_server_and_belongs_to_its_clien
 async def test_a_task_that_is_cancelled_ends_its_run_and_one_without_an_answer_says_why() -> None:
     async with serving(agent(call("wait_long"), tools=[wait_long]), keys=[KEY]) as served:
         begun = await ask_about(served, "oracle", method="tools/call", name="oracle", arguments={"task": "Wait."})
-        await asyncio.wait_for(moments["started"].wait(), 20)
+        await asyncio.wait_for(moments["started"].wait(), 60)
         assert (await ask_about(served, begun["taskId"]))["statusMessage"] == "wait_long"
         await ask_about(served, begun["taskId"], method="tasks/cancel")
         assert (await ask_about(served, begun["taskId"]))["status"] == "cancelled"
         failing = await ask_about(served, "oracle", method="tools/call", name="oracle", arguments={"task": "More."})
-        await served.host.wait(failing["taskId"], 20)
+        await served.host.wait(failing["taskId"], 60)
         failed = await ask_about(served, failing["taskId"])  # the script has ended
         assert (failed["status"], failed["result"]["isError"]) == ("completed", True)
         assert failing["taskId"] in failed["result"]["content"][0]["text"]

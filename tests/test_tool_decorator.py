@@ -384,7 +384,7 @@ async def test_a_sync_tool_leaves_the_event_loop_free_and_sees_the_context() -> 
     def wait() -> str:
         """Wait."""
         loop.call_soon_threadsafe(started.set)
-        release.wait(30)
+        release.wait(60)
         return where.get()
 
     where.set("here")
@@ -434,7 +434,7 @@ async def test_a_cancelled_call_ends_at_once_and_its_thread_serves_on() -> None:
 
     def block() -> None:
         loop.call_soon_threadsafe(entered.set)
-        release.wait(30)
+        release.wait(60)
 
     call = asyncio.create_task(run_in_thread(block))
     await entered.wait()

@@ -49,7 +49,7 @@ async def test_a_body_goes_out_byte_for_byte_and_the_answer_comes_back():
 
 async def test_a_body_of_megabytes_goes_out_without_a_warning():
     async with raw_server(http("{}")) as seen:
-        await (await post(Endpoint(seen.url), b"x" * (3 * 2**20), timeout=20)).read()
+        await (await post(Endpoint(seen.url), b"x" * (3 * 2**20), timeout=60)).read()
     assert len(seen.bodies[0]) == 3 * 2**20
 
 
@@ -370,7 +370,7 @@ async def test_a_request_on_a_connection_that_the_server_has_closed_is_sent_agai
     async with raw_server(STREAM, [], STREAM, [], STREAM) as seen:
         endpoint = Endpoint(seen.url)
         for _ in range(3):
-            response = await post(endpoint, body, timeout=10)
+            response = await post(endpoint, body, timeout=60)
             assert b"hi" in b"".join([piece async for piece in response.chunks()])
         assert (seen.connections, len(seen.bodies)) == (3, 5)
         assert set(map(len, seen.bodies)) == {len(body)}

@@ -195,7 +195,7 @@ async def test_the_server_stops_while_a_page_follows_a_run(home: Path) -> None:
     async with TestClient(TestServer(app)) as client:
         response = await client.get("/viewer/api/runs/live/follow")
         await response.content.readline()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await client.server.close()
     journal.abandon()
 
@@ -250,7 +250,7 @@ def test_the_viewer_says_its_address_and_stops_on_a_signal(home: Path, number: s
         assert process.stderr is not None
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/viewer/#/run/one\n", process.stderr.readline())
         process.send_signal(number)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=100)
     finally:
         process.kill()
         process.wait()

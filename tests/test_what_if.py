@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -289,7 +289,7 @@ old, new = shop("Be exact."), shop("Be quick.")
 
 
 async def test_a_comparison_that_was_stopped_is_continued_and_pays_nothing_twice(tmp_path: Path) -> None:
-    home, sent = tmp_path / "home", 0
+    home, sent, ended = tmp_path / "home", 0, threading.Event()
     stop: dict[int, tuple[int, int]] = {}  # the number of a request → the process that is stopped then, and the signal
 
     def script(view: Any) -> Any:
@@ -297,7 +297,7 @@ async def test_a_comparison_that_was_stopped_is_continued_and_pays_nothing_twice
         sent += 1
         if sent in stop:
             os.kill(*stop[sent])
-            time.sleep(0.3)
+            ended.wait(60)  # it gets no reply before it has stopped
         return answer("5") if "costs 5" in view.text else call("price", item=view.question)
 
     with serve_script(script) as server:
@@ -316,8 +316,10 @@ async def test_a_comparison_that_was_stopped_is_continued_and_pays_nothing_twice
         def stopped(by: signal.Signals, *, at: int) -> subprocess.CompletedProcess[str]:
             pipe = subprocess.PIPE
             with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+                ended.clear()
                 stop[at] = process.pid, by
-                out, err = process.communicate(timeout=30)
+                out, err = process.communicate(timeout=60)
+                ended.set()
             return subprocess.CompletedProcess(words, process.returncode, out, err)
 
         assert stopped(signal.SIGKILL, at=13).returncode == -signal.SIGKILL

@@ -71,7 +71,7 @@ async def test_workers_share_what_was_submitted_and_others_wait_for_the_result(
 
 async def test_a_stopping_worker_hands_over_what_does_not_end_in_time(any_home: Home) -> None:
     paid: list[str] = []
-    agent, stop = paying_agent(any_home, paid, seconds=60), asyncio.Event()
+    agent, stop = paying_agent(any_home, paid, seconds=600), asyncio.Event()
     run_id = await agent.submit("now")
     working = asyncio.create_task(agent.work(stop, drain_seconds=0.05))
     store = open_store(any_home)
@@ -99,7 +99,7 @@ def in_another_process(agent: Agent[Any, Any], elsewhere: Store) -> Agent[Any, A
 
 async def test_a_run_is_followed_and_cancelled_from_elsewhere(any_home: Home, elsewhere: Store) -> None:
     paid: list[str] = []
-    agent, stop = paying_agent(any_home, paid, seconds=60), asyncio.Event()
+    agent, stop = paying_agent(any_home, paid, seconds=600), asyncio.Event()
     other = in_another_process(paying_agent(any_home, paid), elsewhere)
     running, submitted, waiting = [await other.submit(task) for task in ("now", "later", "wait")]
     await other.cancel(submitted)

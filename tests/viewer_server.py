@@ -67,10 +67,10 @@ def serve_viewer(home: Path, make_app: Callable[[Path], web.Application] = viewe
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield address.result(timeout=20)
+        yield address.result(timeout=60)
     finally:
         loop.call_soon_threadsafe(stopped.set)
-        thread.join(timeout=20)
+        thread.join(timeout=60)
 
 
 async def get(client: TestClient, path: str) -> Any:
