@@ -12,10 +12,11 @@ import pytest
 from closeout import Agent, ToolManager, tool
 from closeout.errors import ConfigError
 from closeout.journal import events as ev
-from closeout.journal.store import open_store
+from closeout.journal.store import Row, close_stores, open_store
 from closeout.journal.subscribers import Progress
 from closeout.run.plan import MAX_DEPTH
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
+from journal_file import as_if_killed, store_events, stored_events
 
 
 @tool(read_only=True)
@@ -205,3 +206,44 @@ async def test_a_sub_agent_without_money_tells_its_caller_the_limit_and_that_a_r
         assert (await agent.run("What?")).answer == "done"
         assert named in reported(client)
         assert "do not repeat it" in reported(client)
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks"),
+    [({"max_cost": 0.0001}, "the same"), ({"budget": {"研究组": "0.0001 USD/day"}}, "others")],
+)
+async def test_a_sub_agent_that_reached_its_limit_is_not_begun_again(
+    home: Path, options: dict[str, Any], tasks: str
+) -> None:
+    def repeats(view: RequestView) -> Turn:
+        if "closing turn" in view.text:
+            return answer("done")
+        return call("clerk", task="find out" if tasks == "the same" else f"find out {len(view.text)}")
+
+    def made() -> Agent[Any]:
+        prices = {"llm": {"prices": {"*": [10.0, 10.0]}}}
+        clerk = Agent(ScriptedClient([answer("long")]), [search], max_tokens=50, config=prices, **options)
+        tools = [clerk.as_tool("clerk", "Finds things out."), search]
+        return Agent(ScriptedClient(repeats), tools, config=prices, home=home)
+
+    def look(rows: list[Row]) -> None:
+        events = [row.event for row in rows]
+        assert sum(isinstance(event, ev.AgentStarted) for event in events) == 1
+        assert {event.detail for event in events if isinstance(event, ev.TurnRolledBack)} == {
+            "clerk: clerk has reached its limit and would again. Do without it, or give your answer."
+        }
+        logged = [event for event in events if isinstance(event, ev.Noted) and event.agent.endswith("clerk")]
+        assert logged
+        assert not [each for each in logged if each.level == "error" or "attempt" in each.name]  # no reply was wrong
+
+    result = await made().run("What?", run_id="stubborn")
+    assert (result.answer, result.stop_reason) == ("done", "rollbacks")
+    look(result.read_rows())
+    close_stores()
+    stored = stored_events(home)
+    second = [place for place, event in stored.items() if event[1] == "TurnRolledBack"][1]
+    store_events(home, {place: event for place, event in stored.items() if place <= second})
+    as_if_killed(home)
+    resumed = await made().resume("stubborn")
+    assert (resumed.answer, resumed.stop_reason) == ("done", "rollbacks")
+    look(resumed.read_rows())

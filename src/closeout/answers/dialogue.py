@@ -339,13 +339,18 @@ class ClosingDialogue:
                     return FinalAnswer(text, summary, formatted.answer, usage_log, history, reading=reading)
             failure = call.error
             transient_failures = transient_failures + 1 if isinstance(failure, TransientModelError) else 0
+            if isinstance(failure, LimitReached):  # no reply was wrong, so this is no error
+                self.log("info", self._answer_step, f"Not asked for: {failure}")
+                break
             # The transport has already retried transient failures; permanent ones would only repeat.
-            if isinstance(failure, PermanentModelError | LimitReached) or transient_failures > 1:
+            if isinstance(failure, PermanentModelError) or transient_failures > 1:
                 self.log("error", self._answer_step, f"Giving up on the final answer: {failure}")
                 break
             request = self._next_request(prompt, request, call, attempt)
             self.on_refused(request.draft)
         self.on_refused("")
+        if not text and not isinstance(failure, LimitReached):
+            self.log("error", self._answer_step, "Unable to generate final answer after all retries")
         history = [*base, _user(prompt)]
         return FinalAnswer(text or None, summary, FORMAT_ERROR_MESSAGE, usage_log, history, failure=failure)
 
@@ -422,7 +427,6 @@ class ClosingDialogue:
 
     def _checked(self, text: str | None, summary: str, boxed: str | None) -> FallbackAnswer:
         if not text:
-            self.log("error", self._answer_step, "Unable to generate final answer after all retries")
             return FallbackAnswer(NO_ANSWER, NO_ANSWER, FORMAT_ERROR_MESSAGE)
         self.log("info", self._answer_step, f"Final answer content:\n\n{text}")
         return FallbackAnswer(text, summary, boxed or FORMAT_ERROR_MESSAGE)

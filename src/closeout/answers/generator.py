@@ -155,7 +155,8 @@ class AnswerGenerator:
         except JournalError:
             raise
         except Exception as error:  # a failed request is a value; its type decides what follows
-            self._log("error", f"{purpose} | LLM Call ERROR", f"{purpose} error: {error}")
+            if not isinstance(error, LimitReached):
+                self._log("error", f"{purpose} | LLM Call ERROR", f"{purpose} error: {error}")
             if isinstance(error, ModelError | LimitReached):
                 await self._show_error(str(error))
             return LLMCallResult.failed(message_history, error)

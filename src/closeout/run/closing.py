@@ -283,7 +283,9 @@ class _Closing:
                     if isinstance(error, ContextOverflow) and (shorter := self._shrunk(asked.base)) is not None:
                         asked = replace(asked, base=[*shorter])
                         continue
-                    self._log.log_step("error", f"{asked.purpose} | LLM Call ERROR", f"{asked.purpose} error: {error}")
+                    if isinstance(error, ModelError):  # the dialogue logs a limit
+                        step = f"{asked.purpose} | LLM Call ERROR"
+                        self._log.log_step("error", step, f"{asked.purpose} error: {error}")
                     call = LLMCallResult.failed(asked.messages, error)
                 else:
                     if self._may_act and (reading := session.read(reply)).calls:

@@ -28,6 +28,7 @@ from closeout.run.orchestrator import Orchestrator
 from closeout.run.plan import MAX_DEPTH, current_scope
 from closeout.tools.foreign import foreign_tool
 from closeout.tools.manager import AnyTool, is_tool
+from closeout.tools.running import AnyCallSpent, CallSpent
 from closeout.tools.secrets import NO_SECRETS, Secrets
 from closeout.tools.tool import ModelTool, Tool, tool
 
@@ -50,7 +51,7 @@ __all__ = [
     "sub_agent_tool",
 ]
 
-SPENT = ("max_tokens", "max_cost", "budget")  # limits that another call would reach too
+SPENT = {"max_tokens": CallSpent, "max_cost": CallSpent, "budget": AnyCallSpent}  # limits that are reached again
 MOST_AGENTS = 100  # whose secrets are looked up before a run: a function may make another agent whenever it is called
 
 
@@ -201,7 +202,7 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentP
             scope.budget.added += min(estimate_tokens(report), DEFAULT_BUDGET)
         below.journal.append(AgentEnded(below.path, result.stop_reason, report))
         if result.answer is None:
-            raise ToolError(report)
+            raise SPENT.get(result.stop_reason, ToolError)(report)
         return report
 
     delegate.__doc__ = f"{description}\n\nArgs:\n    task: what to find out or do, with all that is needed to know"

@@ -35,7 +35,15 @@ from closeout.results.tool_output import ToolOutput, observation_of, present_out
 from closeout.tools.calls import CallMemory, CallOutcome, DuplicateCheck, Status, cache_name, query_key
 from closeout.tools.judge import has_no_organic_results, judge, says_tool_failed, shorten_text
 from closeout.tools.manager import LOCAL
-from closeout.tools.running import ToolSource, failed_output, images_of, run_tool, succeeded
+from closeout.tools.running import (
+    AnyCallSpent,
+    CallSpent,
+    ToolSource,
+    failed_output,
+    images_of,
+    run_tool,
+    succeeded,
+)
 from closeout.tools.secrets import NO_SECRETS, Secrets
 from closeout.tools.shipped_policies import DEMO_SCRAPE_MAX_LENGTH
 from closeout.tools.threads import run_in_thread
@@ -45,6 +53,7 @@ __all__ = ["DEMO_SCRAPE_MAX_LENGTH", "CallOutcome", "PlannedCall", "SingleCall",
 
 # A rough rate for a call's arguments, used only in telemetry.
 CHARACTERS_A_TOKEN = 4
+SPENT = "LimitReached"  # the error code of a call that would only reach a limit again
 
 logger = logging.getLogger(__name__)
 
@@ -156,6 +165,7 @@ class ToolExecutor:
         self._toolboxes = {name: Toolbox(manager) for name, manager in self.sub_agent_tool_managers.items()}
         self._memory = CallMemory()
         self._accepts_empty: set[tuple[str, str]] = set()  # (agent, tool) whose next empty result is evidence
+        self._spent: dict[str, set[str]] = {}  # agent → tools, and queries, that reached a limit in this attempt
 
     # ------------------------------------------------------------------------------------ the calls of one reply
 
@@ -198,6 +208,7 @@ class ToolExecutor:
     def begin_attempt(self, agent: str = "main") -> None:
         """Start an attempt with an empty history: earlier calls no longer count as repetitions."""
         self._memory.begin_attempt(agent)
+        self._spent.pop(agent, None)
 
     # ------------------------------------------------------------------------------------ plan
 
@@ -256,6 +267,9 @@ class ToolExecutor:
             query = self._call_method("get_query_str_from_tool_call", spec.name, arguments)
         except _MethodFailed as error:
             return refused(repairs=repairs, refusal=str(error), code="ToolExecutorError")
+        if not self._spent.get(agent, frozenset()).isdisjoint((spec.name, query)):
+            refusal = f"{spec.name} has reached its limit and would again. Do without it, or give your answer."
+            return refused(repairs=repairs, refusal=refusal, code=SPENT)
         planned = partial(PlannedCall, call=call, spec=spec, repairs=repairs, handle=handle)
         if query is None:
             return planned()
@@ -472,6 +486,10 @@ class ToolExecutor:
             images=images_of(output) if output.metadata else (),
             warning=own_problem or warning,
         )
+        if output.telemetry.error_code == AnyCallSpent.__name__:
+            self._spent.setdefault(agent, set()).add(spec.name)
+        elif output.telemetry.error_code == CallSpent.__name__ and plan.query is not None:
+            self._spent.setdefault(agent, set()).add(plan.query)
         if plan.query is not None and status in ("ok", "low_quality"):
             if spec.policy.destructive or (spec.policy.idempotent and not spec.policy.read_only):
                 self._memory.something_changed(agent)
@@ -565,7 +583,7 @@ class ToolExecutor:
         """The outcome of a call that is refused, or whose result is there already."""
         spec, earlier = plan.spec, plan.earlier
         if plan.refusal or spec is None:
-            return self._refused(plan, "refused", plan.refusal, plan.code, rollback=plan.code == "UnknownTool")
+            return self._refused(plan, "refused", plan.refusal, plan.code, rollback=plan.code in ("UnknownTool", SPENT))
         if plan.twin >= 0:
             first = outcomes[plan.twin]
             text = f"The same call as {first.handle or 'one above'} in this reply: its result counts for both."

@@ -23,7 +23,7 @@ from closeout.tools.run_context import RunContext
 from closeout.tools.secrets import NO_SECRETS, Secrets
 from closeout.tools.threads import note_cpu_time, run_in_thread
 
-__all__ = ["ToolSource", "failed_output", "images_of", "run_tool", "succeeded"]
+__all__ = ["AnyCallSpent", "CallSpent", "ToolSource", "failed_output", "images_of", "run_tool", "succeeded"]
 
 # Failures that would recur: the tool refused, or the program is wrong. All others may be temporary.
 _PERMANENT = (
@@ -43,6 +43,14 @@ _MAX_DELAY = 8.0  # seconds
 MAX_IMAGE_BYTES = 5_000_000  # the smallest limit of the large vendors for a picture
 
 logger = logging.getLogger("closeout.tools")
+
+
+class CallSpent(ToolError):
+    """A tool reached a limit of its own. The same call would reach it again."""
+
+
+class AnyCallSpent(ToolError):
+    """A tool has nothing left to spend, whatever the call."""
 
 
 class ToolSource(Protocol):
