@@ -291,6 +291,13 @@ def test_rule_12_a_name_and_its_object_on_one_line_are_an_action_without_repair(
             {"single_quotes", "python_literal"},
         ),
         ('{"action": "f", "action_input": [1, 2,],}', [1, 2], {"trailing_comma"}),
+        (
+            '{"action"："f"，"action_input"：{"城市"："北京：东，西"，"天"：［1，2］}}',
+            {"城市": "北京：东，西", "天": [1, 2]},
+            {"full_width"},
+        ),
+        ('｛“action”：“f”，“action_input”：“他说\\"好\\"”｝', '他说"好"', {"smart_quotes", "full_width"}),
+        ("f\nAction Input: {“城市”：“北京”}", {"城市": "北京"}, {"smart_quotes", "full_width"}),
         ('{"action": "f", /* what */ "action_input": 1 // why\n}', 1, {"comment"}),
         ('{"action": "f", "action_input": "a\nb"}', "a\nb", {"raw_newline"}),
         ('"{"action": "f", "action_input": 1}"', 1, {"outer_quotes"}),
@@ -317,6 +324,11 @@ def test_rule_11_what_is_repaired_is_named(text, value, names):
         ('{"action": "f", "action": "g", "action_input": 1}', "stop", "duplicate_key"),
         ('{"action": "f", "action_input": {}, "final_answer": "42"}', "stop", "action_and_answer"),
         ('{"action": "f", "action_input": {unquoted: 1}}', "stop", "broken_action"),
+        ('{"action"："f"，"action"："g"，"action_input"：1}', "stop", "duplicate_key"),
+        ('{"action"："f"，"action_input"：{"a"：1，"a"：2}}', "stop", "broken_action"),
+        ('{"action"："f"，"action_input"：{"q"："好" "不好"}}', "stop", "broken_action"),
+        ('{"action"："f"，"action_input"：{"q"：他说“好”}}', "stop", "broken_action"),
+        ('{"action": "f", "action_input": {"q": “好" }}', "stop", "broken_action"),
     ],
 )
 def test_rule_11_what_is_never_repaired(text, reason, code):

@@ -50,7 +50,7 @@ NATIVE_TAGS = ("tool_call", "function_call", "functioncall", "tool_use")
 _NO_ACTION = re.compile(
     r"(?:|none|null|n/?a|no (?:further |more )?(?:action|tool)s?)(?: (?:is|are))?(?: (?:needed|required|necessary))?"
 )
-_NAME_KEY = re.compile(rf"[\"'](?:{'|'.join(NAME_KEYS)})[\"']\s*:")
+_NAME_KEY = re.compile(rf"[\"'“](?:{'|'.join(NAME_KEYS)})[\"'”]\s*[:：]")
 _IGNORED = str.maketrans("", "", " \t\r\n_-.")
 
 # The repairs that an action may need and still run; a model that wrote anything worse is asked again.
@@ -58,6 +58,8 @@ _ALLOWED_REPAIRS = frozenset(
     {
         "python_literal",
         "single_quotes",
+        "smart_quotes",
+        "full_width",
         "trailing_comma",
         "comment",
         "raw_newline",

@@ -15,11 +15,12 @@ __all__ = ["JsonScanner", "Signal", "StringDecoder"]
 _BLANKS = " \t\r\n\ufeff"
 _SPACE = re.compile(f"[{_BLANKS}]*+")
 _WORD = re.compile(r"[\w.+\-]*+")
-_BODY = {quote: re.compile(rf"[^{quote}\\]*+(?:\\.[^{quote}\\]*+)*+", re.DOTALL) for quote in "\"'"}
+_BODY = {quote: re.compile(rf"[^{quote}\\]*+(?:\\.[^{quote}\\]*+)*+", re.DOTALL) for quote in "\"'”"}
 _STRICT_BODY = re.compile(r'[^"\\\n]*+(?:\\.[^"\\\n]*+)*+', re.DOTALL)
 _NUMBER = re.compile(r"-?[0-9][0-9.eE+\-]*+\Z")
 _CONSTANTS = frozenset({"true", "false", "null"})
 _PYTHON_CONSTANTS = frozenset({"True", "False", "None"})
+_NARROW = {"：": ":", "，": ",", "｛": "{", "｝": "}", "［": "[", "］": "]"}
 _NOT_FINITE = ("NaN", "Infini", "-NaN", "-Infini")
 _SIMPLE = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "'": "'", "\\": "\\", "/": "/"}
 _LONGEST_KEPT = 256  # characters of a key or a name; a longer one is not an action's
@@ -72,8 +73,8 @@ class JsonScanner:
     """A pushdown automaton over one JSON object or array, fed in pieces of any size.
 
     Args:
-        lenient: Allow what the ReAct reader may repair: single quotes, Python constants, raw newlines in strings,
-            comments and trailing commas.
+        lenient: Allow what the ReAct reader may repair: single and typographic quotes, full-width punctuation, Python
+            constants, raw newlines in strings, comments and trailing commas.
         plain: The value is an input itself, so none of its keys are a name or an input.
         max_depth: Levels of nesting; a deeper value gives `Signal.TOO_DEEP`.
     """
@@ -133,7 +134,7 @@ class JsonScanner:
 
     def _read_token(self, text: str, at: int) -> tuple[Signal | None, int]:
         """Read a bracket, a comma, a colon, a constant, or the beginning of a string, a number or a comment."""
-        expect, character = self._expect, text[at]
+        expect, character = self._expect, self._narrow(text[at])
         if character in "/#":
             if not self.lenient:
                 return Signal.BROKEN, at
@@ -152,6 +153,10 @@ class JsonScanner:
         if expect is _Expect.KEY or expect is _Expect.KEY_OR_END:
             return self._read_key(character, at)
         return self._read_value(text, at)
+
+    def _narrow(self, character: str) -> str:
+        """Return the JSON punctuation that a full-width character stands for."""
+        return _NARROW.get(character, character) if self.lenient else character
 
     def _skip_tokens(self, text: str, at: int) -> int:
         """Read complete tokens inside an input, where no key is a name or an input, as far as they are valid."""
@@ -202,7 +207,7 @@ class JsonScanner:
         return Signal.BROKEN, at
 
     def _read_value(self, text: str, at: int) -> tuple[Signal | None, int]:
-        character = text[at]
+        character = self._narrow(text[at])
         if character.isalpha():
             return self._read_constant(text, at)
         if character == "]" and self._closers and self._closers[-1] == "]":
@@ -279,10 +284,10 @@ class JsonScanner:
     # -------------------------------------------------------------------------------------------- strings
 
     def _opens_string(self, character: str) -> bool:
-        return character == '"' or (character == "'" and self.lenient)
+        return character == '"' or (character in "'“" and self.lenient)
 
     def _open_string(self, quote: str, *, keep: bool) -> None:
-        self._quote = quote
+        self._quote = "”" if quote == "“" else quote
         self._kept = [] if keep else None
         self._kept_size = 0
 

@@ -967,7 +967,8 @@ class CotAgentOutputParser:
                 return False
             if marker is not None:
                 return self._complete_text("") if action.form == "input" else self._not_an_action(at_line_start=True)
-        if first in "{[" or (first in "/#" and action.fence and action.form != "input"):  # a comment may precede it
+        is_object = first in "{[" or (first == "｛" and action.form != "input")
+        if is_object or (first in "/#" and action.fence and action.form != "input"):  # a comment may precede it
             return self._begin_json()
         if first in "`~" and not action.fence:
             return self._open_fence(last)
