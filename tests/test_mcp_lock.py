@@ -70,6 +70,32 @@ async def test_a_tool_that_changes_during_a_run_is_not_offered_any_more(settings
     assert not (tmp_path / "unit.paid").exists()
 
 
+def test_the_servers_of_an_agent_in_python_are_pinned_into_its_own_lock_file(
+    settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "pinned_shop.py").write_text(
+        "from closeout import Agent\n"
+        "from closeout.testing import ScriptedClient, answer, call\n"
+        "def agent():\n"
+        f"    return Agent(ScriptedClient([call('pay', amount=5), answer('Paid.')]), config={str(settings)!r})\n"
+    )
+    agent = ("-a", "pinned_shop:agent")
+    refused = here("run", "Pay 5.", *agent)
+    command = refused.err.partition("Write it with: closeout ")[2]
+    assert command.split() == ["mcp", "pin", *agent]
+    done = here(*shlex.split(command), "shop")
+    assert (done.out, done.err) == ("+ shop/look\n+ shop/pay\n", f"2 tools in {tmp_path / 'tools.lock'}.\n")
+    paid = here("run", "Pay 5.", "-q", *agent)
+    assert (paid.out, paid.err) == ("Paid.\n", "")
+    listed = here("mcp", "list", *agent)
+    assert listed.out.startswith("shop  stdio")
+    (tmp_path / "unit").write_text("euros")
+    stopped = here("run", "Pay 5.", *agent)
+    assert "closeout mcp pin -a pinned_shop:agent shop" in stopped.err
+
+
 async def test_a_server_that_was_never_pinned_is_not_used(settings: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"closeout mcp pin -a SETTINGS\.yaml"):
         Agent(ScriptedClient([]), config=settings)

@@ -347,7 +347,8 @@ def test_an_agent_in_python_or_in_yaml_for_every_command(
             done = here("run", "How many letters has hello?", "--agent", source, "--json", "-q")
             assert (done.json["answer"], done.code) == ("5", 0), done.err
             run_id = done.json["run_id"]
-            assert here("resume", run_id, "-q").out == "5\n"
+            resumed = here("resume", run_id, "-q")
+            assert (resumed.out, "The run names its agent: " in resumed.err) == ("5\n", ":" in source)
             assert here("replay", run_id).code == 0
             assert here("fork", run_id, "--at", "1", "-q").out == "5\n"
             assert here("chat", "-a", source, "-q", stdin=b"How many letters?\n").out.count("5") == 1

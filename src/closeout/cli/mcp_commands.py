@@ -17,7 +17,8 @@ from closeout.cli.exits import FAILED, OK, CommandGroup, guarded
 from closeout.cli.option_types import AgentSource, BaseUrl, Json, Mcp, Model, Profile, Settings
 
 if TYPE_CHECKING:
-    from closeout.config import Config
+    from pathlib import Path
+
     from closeout.tools.mcp_config import McpServerConfig
 
 __all__ = ["mcp_app"]
@@ -302,13 +303,17 @@ def pin_tools(
 
     from closeout.cli.terminal import amount, print_json
     from closeout.errors import UsageError
-    from closeout.tools.mcp_lock import LOCK_FILE, pin
+    from closeout.tools.mcp_lock import LOCK_FILE, is_pinning, pin
 
-    settings, found = _settings(agent, mcp, config, profile)
+    pinning = is_pinning.set(True)
+    try:
+        known_lock, found = _lock_and_servers(agent, mcp, config, profile)
+    finally:
+        is_pinning.reset(pinning)
     servers = [_chosen(name, found) for name in names] if names else found
     if not servers:
         raise UsageError("There are no MCP servers to pin. Add them in the settings under tools.mcp_servers.")
-    file = Path(lock or settings.tools.mcp_lock or LOCK_FILE).expanduser()
+    file = Path(lock or known_lock or LOCK_FILE).expanduser()
 
     async def offers() -> list[Any]:
         return await asyncio.gather(*map(_offer_of, servers))
@@ -321,7 +326,7 @@ def pin_tools(
     for change in changes:
         print(change)
     print(f"{amount(sum(map(len, listed.values())), 'tool')} in {file}.", file=sys.stderr)
-    if settings.tools.mcp_lock is None:
+    if known_lock is None:
         print(f"To use it, put into the settings: tools: {{mcp_lock: {file}}}", file=sys.stderr)
     return OK
 
@@ -332,27 +337,26 @@ def pin_tools(
 def _servers(
     agent: str | None, mcp: Sequence[str] | None, config: Sequence[str] | None, profile: str | None
 ) -> tuple[McpServerConfig, ...]:
-    return _settings(agent, mcp, config, profile)[1]
+    return _lock_and_servers(agent, mcp, config, profile)[1]
 
 
-def _settings(
+def _lock_and_servers(
     agent: str | None, mcp: Sequence[str] | None, config: Sequence[str] | None, profile: str | None
-) -> tuple[Config, tuple[McpServerConfig, ...]]:
-    """The settings, with those of an agent's file, and the servers that they, their sub-agents and `--mcp` name."""
-    from closeout.cli.agents import is_settings_file
-    from closeout.cli.options import read_settings
-    from closeout.errors import UsageError
+) -> tuple[str | Path | None, tuple[McpServerConfig, ...]]:
+    """The lock file and the servers of an agent: of its settings and sub-agents, and of `--mcp`."""
+    from closeout.cli.options import RunOptions, make_agent, read_settings
     from closeout.tools.mcp_config import read_servers
 
-    files = tuple(config or ())
-    if agent is not None:
-        if not is_settings_file(agent):
-            raise UsageError(f"-a takes a settings file here, got {agent}. Its servers can be named by their URL.")
-        files = (agent, *files)
-    settings = read_settings(files, profile)
+    options = RunOptions(agent=agent, mcp=tuple(mcp or ()), config=tuple(config or ()), profile=profile)
+    if options.is_python:
+        from closeout.run.subagents import servers_of
+
+        plan = make_agent(options).plan()
+        return plan.manager.mcp_lock, tuple({server.name: server for server in servers_of(plan)}.values())
+    settings = read_settings(options.settings, profile)
     below = (each for entry in settings.agent.sub_agents.values() for each in read_servers(entry.mcp_servers))
-    servers = (*read_servers(settings.tools.mcp_servers), *read_servers(list(mcp or ())), *below)
-    return settings, servers
+    servers = (*read_servers(settings.tools.mcp_servers), *read_servers(options.mcp), *below)
+    return settings.tools.mcp_lock, servers
 
 
 def _chosen(name: str, servers: Sequence[McpServerConfig]) -> McpServerConfig:

@@ -75,12 +75,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answe
 def settings_named(options: Mapping[str, Any]) -> str:
     """Return the options among a command's that name its settings and MCP servers, as they are typed.
 
-    Settings that hold a key are left out. An agent in Python names its settings itself.
+    Settings that hold a key are left out.
     """
-    agent = options.get("agent")
-    if isinstance(agent, str) and ":" in agent:
-        return NAMED_SETTINGS
-    written = [("-a", agent), ("--profile", options.get("profile"))]
+    written = [("-a", options.get("agent")), ("--profile", options.get("profile"))]
     written += [("-C", each) for each in options.get("config") or () if "api_key" not in each]
     written += [("--mcp", each) for each in options.get("mcp") or ()]
     return "".join(f" {option} {shlex.quote(redact(value))}" for option, value in written if value)

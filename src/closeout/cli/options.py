@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -101,7 +102,7 @@ class RunOptions:
 
 
 def recorded_options(run_id: str, *, agent: str | None = None) -> RunOptions:
-    """Return the options that a run was started with.
+    """Return the options that a run was started with, and say which Python agent they name: it will be imported.
 
     Args:
         run_id: The run.
@@ -131,6 +132,10 @@ def recorded_options(run_id: str, *, agent: str | None = None) -> RunOptions:
             f"Run {run_id} used an MCP server with a key among its arguments, and keys are not recorded. Resume it in "
             f'Python: agent.resume("{run_id}"). In later runs write ${{NAME}} for the key and set that variable.'
         )
+    if options.is_python:
+        from closeout.visible import visible
+
+        print(f"The run names its agent: {visible(str(options.agent))}", file=sys.stderr)
     return options
 
 

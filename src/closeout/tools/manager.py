@@ -160,6 +160,11 @@ class ToolManager:
         return tuple(server.config for server in self._servers)
 
     @property
+    def mcp_lock(self) -> Path | None:
+        """The lock file of the servers' tools, None if they are not pinned."""
+        return None if self._pinned is None else self._pinned.path
+
+    @property
     def missing_logins(self) -> Mapping[str, LoginNeeded]:
         """The required servers that did not start because a person must sign in to them first, by name."""
         return self._logins

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from closeout.messages import ToolSpec
 from closeout.results.normal import normalise
 from closeout.shared_files import write_whole
 
-__all__ = ["LOCK_FILE", "PinnedTools", "pin"]
+__all__ = ["LOCK_FILE", "PinnedTools", "is_pinning", "pin"]
 
 LOCK_FILE = "mcp.lock.json"
 _VERSION = 1
+
+is_pinning: ContextVar[bool] = ContextVar("is_pinning", default=False)
+"""True while `closeout mcp pin` imports an agent whose lock file it is about to write."""
 
 Digests = dict[str, dict[str, dict[str, str]]]
 """Server → tool → part of its definition → digest."""
@@ -105,6 +109,8 @@ def _read(path: Path) -> Digests:
         lock = json.loads(path.read_bytes())
         servers = lock["servers"] if lock["version"] == _VERSION else None
     except FileNotFoundError:
+        if is_pinning.get():
+            return {}
         how = f"Write it with: closeout mcp pin{NAMED_SETTINGS}"
         raise ConfigError(f"The lock file {path} does not exist. {how}") from None
     except (OSError, ValueError, KeyError, TypeError):
