@@ -705,8 +705,8 @@ async def test_cached_and_reasoning_tokens_are_charged_as_the_vendors_document(h
     (today,) = usage_totals(by=["day"])
     assert usage_totals(by=["day"], since=today.group["day"]) == [today]
     assert usage_totals(until="2001-01-01") == []
-    with pytest.raises(UsageError, match="Choose from day, key, model, agent"):
-        usage_totals(by=["user"])
+    with pytest.raises(UsageError, match="Choose from day, key, user, model, agent"):
+        usage_totals(by=["team"])
 
 
 def test_the_command_shows_usage_and_budgets() -> None:
@@ -749,6 +749,8 @@ async def test_a_served_agent_limits_each_user_that_requests_name(home: Path) ->
             async with served.http.post(f"{served.base_url}/chat/completions", json=asked, headers=headers) as response:
                 await response.read()
     assert [spent.requests for key, spent in spent_in(home).items() if key.startswith("user:key-")] == [1, 1]
+    await agent.run("How many?", user="安")  # without a budget
+    assert "安" in {total.group["user"] for total in usage_totals(home, by=["user"])}
     with pytest.raises(UsageError, match="5 EUR"):
         AgentHost(agent, user_budget="5 EUR")
 
@@ -760,7 +762,10 @@ async def test_an_evaluation_pays_too(home: Path) -> None:
     assert spent_in(home)["sweep"].requests == 2
     finished = [trial for trial in report.trials if trial.outcome is not None]
     assert [report.value_of(trial) for trial in finished] == [1, 1], "a trial without budget is not wrong"
-    assert report.stopped == "a budget: The budget of sweep (2 requests) has no room for another request."
+    assert (
+        report.stopped
+        == "a budget: The budget of sweep (2 requests) has no room for another request: 2 requests are used."
+    )
     more = agent_of([answer("42")], home=True, budget={"sweep": "9 requests"})
     report = await evaluate(more, tasks)
     assert (report.stopped, sum(map(report.value_of, report.trials))) == ("", 4), (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +13,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "harness"))
 
 import cancelling
+
+from closeout import Agent, tool
+from closeout.testing import ScriptedClient, call
 
 
 def test_a_run_cancelled_at_any_iteration_is_resumed_and_pays_once(tmp_path: Path) -> None:
@@ -30,3 +35,17 @@ def test_the_rig_finds_a_payment_that_is_made_again(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(cancelling, "PAYING", {"on_crash": "rerun"})
     folders = ((at, tmp_path / f"at{at}") for at in range(6, 40))
     assert any("paid" in str(cancelling.cancel_at(folder, (at,), server=False)) for at, folder in folders)
+
+
+def test_ctrl_c_says_how_to_continue_the_run(home: Path) -> None:
+    @tool
+    async def wait() -> str:
+        """Wait until somebody presses Ctrl-C."""
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(600)
+        return ""
+
+    agent = Agent(ScriptedClient([call("wait")]), [wait], home=home)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        agent.run_sync("Wait.", run_id="dock-1")
+    assert stopped.value.__notes__ == ["Run dock-1 was cancelled. To continue it: closeout resume dock-1"]

@@ -110,6 +110,17 @@ async def test_a_function_that_writes_no_text_fails_the_run_by_name(home: Path, 
     assert "must return a text" in str(result.failure)
 
 
+async def test_a_function_of_the_instructions_that_fails_is_named() -> None:
+    def broken(context: RunContext[None]) -> str:
+        raise KeyError("user")
+
+    result = await Agent(ScriptedClient([]), instructions=broken).run("What?")
+    assert (result.status, "KeyError: 'user'" in result.error) == ("failed", True)
+    assert "broken, raised it" in result.error
+    with pytest.raises(UsageError, match="called with the RunContext: too many positional arguments"):
+        Agent(ScriptedClient([]), instructions=lambda: "Be brief.")  # type: ignore[misc,arg-type]
+
+
 # ------------------------------------------------------------------------------------------------ kept and given again
 
 
@@ -281,7 +292,7 @@ async def test_missing_and_wrong_dependencies_are_found_before_anything_runs(hom
     ):
         with pytest.raises(UsageError, match="Pass deps= with an object of the type Shop"):
             await start()
-    with pytest.raises(UsageError, match="deps must be of the type Shop, got <"):
+    with pytest.raises(UsageError, match="deps must be of the type Shop, got one of the type Till"):
         await agent.run("What?", deps=Till())  # type: ignore[arg-type]
     (failed,) = await agent.run_many(["What?"], key="k")  # a task may bring its own
     assert "The agent needs dependencies" in str(failed.failure)

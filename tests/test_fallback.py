@@ -222,6 +222,9 @@ async def test_conditions_that_are_not_chosen_and_mistakes_are_errors() -> None:
         chain = Fallback([Named([error], "a"), Named([answer("42")], "b")], on=["refusal"])
         result, requests = await asked(chain, config={"llm": {"max_retries": 0}})
         assert (result.status, requests[1]) == ("failed", 0)
+    dead = Fallback([Named([ServerFailed("no power")], "a"), Named([ServerFailed("no network")], "b")])
+    result, _ = await asked(dead, config={"llm": {"max_retries": 0}})
+    assert result.error == "No model answered. a: no power b: no network"
     wrong_key = Fallback([Named([ModelError("The key is wrong.", status=401)], "a"), Named([answer("42")], "b")])
     result, requests = await asked(wrong_key)
     assert (result.status, requests) == ("failed", [1, 0])

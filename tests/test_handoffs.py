@@ -258,6 +258,12 @@ async def test_a_run_after_a_handoff_that_waits_belongs_to_the_agent_of_the_sess
     assert (result.run_id, result.answer) == ("r", "It is paid.")
 
 
+def test_two_handoffs_with_one_name_are_refused_in_the_words_of_the_user() -> None:
+    other = Agent(ScriptedClient([]), name="hardware", home=False)
+    with pytest.raises(ToolDefinitionError, match=r"the agent 'Hand the .*Handoff\(agent, tool_name="):
+        Agent(ScriptedClient([]), home=False, handoffs=[Handoff(other), Handoff(other, description="Broken ones.")])
+
+
 def test_names_in_other_scripts_make_different_names_of_tools() -> None:
     names = [Handoff(Agent(ScriptedClient([]), name=name, home=False)).name for name in ("账单", "退款", "账单A")]
     assert len(set(names)) == 3

@@ -608,10 +608,10 @@ class Agent(Generic[Deps, Value]):
         self, tasks: Iterable[str | Mapping[str, Any]], *, deps: Deps | None = None, **options: Unpack[MapKeywords]
     ) -> list[RunResult[Value]]:
         """`run_many` from code that is not async."""
-        import asyncio
+        from closeout.run.lifecycle import run_here
 
         _refuse_running_loop()
-        return asyncio.run(self.run_many(tasks, deps=deps, **options))
+        return run_here(self.run_many(tasks, deps=deps, **options))
 
     async def _run_new(self, task: str, run_id: str, options: Mapping[str, Any], *, wait: bool) -> Once[Value]:
         from closeout.run.many import Once
@@ -686,10 +686,10 @@ class Agent(Generic[Deps, Value]):
 
     def run_sync(self, task: str, *, deps: Deps | None = None, **options: Unpack[RunKeywords]) -> RunResult[Value]:
         """Run the agent from code that is not async. Inside a running event loop use `await agent.run(…)` instead."""
-        import asyncio
+        from closeout.run.lifecycle import run_here
 
         _refuse_running_loop()
-        return asyncio.run(self.run(task, deps=deps, **options))
+        return run_here(self.run(task, deps=deps, **options))
 
     def stream(self, task: str, *, deps: Deps | None = None, **options: Unpack[RunKeywords]) -> RunStream[Value]:
         """Run the agent, and iterate over its events and the pieces of its replies.
@@ -1021,10 +1021,10 @@ class Agent(Generic[Deps, Value]):
         deps: Deps | None = None,
     ) -> RunResult[Value]:
         """Continue a recorded run from code that is not async. The arguments are those of `resume`."""
-        import asyncio
+        from closeout.run.lifecycle import run_here
 
         _refuse_running_loop()
-        return asyncio.run(
+        return run_here(
             self.resume(
                 run_id,
                 decisions=decisions,

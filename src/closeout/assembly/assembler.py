@@ -21,6 +21,7 @@ from closeout.assembly.checks import (
     check_flow,
     check_formatter,
     check_home,
+    check_instructions,
     check_list,
     check_listeners,
     check_strategy,
@@ -118,7 +119,7 @@ class Assembler:
         self._base_url = base_url
         self._api_key = api_key
         self._dialect: str | Dialect = config.dialect if dialect is None or isinstance(dialect, str) else dialect
-        self._write_instructions = instructions if callable(instructions) else None
+        self._write_instructions = check_instructions(instructions) if callable(instructions) else None
         self._instructions = check_text("instructions", None if callable(instructions) else instructions)
         self._deps_type = deps_type = parts.imported("deps_type") if deps_type is None else deps_type
         self._home = check_home(home)

@@ -27,6 +27,7 @@ __all__ = [
     "check_formatter",
     "check_history",
     "check_home",
+    "check_instructions",
     "check_limit",
     "check_list",
     "check_listeners",
@@ -207,6 +208,22 @@ def check_callable(name: str, base: str, value: Any) -> Any:
     if value is not None and not callable(value):
         raise UsageError(f"{name} must be a subclass of {base}, got {value!r:.80}. Pass the class: {name}=My{base}.")
     return value
+
+
+def check_instructions(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that writes the instructions. It takes the `RunContext` as its only argument."""
+    from inspect import signature
+
+    try:
+        signature(write).bind(None)
+    except TypeError as error:
+        raise UsageError(
+            f"The function of the instructions is called with the RunContext: {error}. "
+            "Write it as def instructions(context): …"
+        ) from None
+    except ValueError:  # a function of C says nothing
+        pass
+    return write
 
 
 def check_task(value: Any) -> str:

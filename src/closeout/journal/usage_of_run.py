@@ -21,6 +21,7 @@ class UsagePart:
     Attributes:
         day: The day (UTC, "2026-11-24").
         keys: The budgets that were charged.
+        user: The user that the run was given.
         model: The model.
         agent: The agent's name.
         usage: The sum. A request without a known price adds nothing to the cost.
@@ -29,6 +30,7 @@ class UsagePart:
 
     day: str
     keys: tuple[str, ...]
+    user: str
     model: str
     agent: str
     usage: Usage
@@ -52,12 +54,13 @@ def usage_of_run(rows: Iterable[Row], model: str) -> list[UsagePart]:
         model: The model of its main agent.
     """
     keys: dict[str, set[str]] = {"main": set()}
+    user = ""
     models, names = {"main": model}, {"main": ""}
     sums: dict[tuple[str, tuple[str, ...], str, str], tuple[UsageSum, list[int]]] = {}
     for row in rows:
         event = row.event
         if isinstance(event, RunStarted):
-            names["main"] = event.name
+            names["main"], user = event.name, event.user
             keys["main"] = set(event.settings.get("budget") or ())
         elif isinstance(event, AgentStarted):
             keys[event.agent] = _keys_of(event.agent, keys) | set(event.budget)
@@ -76,7 +79,7 @@ def usage_of_run(rows: Iterable[Row], model: str) -> list[UsagePart]:
                 usage = replace(usage, cost_usd=0.0)
             total.add(usage)
     return [
-        UsagePart(day=day, keys=charged, model=used, agent=name, usage=total.total, unpriced=unpriced)
+        UsagePart(day=day, keys=charged, user=user, model=used, agent=name, usage=total.total, unpriced=unpriced)
         for (day, charged, used, name), (total, [unpriced]) in sums.items()
     ]
 

@@ -16,7 +16,7 @@ from closeout.messages import Usage, UsageSum
 
 __all__ = ["GROUPS", "UsageTotal", "usage_totals"]
 
-GROUPS = ("day", "key", "model", "agent")
+GROUPS = ("day", "key", "user", "model", "agent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class UsageTotal:
 
     Attributes:
         group: What the requests have in common: the day (UTC, "2026-11-24"), the key of a budget (empty: the run had
-            none), the model, the agent's name.
+            none), the user that the run was given, the model, the agent's name.
         usage: Tokens, requests, and the cost of the requests whose price is known.
         unpriced: How many requests have no known price.
     """
@@ -60,8 +60,8 @@ def usage_totals(
 
     Args:
         home: The folder of the runs. Defaults to `CLOSEOUT_HOME` or the user's data folder.
-        by: What the groups have in common: "day", "key", "model", "agent". A request of a run with several budget keys
-            counts for each of them.
+        by: What the groups have in common: "day", "key", "user", "model", "agent". A request of a run with several
+            budget keys counts for each of them.
         since: The first day, "2026-11-01" (UTC).
         until: The last day.
 
@@ -85,7 +85,7 @@ def usage_totals(
                 if (first and part.day < first) or (last and part.day > last):
                     continue
                 for key in part.keys or ("",) if "key" in by else ("",):
-                    group = {"day": part.day, "key": key, "model": part.model, "agent": part.agent}
+                    group = {"day": part.day, "key": key, "user": part.user, "model": part.model, "agent": part.agent}
                     total, unpriced = sums.setdefault(tuple(group[name] for name in by), (UsageSum(), [0]))
                     unpriced[0] += part.unpriced
                     total.add(part.usage)

@@ -208,7 +208,7 @@ class FallbackClient(BaseClient):
         Raises:
             ModelError: None did. The first error that may pass, else the last one.
         """
-        spent, errors, warnings = Usage(), list[ModelError](), list[str]()
+        spent, errors, warnings = Usage(), dict[str, ModelError](), list[str]()
         chosen = self._chosen()
         for place, number in enumerate(chosen):
             following = self._label_at(chosen, place + 1)
@@ -234,7 +234,7 @@ class FallbackClient(BaseClient):
                     if not following:
                         chosen += [spare for spare in self._spare if spare not in chosen]
                         following = self._label_at(chosen, place + 1)
-                errors.append(error)
+                errors[asked] = error
                 why: ModelError = error
             else:
                 breaker.succeed()
@@ -251,8 +251,11 @@ class FallbackClient(BaseClient):
                 warnings.append(f"{following} was asked instead of {asked} ({condition}).")
                 if on_retry is not None:
                     on_retry(_note(why, place, len(chosen), asked, following))
-        last = next((error for error in errors if isinstance(error, TransientModelError)), errors[-1])
+        found = list(errors.values())
+        last = next((error for error in found if isinstance(error, TransientModelError)), found[-1])
         last.usage = spent
+        if len(errors) > 1:
+            last.args = ("No model answered. " + " ".join(f"{label}: {error}" for label, error in errors.items()),)
         raise last
 
     def _label_at(self, chosen: Sequence[int], place: int) -> str:

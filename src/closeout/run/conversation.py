@@ -21,6 +21,7 @@ from closeout.run.event_stream import RunStream
 from closeout.run.flow_watch import labels_of_events, written_labels
 from closeout.run.handoff import handed_to_of
 from closeout.run.kept_files import files_of
+from closeout.run.lifecycle import run_here
 from closeout.run.result import RunResult, conversation_of, state_of
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class Session(Generic[Value, Deps]):
 
     def run_sync(self, task: str, *, deps: Deps | None = None, **options: Any) -> RunResult[Value]:
         """`run` from code that is not async."""
-        return asyncio.run(self.run(task, deps=deps, **options))
+        return run_here(self.run(task, deps=deps, **options))
 
     def stream(self, task: str, *, deps: Deps | None = None, **options: Any) -> RunStream[Value]:
         """Send a message and iterate over what happens. The options are those of `Agent.run`."""

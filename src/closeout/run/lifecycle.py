@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from closeout.errors import CloseoutError, Failure, JournalError, Suspended, ToolError
 from closeout.file_values import File
@@ -46,9 +46,12 @@ __all__ = [
     "new_started",
     "recorded_task",
     "replay_run",
+    "run_here",
     "start_journal",
     "with_read_result",
 ]
+
+T = TypeVar("T")
 
 
 UNREAD = "The run ended before it read {} of the messages that were sent to it."
@@ -190,8 +193,10 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
             journal.append(Noted("main", "warning", "Messages", message=UNREAD.format(unread)))
         result = with_summary(plan, result, totals.usage, journal)
         await journal.end(_ended(result), due=noted_due(result.waiting))
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as cancelled:
         await journal.end(RunEnded("main", "cancelled", "cancelled"))
+        if journal.store is not None:
+            cancelled.add_note(f"Run {journal.run_id} was cancelled. To continue it: closeout resume {journal.run_id}")
         raise
     except BaseException:
         journal.abandon()
@@ -203,12 +208,22 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
     return _run_result(task, result, scope, totals)
 
 
+def run_here(run: Coroutine[Any, Any, T]) -> T:
+    """Execute a run in an event loop of its own. On Ctrl-C the traceback ends with the command that continues it."""
+    try:
+        return asyncio.run(run)
+    except KeyboardInterrupt as stop:
+        for note in getattr(stop.__context__, "__notes__", ()):  # of the run that was cancelled
+            stop.add_note(note)
+        raise
+
+
 def _broken(error: Exception, journal: Journal) -> AgentResult:
     """Return the result of a run that an exception ended: one of ours, or of a user's contract, client or tool."""
     if isinstance(error, CloseoutError):
         reason = "journal_failed" if isinstance(error, JournalError) else "failed"
         return AgentResult(answer=None, stop_reason=reason, failure=Failure.of(error))
-    text = f"{type(error).__name__}: {error}"
+    text = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
     metadata = {"traceback": "".join(traceback.format_exception(error, limit=-20))}
     try:
         journal.append(Noted("main", "error", "Internal error", message=text, metadata=metadata))

@@ -208,7 +208,7 @@ class AgentPlan:
                 "or serve it: closeout serve --deps package.module:function."
             )
         if is_plain_class(self.deps_type) and not isinstance(plan.deps, self.deps_type):
-            raise UsageError(f"deps must be of the type {name}, got {plan.deps!r:.80}.")
+            raise UsageError(f"deps must be of the type {name}, got one of the type {type(plan.deps).__name__}.")
         return plan
 
     @property
@@ -368,17 +368,21 @@ class AgentPlan:
         recorded = journal.recorded(InstructionsWritten, scope.path, scope.path)
         text: Any = recorded.text if isinstance(recorded, InstructionsWritten) else ""
         if recorded is None and not journal.replay_only:
-            text = self.write_instructions(
-                RunContext(
-                    deps=scope.deps,
-                    run_id=journal.run_id,
-                    user=journal.started.user if journal.started is not None else "",
-                    agent=scope.path,
-                    state=copy.deepcopy(scope.state),
-                    usage=scope.budget.usage,
-                )
+            context = RunContext(
+                deps=scope.deps,
+                run_id=journal.run_id,
+                user=journal.started.user if journal.started is not None else "",
+                agent=scope.path,
+                state=copy.deepcopy(scope.state),
+                usage=scope.budget.usage,
             )
-            text = await text if isawaitable(text) else text
+            try:
+                text = self.write_instructions(context)
+                text = await text if isawaitable(text) else text
+            except Exception as error:
+                name = getattr(self.write_instructions, "__qualname__", repr(self.write_instructions))
+                error.add_note(f"The function of the instructions, {name}, raised it.")
+                raise
             if not isinstance(text, str):
                 raise UsageError(f"The function of the instructions must return a text, it returned {text!r:.80}.")
         journal.append(InstructionsWritten(scope.path, text))

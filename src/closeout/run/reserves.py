@@ -238,7 +238,7 @@ class Reserves:
         found = self._ledger.reserve(self._limits, quote.amount)
         if isinstance(found, str):
             return found
-        raise _reached(found)
+        raise _reached(found, quote)
 
     def settle(self, request: str, amount: Amount | None) -> None:
         """Replace a reservation by what the request cost; None: by all that was reserved."""
@@ -261,7 +261,7 @@ class Reserves:
                 f"and its reply {quote.reply:,}. Set {'a lower max_tokens, or ' if shorter else ''}a higher budget."
             )
         if not limit.waits:
-            raise _reached(refusal)
+            raise _reached(refusal, quote)
 
     def _known(self, price: Price | None, client: BaseClient) -> Price:
         if price is None and self._counts_cost:
@@ -338,6 +338,10 @@ def _is_free(error: Exception) -> bool:
     return isinstance(error, ModelUnreachable) or refused
 
 
-def _reached(refusal: Refusal) -> BudgetReached:
+def _reached(refusal: Refusal, quote: _Quote) -> BudgetReached:
     limit = refusal.limit
-    return BudgetReached(f"The budget of {limit.key} ({limit}) has no room for another request.")
+    used = replace(limit, amount=limit.amount - refusal.left, period="")
+    said = f"The budget of {limit.key} ({limit}) has no room for another request: {used} are used"
+    if limit.unit != "requests":
+        said += f", and this one may use up to {replace(limit, amount=quote.amount.of(limit.unit), period='')}"
+    return BudgetReached(f"{said}.")

@@ -456,7 +456,7 @@ class ToolManager:
         if spec.name in self._local:
             raise ToolDefinitionError(
                 f"Two tools are named {spec.name!r}: {_place(self._local[spec.name].home)} and {_place(tool)}. "
-                "Give one another name: @tool(name='…')."
+                "Give one another name: @tool(name='…'), agent.as_tool('…'), or Handoff(agent, tool_name='…')."
             )
         self._own_names.add(spec.name)
         if not self._is_blacklisted(LOCAL, spec.name):
@@ -540,7 +540,9 @@ def _wire_name(name: str) -> str:
     return clean if len(clean) <= _NAME_LENGTH else clean[:_NAME_LENGTH]
 
 
-def _place(tool: object) -> str:
+def _place(tool: Any) -> str:
+    if hasattr(tool, "plan_of"):  # an agent, whose function is ours
+        return f"the agent {tool.spec.description!r:.80}"
     function: Callable[..., Any] = getattr(tool, "function", type(tool))
     return f"{function.__module__}.{getattr(function, '__qualname__', type(tool).__qualname__)}"
 

@@ -320,6 +320,7 @@ const CHINESE = {
   "Day": "日期",
   "Agent": "智能体",
   "Budget": "预算",
+  "User": "用户",
   "Budgets": "预算",
   "Requests": "请求",
   "Input": "输入",

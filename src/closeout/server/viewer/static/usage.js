@@ -5,8 +5,8 @@ import { cost, count } from "./format.js";
 import { t } from "./language.js";
 import { loadUsage } from "./source.js";
 
-const USAGE_GROUPS = { "day,model": "Day and model", day: "Day", model: "Model", key: "Budget", agent: "Agent" };
-const GROUP_NAMES = { day: "Day", key: "Budget", model: "Model", agent: "Agent" };
+const USAGE_GROUPS = { "day,model": "Day and model", day: "Day", model: "Model", key: "Budget", user: "User", agent: "Agent" };
+const GROUP_NAMES = { day: "Day", key: "Budget", user: "User", model: "Model", agent: "Agent" };
 const USAGE_DAYS = [7, 31, 366];
 
 export async function showUsage(main, route) {
