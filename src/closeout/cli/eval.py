@@ -69,7 +69,10 @@ Concurrency = Annotated[str, typer.Option(help="Trials at the same time, or auto
 def run(
     tasks: Annotated[
         str,
-        typer.Argument(help="A .jsonl, .json, .csv, .tsv or .parquet file; or math, multihop, retail, bfcl:CATEGORY"),
+        typer.Argument(
+            help="A .jsonl, .json, .csv, .tsv or .parquet file; or a benchmark: math, multihop, retail, bfcl:CATEGORY, "
+            "harbor:FOLDER, package.module:NAME"
+        ),
     ],
     agent: AgentSource = None,
     scorer: Scorer = None,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from closeout.assembly.named import named_object
+from closeout.errors import UsageError
 from closeout.evaluate.benchmarks.benchmark import Benchmark
 
 __all__ = ["BENCHMARKS", "Benchmark", "find_benchmark"]
 
-BENCHMARKS = ("math", "multihop", "retail")  # and bfcl:CATEGORIES, harbor:FOLDER
+BENCHMARKS = ("math", "multihop", "retail")  # and bfcl:CATEGORIES, harbor:FOLDER, package.module:NAME
 _MODULES = {"math": "math_problems", "multihop": "multihop_questions", "retail": "retail_desk"}
 
 
@@ -16,7 +18,8 @@ def find_benchmark(name: str) -> Benchmark | None:
     """Return the benchmark of a name, None if the name is unknown.
 
     Raises:
-        UsageError: The name is `bfcl:…` with an unknown category, or `harbor:…` with a folder without tasks.
+        UsageError: The name is `bfcl:…` with an unknown category, `harbor:…` with a folder without tasks, or
+            `package.module:NAME` without such a benchmark.
         ConfigError: The name is `harbor:…`, and nothing isolates commands here.
     """
     prefix, _, categories = name.partition(":")
@@ -28,7 +31,14 @@ def find_benchmark(name: str) -> Benchmark | None:
         from closeout.evaluate.benchmarks.harbor import make_harbor
 
         return make_harbor(categories)
-    if name not in _MODULES:
-        return None
-    found: Benchmark = import_module(f"closeout.evaluate.benchmarks.{_MODULES[name]}").BENCHMARK
+    if name in _MODULES:
+        return _checked(import_module(f"closeout.evaluate.benchmarks.{_MODULES[name]}").BENCHMARK, name)
+    if prefix and categories.isidentifier():
+        return _checked(named_object(name), name)
+    return None
+
+
+def _checked(found: object, name: str) -> Benchmark:
+    if not isinstance(found, Benchmark):
+        raise UsageError(f"{name} must be a Benchmark, got {type(found).__name__}.")
     return found
