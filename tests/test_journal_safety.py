@@ -274,8 +274,7 @@ def test_a_record_that_another_process_writes_while_it_is_read_is_not_damaged(
 async def test_a_run_that_is_being_executed_is_locked_and_not_damaged(home: Path) -> None:
     await interrupted_run(home)
     store = open_store(home)
-    with store.database.transaction() as db:
-        db.execute("UPDATE events SET crc = crc + 1")
+    store.transact(lambda db: db.execute("UPDATE events SET crc = crc + 1"))
     number = store.reopen_run("run")
     try:
         with pytest.raises(JournalLocked, match="being executed"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -20,14 +22,17 @@ import closeout.journal.events as ev
 from cli_process import here
 from closeout import Agent, tool
 from closeout.config import home_folder
-from closeout.errors import JournalError, JournalLocked, LeaseLost, RunNotFound, UsageError
+from closeout.errors import JournalError, JournalLocked, LeaseLost, RunExists, RunNotFound, UsageError
 from closeout.homes import DatabaseHome, as_home
 from closeout.journal import leases
+from closeout.journal.inbox import mailbox_of
 from closeout.journal.run_journal import Journal
+from closeout.journal.sent_signals import open_signals, send_signal
 from closeout.journal.store import BODY_LIMIT, Store, close_stores, open_store
 from closeout.journal.text_search import SearchIndex
 from closeout.server.serving import viewer_app
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+from harness.database_homes import Wire
 from postgres_server import PostgresServer
 
 LONG = "长" * (BODY_LIMIT + 1)
@@ -222,6 +227,41 @@ def test_cut_connections_and_a_restart_lose_and_double_nothing(
     assert store.read("run").problems == ()
     assert store.run("run").status == "running"
     journal.abandon()
+
+
+def test_a_cut_at_any_message_neither_fails_nor_doubles_what_begins_or_is_sent(
+    database: DatabaseHome, postgres: PostgresServer
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, Wire(postgres.folder, Path(folder)) as wire, closing(Store(database)):
+        through = replace(database, url=database.url.replace(str(postgres.folder), folder))
+        with closing(Store(through)) as store:
+            acts: list[Callable[[int], Any]] = [
+                lambda n: Journal.start(store, started(), run_id=f"run-{n}").abandon(),
+                lambda n: Journal.reopen(store, "run-0", seen=store.run("run-0")).abandon(),
+                lambda n: mailbox_of(store, "run-0").send(f"{n}"),
+                lambda n: send_signal(store, "run-0", "paid", n, id=f"{n}") or pytest.fail("It was not sent before."),
+            ]
+            counts = []
+            for act in acts:
+                act(0)
+                count = itertools.count(1)
+                for cut in ("before", "after"):
+                    for at in itertools.count(1):
+                        wire.cut_at(at, cut)
+                        act(number := next(count))
+                        if wire.sent < at:
+                            break
+                counts.append(number + 1)
+            wire.cut_at(0, "")
+            with pytest.raises(RunExists):
+                Journal.start(store, started(), run_id="run-0")
+            assert not send_signal(store, "run-0", "paid", 1, id="1")
+    assert min(counts) > 10
+    with closing(Store(database)) as store:
+        assert sorted(run.run_id for run in store.runs(1000)) == sorted(f"run-{n}" for n in range(counts[0]))
+        assert len(store.messages(store.number_of("run-0"))) == counts[2]
+        assert [signal.payload for signal in open_signals(store, "run-0", "paid")] == [str(n) for n in range(counts[3])]
+        assert not any(store.read(run.run_id).problems for run in store.runs(1000))
 
 
 # ------------------------------------------------------------------------------------------------ the rest

@@ -181,8 +181,7 @@ async def test_a_damaged_run_does_not_stop_a_worker(any_home: Home, caplog: pyte
     paid: list[str] = []
     broken = await paying_agent(any_home, paid).submit("never")
     store = open_store(any_home)
-    with store.database.transaction() as db:
-        db.execute("UPDATE events SET crc=crc+1")
+    store.transact(lambda db: db.execute("UPDATE events SET crc=crc+1"))
     fine = await paying_agent(any_home, paid).submit("fine")
     await paying_agent(any_home, paid).work(until_idle=True)
     assert (store.run(fine).status, store.run(broken).status) == ("answered", "interrupted")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,13 +54,14 @@ def copy_runs(source: Home, store: Store, run_ids: Collection[str] | None = None
         JournalError: A journal cannot be read or written, or the source is of another format.
     """
     store.flush()
-    copied = 0
     with _opened(source) as theirs:
+
+        def copy(rows: list[Any], db: SqlConnection) -> int:
+            return sum(_copy(theirs, db, store, row) for row in rows)
+
         wanted = [row for row in theirs.query(_SELECT_RUNS) if run_ids is None or row[1] in run_ids]
-        for first in range(0, len(wanted), RUNS_AT_ONCE):
-            with store.database.transaction() as db:
-                copied += sum(_copy(theirs, db, store, row) for row in wanted[first : first + RUNS_AT_ONCE])
-    return copied
+        parts = (wanted[first : first + RUNS_AT_ONCE] for first in range(0, len(wanted), RUNS_AT_ONCE))
+        return sum(store.database.transact(partial(copy, part)) for part in parts)
 
 
 @contextmanager

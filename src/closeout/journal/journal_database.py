@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 __all__ = [
     "MESSAGE_LOCK",
@@ -22,6 +21,8 @@ __all__ = [
     "SqlCursor",
     "TakesRuns",
 ]
+
+T = TypeVar("T")
 
 # A row holds what one run put into one commit: a JSON list of [time, type, fields], with the hashes of fields that are
 # stored apart. Its place is run * 2**32 + seq of the first event. One row costs half as much as five, and with one
@@ -146,12 +147,11 @@ class JournalDatabase(Protocol):
     def insert(self, db: SqlConnection, row: EventRow, bodies: Mapping[bytes, list[bytes]]) -> None:
         """Write a row of a new run with its bodies, within a transaction."""
 
-    def transaction(
-        self, *, durable: bool = False, holding: Collection[int] = ()
-    ) -> AbstractContextManager[SqlConnection]:
-        """All that is done within is written, or nothing.
+    def transact(self, act: Callable[[SqlConnection], T], *, durable: bool = False, holding: Collection[int] = ()) -> T:
+        """Return what a function does within a transaction: all of it is written, or nothing.
 
         Args:
+            act: The function. If the connection is cut, it is called again. An earlier call may have been committed.
             durable: Survive a power cut.
             holding: Numbers of runs that this process must have taken, and still have at the end.
         """

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from closeout.errors import JournalError, JournalLocked, LeaseLost
@@ -171,16 +171,22 @@ class PostgresJournal:
 
     def insert(self, db: SqlConnection, row: EventRow, bodies: Mapping[bytes, list[bytes]]) -> None:
         """Write a row of a new run with its bodies, within a transaction."""
-        self._known.difference_update(bodies)  # a transaction is not repeated if others have deleted one
         self._put(self._link.raw, [row], bodies, replace=False)
 
-    @contextmanager
-    def transaction(self, *, durable: bool = False, holding: Collection[int] = ()) -> Iterator[SqlConnection]:
-        """All that is done within, or nothing, and only under the leases that are named. Every commit is durable."""
-        with self.writing, explained_postgres(self.home), self._link.transaction():
-            if holding and self.locks.lost_of(self._link, holding):
-                raise LeaseLost("Another process has taken the run over. Nothing was changed.")
-            yield self._link
+    def transact(self, act: Callable[[SqlConnection], T], *, durable: bool = False, holding: Collection[int] = ()) -> T:
+        """Return what a function does within a transaction, under the leases that are named. Commits are durable.
+
+        While the database restarts, it is called again for some seconds.
+        """
+
+        def once() -> T:
+            with self._link.transaction():
+                if holding and self.locks.lost_of(self._link, holding):
+                    raise LeaseLost("Another process has taken the run over. Nothing was changed.")
+                return act(self._link)
+
+        with self.writing, explained_postgres(self.home):
+            return self._patiently(once)
 
     # -------------------------------------------------------------------------------------------- reading
 
@@ -213,9 +219,12 @@ class PostgresJournal:
 
     def delete(self, numbers: Mapping[str, int]) -> None:
         """Delete runs, which this process has taken, and what is noted of them. Their bodies stay."""
-        with self.transaction(holding=numbers.values()) as db:
+
+        def discard_all(db: SqlConnection) -> None:
             for run_id, number in numbers.items():
                 self.discard(db, run_id, number)
+
+        self.transact(discard_all, holding=numbers.values())
 
     def discard(self, db: SqlConnection, run_id: str, number: int) -> None:
         """Delete a run and what is noted of it, within a transaction. Its bodies stay."""

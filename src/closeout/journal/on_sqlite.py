@@ -10,10 +10,10 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from closeout.errors import JournalError
 from closeout.journal.database import (
@@ -31,6 +31,8 @@ from closeout.journal.locks import LOCKS_NAME, RunLocks
 from closeout.journal.run_counts import MESSAGES_NAME, SYNCED_NAME, RunCounts
 
 __all__ = ["SqliteJournal", "references"]
+
+T = TypeVar("T")
 
 SWEEPS = 5  # tries to delete unused texts while other processes write; later deletions try again
 _INSERT_EVENTS = "INSERT INTO events VALUES (?,?,?)"
@@ -126,20 +128,17 @@ class SqliteJournal:
             joined = "SELECT ?,CAST(group_concat(part(n),'') AS BLOB) FROM numbers"
             self.db.execute(f"{numbers} INSERT OR IGNORE INTO bodies {joined}", (len(parts), digest))
 
-    @contextmanager
-    def transaction(self, *, durable: bool = False, holding: Collection[int] = ()) -> Iterator[sqlite3.Connection]:
-        """All that is done within, or nothing. What this process holds, nobody can take from it."""
+    def transact(self, act: Callable[[SqlConnection], T], *, durable: bool = False, holding: Collection[int] = ()) -> T:
+        """Return what a function does within a transaction. What this process holds, nobody can take from it."""
         with self.writing, explained(self.path):
-            if not durable:
-                with transaction(self.db) as db:
-                    yield db
-                return
-            self.db.execute("PRAGMA synchronous=FULL")
+            if durable:
+                self.db.execute("PRAGMA synchronous=FULL")
             try:
                 with transaction(self.db) as db:
-                    yield db
+                    return act(db)
             finally:
-                self.db.execute("PRAGMA synchronous=NORMAL")
+                if durable:
+                    self.db.execute("PRAGMA synchronous=NORMAL")
 
     def _notice_deletions(self, db: sqlite3.Connection) -> None:
         """Forget which bodies are stored if runs were deleted since. Within a transaction."""
@@ -197,9 +196,9 @@ class SqliteJournal:
         """Delete runs, which this process has taken, and what is noted of them. Their bodies stay."""
         with self.writing, explained(self.path):
             self.db.execute("PRAGMA secure_delete=ON")  # what is deleted must not stay in free pages
-        with self.transaction() as db:
-            for run_id, number in numbers.items():
-                self.discard(db, run_id, number)
+            with transaction(self.db) as db:
+                for run_id, number in numbers.items():
+                    self.discard(db, run_id, number)
 
     def discard(self, db: SqlConnection, run_id: str, number: int) -> None:
         """Delete a run and what is noted of it, within a transaction. Its bodies stay."""
@@ -228,7 +227,7 @@ class SqliteJournal:
                 unused = [key for key in stored if isinstance(key[0], bytes) and key[0] not in used]
                 if not unused:
                     return
-                with self.transaction():
+                with transaction(db):
                     if db.execute("PRAGMA data_version").fetchone() != version:
                         continue  # another process wrote meanwhile, perhaps a reference
                     db.executemany("DELETE FROM bodies WHERE hash=?", unused)

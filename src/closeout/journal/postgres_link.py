@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,8 @@ PATIENCE = 20.0  # seconds that a statement waits for a database that restarts, 
 _BETWEEN = 0.1  # seconds between two tries
 # A connection whose other end is gone must not stop a worker for hours.
 _NETWORK = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+
+_QUIET = logging.NullHandler()  # unless the user's own handlers show it
 
 Raw: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
@@ -47,6 +50,8 @@ class PostgresLink:
         """Open the connection now. Raises JournalError at once if the database cannot be reached."""
         import psycopg
 
+        # What goes wrong while a pipeline is cut off is logged there, although it is tried again.
+        logging.getLogger("psycopg").addHandler(_QUIET)
         with explained_postgres(self.home):
             options: dict[str, Any] = {**_missing_in(self.home.url), **dict(self.home.secrets)}
             raw: Raw = psycopg.connect(self.home.url, autocommit=True, **options)
@@ -72,11 +77,9 @@ class PostgresLink:
 
     @property
     def raw(self) -> Raw:
-        """The connection. If it was cut, waits up to twenty seconds for the database. Raises JournalError."""
+        """The connection. If there is none, waits up to twenty seconds for the database. Raises JournalError."""
         if self._raw is not None and not self._raw.closed:
             return self._raw
-        if self._raw is None:
-            return self.connect()
         give_up = time.monotonic() + PATIENCE
         while True:
             try:
@@ -105,25 +108,21 @@ class PostgresLink:
         """Call a function, again while it fails because the connection was cut, for up to twenty seconds."""
         import psycopg
 
-        give_up = time.monotonic() + PATIENCE
+        give_up, pause = time.monotonic() + PATIENCE, 0.0
         while True:
             try:
                 return act()
             except psycopg.Error as error:
                 if not is_cut(error) or time.monotonic() > give_up:
                     raise
-                time.sleep(_BETWEEN)
+                time.sleep(pause)
+                pause = _BETWEEN
 
     @contextmanager
     def transaction(self) -> Iterator[Raw]:
-        """All that is done within, or nothing. A connection that was cut before is noticed at its beginning."""
-        try:
-            self.raw.execute("BEGIN")
-        except BaseException as error:
-            if not is_cut(error):
-                raise
-            self.raw.execute("BEGIN")
+        """All that is done within, or nothing. Call it within `patiently`: the connection may be cut at any moment."""
         raw = self.raw
+        raw.execute("BEGIN")
         try:
             yield raw
             raw.execute("COMMIT")

@@ -40,6 +40,7 @@ CREATE TABLE IF NOT EXISTS signals (
 """
 _INDEX = "CREATE INDEX IF NOT EXISTS signals_open ON signals (run_id) WHERE received=0"
 _INSERT = "INSERT INTO signals (run_id, id, name, payload, sent) VALUES (?,?,?,?,?) ON CONFLICT DO NOTHING"
+_SELECT_SENT = "SELECT name, payload, sent FROM signals WHERE run_id=? AND id=?"
 _SELECT_OPEN = "SELECT id, payload, sent FROM signals WHERE run_id=? AND name=? AND received=0 ORDER BY seq"
 _SELECT_NAMES = "SELECT DISTINCT run_id, name FROM signals WHERE received=0"
 _SELECT_WAITING = (
@@ -92,12 +93,15 @@ def send_signal(store: Store, run_id: str, name: str, payload: Any = None, *, id
     if status in _OVER:
         raise SignalRefused(f"Run {run_id} is over ({status}), so it receives no signals.")
 
+    row = (run_id, id or secrets.token_hex(10), name, text, time.time())
+
     def insert(db: SqlConnection) -> bool:
         if not _exists(store):
             db.execute(_SCHEMA)
             db.execute(_INDEX)
-        row = (run_id, id or secrets.token_hex(10), name, text, time.time())
-        return db.execute(_INSERT, row).rowcount == 1
+        if db.execute(_INSERT, row).rowcount == 1:
+            return True
+        return bool(db.execute(_SELECT_SENT, row[:2]).fetchone() == row[2:])  # by an earlier call
 
     is_new = store.transact(insert)
     store.database.tell(store.number_of(run_id))

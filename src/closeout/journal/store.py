@@ -58,6 +58,7 @@ RETRY_SECONDS = 0.05  # seconds until a failed commit is repeated
 _INSERT_RUN = (
     "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?) ON CONFLICT (run_id) DO NOTHING"
 )
+_SELECT_CREATED = "SELECT id FROM runs WHERE run_id=? AND started=?"
 _REOPEN_RUN = "UPDATE runs SET status='running', ended=NULL WHERE id=?"
 _UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=?, due=? WHERE id=?"
 _UPDATE_DUE = "UPDATE runs SET due=? WHERE id=?"
@@ -79,7 +80,7 @@ _SELECT_LAST = "SELECT body FROM events WHERE place>=? AND place<? ORDER BY plac
 # Messages to runs, as JSON. Their places are made as those of events. The first message makes the table.
 _CREATE_MESSAGES = "CREATE TABLE IF NOT EXISTS messages (place INTEGER PRIMARY KEY, body BLOB NOT NULL)"
 _COUNT_MESSAGES = "SELECT max(place) - ? + 1 FROM messages WHERE place>=? AND place<?"
-_INSERT_MESSAGE = "INSERT INTO messages VALUES (?,?)"
+_INSERT_MESSAGE = "INSERT INTO messages VALUES (?,?) ON CONFLICT (place) DO NOTHING"
 _SELECT_MESSAGES = "SELECT body FROM messages WHERE place>=? AND place<? ORDER BY place"
 
 _ALL = 2**63 - 1  # SQLite's largest number
@@ -201,23 +202,31 @@ class Store:
         at = time.time()
         row = (_storable(run_id), at, "running", _storable(started.task[:200]), model)
         number = 0
-        database = self.database
+        database, files = self.database, tuple(files)
+
+        def create(db: SqlConnection) -> None:
+            nonlocal number
+            if db.execute(_INSERT_RUN, row).rowcount == 0:
+                if number and db.execute(_SELECT_CREATED, row[:2]).fetchone() == (number,):
+                    return  # by an earlier call, whose commit was not confirmed
+                raise RunExists(f"A run {run_id} exists already. `closeout resume {run_id}` continues it.")
+            if number:  # of an earlier call that was taken back
+                self.release(number)
+            number = int(db.execute(_SELECT_CREATED, row[:2]).fetchone()[0])
+            database.synced.clear(number)
+            database.messages.clear(number)
+            bodies = _Bodies()
+            for file in files:
+                digest = bytes.fromhex(file.sha256)
+                if not db.execute("SELECT 1 FROM bodies WHERE hash=?", (digest,)).fetchone():
+                    bodies[digest] = [file.data]
+            begun = at - later[-1][0] if later else at
+            entries = [(0, begun, started), *((n, begun + t, event) for n, (t, event) in enumerate(later, 1))]
+            database.insert(db, _row(number, entries, bodies), bodies)
+            database.locks.take(run_id, number)  # before others see the run and think that its process died
+
         try:
-            with database.transaction() as db:
-                if db.execute(_INSERT_RUN, row).rowcount == 0:
-                    raise RunExists(f"A run {run_id} exists already. `closeout resume {run_id}` continues it.")
-                number = int(db.execute("SELECT id FROM runs WHERE run_id=?", row[:1]).fetchone()[0])
-                database.synced.clear(number)
-                database.messages.clear(number)
-                bodies = _Bodies()
-                for file in files:
-                    digest = bytes.fromhex(file.sha256)
-                    if not db.execute("SELECT 1 FROM bodies WHERE hash=?", (digest,)).fetchone():
-                        bodies[digest] = [file.data]
-                begun = at - later[-1][0] if later else at
-                entries = [(0, begun, started), *((n, begun + t, event) for n, (t, event) in enumerate(later, 1))]
-                database.insert(db, _row(number, entries, bodies), bodies)
-                database.locks.take(run_id, number)  # before others see the run and think that its process died
+            database.transact(create)
         except BaseException:
             self.release(number)
             raise
@@ -227,11 +236,10 @@ class Store:
         """Return what a function does to the journal within one synced transaction. Raises JournalError.
 
         Args:
-            act: The function.
+            act: The function. If the connection is cut, it is called again. An earlier call may have been committed.
             holding: The numbers of the locks that this process must still have at the end.
         """
-        with self.database.transaction(durable=True, holding=holding) as db:
-            return act(db)
+        return self.database.transact(act, durable=True, holding=holding)
 
     def reopen_run(self, run_id: str, seen: RunRecord | None = None) -> int:
         """Lock a run to continue it, and return its number.
@@ -245,14 +253,19 @@ class Store:
             JournalLocked: the run is being executed, or was executed since it was seen.
         """
         number = self._number(run_id)
+        expected = {seen.ended} if seen is not None else set()
+
+        def reopen(db: SqlConnection) -> None:
+            (ended,) = db.execute("SELECT ended FROM runs WHERE id=?", (number,)).fetchone() or (None,)
+            if expected and _time(ended) not in expected:
+                raise JournalLocked(f"Run {run_id} was continued by another process just now.")
+            expected.add(None)  # as this leaves it, if it is called again
+            db.execute(_REOPEN_RUN, (number,))
+
         with self._writing:
             self.database.locks.take(run_id, number)
             try:
-                with self.database.transaction(holding=(number,)) as db:
-                    (ended,) = db.execute("SELECT ended FROM runs WHERE id=?", (number,)).fetchone() or (None,)
-                    if seen is not None and _time(ended) != seen.ended:
-                        raise JournalLocked(f"Run {run_id} was continued by another process just now.")
-                    db.execute(_REOPEN_RUN, (number,))
+                self.database.transact(reopen, holding=(number,))
             except BaseException:
                 self.database.locks.drop(number)
                 raise
@@ -371,10 +384,14 @@ class Store:
         """
         start, end = number << SEQ_BITS, number + 1 << SEQ_BITS
 
+        count: int | None = None
+
         def add(db: SqlConnection) -> None:
+            nonlocal count
             if not self.database.has_table("messages"):
                 db.execute(_CREATE_MESSAGES)
-            count = db.execute(_COUNT_MESSAGES, (start, start, end)).fetchone()[0] or 0
+            if count is None:  # if it is called again, the message has the same place
+                count = db.execute(_COUNT_MESSAGES, (start, start, end)).fetchone()[0] or 0
             db.execute(_INSERT_MESSAGE, (start + count, body))
             # It precedes the commit, so that the executing process looks once too often rather than once too rarely.
             self.database.messages.set(number, count + 1)
@@ -557,8 +574,8 @@ class Store:
         """Remember something small beyond runs, such as the dialect that an endpoint speaks. Failures are ignored."""
 
         def write() -> None:
-            with suppress(JournalError), self.database.transaction() as db:
-                db.execute(_NOTE, (name, value))
+            with suppress(JournalError):
+                self.database.transact(lambda db: db.execute(_NOTE, (name, value)))
 
         self._notes[name] = value
         self.submit(write)
@@ -574,8 +591,8 @@ class Store:
         """Forget what was remembered under a name. Failures are ignored."""
 
         def write() -> None:
-            with suppress(JournalError), self.database.transaction() as db:
-                db.execute("DELETE FROM notes WHERE name=?", (name,))
+            with suppress(JournalError):
+                self.database.transact(lambda db: db.execute("DELETE FROM notes WHERE name=?", (name,)))
 
         self._notes.pop(name, None)
         self.submit(write)
