@@ -91,7 +91,7 @@ def test_a_limit_takes_the_first() -> None:
         ({"question": "Who?"}, "task 1: the task has no id. .*Its fields: question"),
         ({"id": "", "question": "Who?"}, "task 1: the id must be a printable text"),
         ({"id": "a\nb", "question": "Who?"}, "the id must be a printable text"),
-        ({"id": "x" * 300, "question": "Who?"}, "the id must be a printable text"),
+        ({"id": "x" * 1001, "question": "Who?"}, "the id must be a printable text"),
         ({"id": 1.5, "question": "Who?"}, "has no id"),
         ({"id": "a"}, "the task has no question"),
         ({"id": "a", "question": 7}, "the task has no question"),
