@@ -62,7 +62,9 @@ async def test_a_check_sends_the_model_back_with_its_reason(dialect: str) -> Non
     again = client.requests[1].prompt or str(client.requests[1].messages)
     assert PROBLEM in again
     assert "boxed{5}" in again, "the model sees what it had answered"
-    assert [each.reason for each in events if isinstance(each, ev.TurnRolledBack)] == ["check"]
+    back = [(each.reason, each.detail) for each in events if isinstance(each, ev.TurnRolledBack)]
+    assert back == [("check", PROBLEM)]
+    assert "5" not in result.closing_text + result.messages[-1].text, "a refused answer is no part of the conversation"
 
 
 async def test_a_check_sends_a_program_back_with_its_reason() -> None:

@@ -333,7 +333,8 @@ async def test_an_approval_shows_the_name_and_a_resumed_run_uses_the_value(tmp_p
         (lambda: Secret("k", SAFE, tools=[]), "needs the names of the tools"),
         (lambda: Secret("k", SAFE, tools="greet"), "needs the names of the tools"),
         (lambda: Secret("k", "short", tools=["x"]), "8 characters or more"),
-        (lambda: Secret("k", SAFE, tools=["x"], hosts=["https://x.example"]), "must be a list of hosts"),
+        (lambda: Secret("k", SAFE, tools=["x"], hosts="x.example"), "must be a list of hosts"),
+        (lambda: Secret("k", SAFE, tools=["x"], hosts=["a.example:80"]), "'a.example:80' is no host"),
         (
             lambda: Agent(ScriptedClient([]), [greet], secrets=[Secret("k", SAFE, tools=["gret"])]),
             "names the tool 'gret'",

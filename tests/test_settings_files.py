@@ -265,7 +265,7 @@ def test_config_show_says_where_each_value_comes_from(tmp_path: Path, monkeypatc
         "profiles: {prod: {llm: {prices: {b: [1, 2]}}}}\n"
     )
     Path("mine.yaml").write_text("agent:\n  tools: [run_python]\n")
-    options = ("-C", "base.yaml", "-C", "mine.yaml", "-C", "agent.max_rollbacks=3", "--profile", "prod")
+    options = ("-a", "base.yaml", "-C", "mine.yaml", "-C", "agent.max_rollbacks=3", "--profile", "prod")
     plain, as_json = here("config", "show", *options), here("config", *options, "--json").json
     lines = plain.out.splitlines()
     assert "agent.main_agent.max_turns = 5  # base.yaml:2" in lines
@@ -331,6 +331,9 @@ agent = Agent(
     "openai:scripted", [length], base_url=os.environ["SERVER"], api_key="k", dialect="function_call", name="whole"
 )
 not_one = 7
+
+def fails():
+    raise RuntimeError("the vault is sealed")
 """
 
 
@@ -369,7 +372,8 @@ def test_an_agent_in_python_or_in_yaml_for_every_command(
         refused = here("resume", result.run_id, "-a", "whole:agent", "--on-change", "refuse")
         assert "tool length: new" in refused.err
     wrong = {
-        "whole:nothing": "has no nothing", "whole:not_one": "must be an Agent", "whole": "is neither a settings file",
+        "whole:nothing": "has no nothing", "whole:not_one": "must be an Agent",
+        "whole:fails": "whole:fails raised RuntimeError: the vault is sealed", "whole": "is neither a settings file",
         "none.yaml": "No such file",
     }  # fmt: skip
     for source, said in wrong.items():

@@ -50,6 +50,9 @@ _BY_SUFFIX = {  # that Python does not know in every version
     ".jsonl": "application/jsonl",
     ".yaml": "application/yaml",
     ".yml": "application/yaml",
+    ".docx": "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+    ".pptx": "application/vnd.openxmlformats-officedocument.presentationml.presentation",
+    ".xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
 }
 
 

@@ -423,6 +423,11 @@ class ModelRequest:
         return self.messages[-1].text if self.messages else ""
 
     @property
+    def text(self) -> str:
+        """The texts of all messages, joined; or the prompt."""
+        return self.prompt if self.prompt is not None else "\n".join(message.text for message in self.messages)
+
+    @property
     def question(self) -> str:
         """The text of the first user message; empty for a prompt."""
         return next((message.text for message in self.messages if message.role == "user"), "")

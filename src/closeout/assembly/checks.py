@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_callable",
     "check_context",
+    "check_files",
     "check_flow",
     "check_formatter",
     "check_history",
@@ -278,6 +279,16 @@ def check_user(value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_USER or not value.isprintable():
         raise UsageError(f"user must be a printable text of at most {MAX_USER} characters, got {value!r:.80}.")
     return value
+
+
+def check_files(files: Any) -> Sequence[str | Path | File]:
+    """Return the files of a task: paths, and files as values."""
+    if isinstance(files, str | Path | File) or not isinstance(files, Sequence):
+        raise UsageError(f"files must be a list, got {files!r:.80}. For one file, pass files=['report.pdf'].")
+    for each in files:
+        if not isinstance(each, str | os.PathLike | File):
+            raise UsageError(f"files must hold paths or File objects, got {each!r:.80}. Pass File(name, content).")
+    return files
 
 
 def check_work_files(files: Any) -> tuple[File, ...]:

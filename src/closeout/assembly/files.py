@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from closeout.assembly.checks import check_history, check_task, check_work_files
+from closeout.assembly.checks import check_files, check_history, check_task, check_work_files
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.errors import ToolError, UsageError
 from closeout.file_values import File, FileView, safe_file_name
@@ -109,7 +109,7 @@ async def prepare_task(
         UsageError: The text, a file or a message of the history cannot be used.
     """
     client = plan.client
-    prepared = Prepared(check_task(text))
+    prepared, files = Prepared(check_task(text)), check_files(files)
     kept: tuple[File, ...] = ()
     if files:  # a large PDF takes seconds, so reading runs in a thread
         can = replace(client.capabilities, max_context=await client.context_length())
@@ -141,7 +141,7 @@ async def prepare_task(
 @contextmanager
 def _on_disk(files: Sequence[str | Path | File]) -> Iterator[Sequence[str | Path]]:
     """Write the files that are values into a folder, and yield the paths of all."""
-    if isinstance(files, str) or not any(isinstance(each, File) for each in files):
+    if not any(isinstance(each, File) for each in files):
         yield files  # type: ignore[misc]
         return
     with tempfile.TemporaryDirectory(prefix="closeout-files-") as folder:
@@ -189,8 +189,6 @@ def prepare(
     Raises:
         UsageError: A file is missing, empty, unreadable, too large, or has no text. The message says what to do.
     """
-    if isinstance(files, (str, Path)):
-        raise UsageError(f"files must be a list of paths. For one file, pass files=[{str(files)!r}].")
     if len(files) > MAX_FILES:
         raise UsageError(
             f"{len(files)} files are too many for one task, which may have {MAX_FILES}. Put them in a folder and "

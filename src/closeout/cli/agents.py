@@ -31,7 +31,10 @@ def imported_agent(source: str) -> Agent[Any]:
         raise UsageError(f"{source} is neither a settings file (FILE.yaml) nor an agent (package.module:agent).")
     found = named_object(source)
     if not isinstance(found, Agent) and callable(found):
-        found = found()
+        try:
+            found = found()
+        except Exception as error:
+            raise UsageError(f"{source} raised {type(error).__name__}: {error}") from error
     if not isinstance(found, Agent):
         raise UsageError(f"{source} must be an Agent, or a function that returns one, got {found!r:.80}.")
     return found

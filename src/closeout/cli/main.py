@@ -665,19 +665,24 @@ def encode(
 @guarded
 def config(
     what: Annotated[str, typer.Argument(metavar="[show | schema]", help="What to print")] = "show",
+    agent: AgentSource = None,
     config: Settings = None,
     profile: Profile = None,
     json: Json = False,
 ) -> int:
     """Show every setting with its value and where it was set; or print a JSON Schema of settings files for editors."""
     from closeout.cli.environment import print_schema, show_config
+    from closeout.cli.options import options_in
     from closeout.errors import UsageError
 
     if what == "schema":
         return print_schema()
     if what != "show":
         raise UsageError(f"closeout config takes show or schema, got {what}. A settings file is named with -C {what}.")
-    return show_config(tuple(config or ()), profile, as_json=json)
+    options = options_in({"agent": agent, "config": config})
+    if options.is_python:
+        raise UsageError(f"{agent} is Python code. closeout config shows settings: -a FILE.yaml or -C FILE.yaml.")
+    return show_config(options.settings, profile, as_json=json)
 
 
 @app.command()

@@ -32,8 +32,10 @@ def signal_command(run_id: str, name: str, payload: str, *, id: str, as_json: bo
 
     try:
         value = json.loads(sys.stdin.read() if payload == "-" else payload)
-    except (ValueError, RecursionError):
-        raise UsageError(f"The payload {payload[:60]!r} is not JSON. Put quotes around a text: '\"paid\"'.") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"The payload {payload[:60]!r} is not JSON: {error}. A text needs quotes of its own: '\"a text\"'."
+        ) from None
     store = open_store(home_folder())
     sent = send_signal(store, run_id, name, value, id=id)
     waiting = store.run(run_id).status == "waiting"

@@ -330,7 +330,8 @@ class Attempt:
         if objection is None:
             return Stop(reason="answered", reading=turn.reading)
         if objection.sends_back:
-            return self._roll_back(RollBack("check", objection.problem, turn.text[:200], draft=turn.text), turn.reading)
+            said = objection.problem
+            return self._roll_back(RollBack("check", said, said, draft=turn.text), turn.reading)
         return Stop(reason="check_failed", reading=turn.reading, failure=Failure("", objection.problem))
 
     async def _objection(self, text: str, turn: AttemptTurn) -> Objection | None:
@@ -364,10 +365,10 @@ class Attempt:
 
     def _complete_draft(self, turn: AttemptTurn) -> None:
         """If the reply only adds the answer's form to the reply before, both together are the answer."""
-        reading, answers = turn.reading, self.agent.answers
-        if reading.calls or reading.defects or not turn.text:
+        reading, answers, draft = turn.reading, self.agent.answers, self._rollbacks.draft
+        if reading.calls or reading.defects or not turn.text or answers.read(draft).ok:  # an answer that was refused
             return
-        both = f"{self._rollbacks.draft}\n\n{turn.text}"
+        both = f"{draft}\n\n{turn.text}"
         alone, together = answers.read(turn.text), answers.read(both)
         if together.ok and (not alone.ok or alone.text == together.text):
             turn.reading = replace(reading, answer=both)

@@ -77,8 +77,14 @@ class Secret:
             raise UsageError(f"The name of a secret has letters, digits and _ only, got {name!r:.80}.")
         if isinstance(tools, str) or not all(isinstance(each, str) and each for each in tools) or not tools:
             raise UsageError(f"The secret {name} needs the names of the tools that may have it: tools=['look_up'].")
-        if isinstance(hosts, str) or not all(isinstance(each, str) and _HOST.fullmatch(each) for each in hosts):
+        if isinstance(hosts, str):
             raise UsageError(f"hosts of the secret {name} must be a list of hosts: hosts=['api.crm.example'].")
+        for each in hosts:
+            if not isinstance(each, str) or not _HOST.fullmatch(each):
+                raise UsageError(
+                    f"{each!r:.80} is no host for the secret {name}. Write it without a scheme, port or path, such as "
+                    "'api.crm.example'."
+                )
         if value is None:
             variable = name.upper()
             value = os.environ.get(variable)
