@@ -60,7 +60,7 @@ def test_what_a_server_asks_survives_a_kill(tmp_path: Path, scenario: str, strid
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("scenario", "payments", "events"), [("waiting", 6, 100), ("fork", 6, 60), ("timers", 1, 70)])
 def test_suspended_runs_and_forks_survive_a_kill_too(tmp_path: Path, scenario: str, payments: int, events: int) -> None:
-    found = tried(tmp_path, scenario, "10")  # every tenth event: all of them take minutes
+    found = tried(tmp_path, scenario, "16")  # every sixteenth event: all of them take minutes
     signals = [
         "s1=r1.wait",
         "s2=r3.wait",
@@ -72,4 +72,22 @@ def test_suspended_runs_and_forks_survive_a_kill_too(tmp_path: Path, scenario: s
     assert found["ended"] == "".join(["answered: all done", *received])
     assert len(found["paid"]) == len(set(found["paid"])) == payments
     assert found["events"] >= events
+    assert found["problems"] == []
+
+
+@needs_fork
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("scenario", "stride"), [("map", "47"), ("session", "53"), ("serve", "43")])
+def test_a_sweep_a_conversation_and_a_server_that_wait_survive_a_kill(
+    tmp_path: Path, scenario: str, stride: str
+) -> None:
+    found = tried(tmp_path, scenario, stride)
+    waits = ("s1=r1.wait", "s2=r4:watch/r1.wait", "s3=r5.wait")
+    first, second = [[f"signal:{part}{each}" for each in waits] for part in (1, 2)]
+    seen = [*first, *second] if scenario == "session" else second  # a conversation knows its first part
+    left = ["1f1.txt", "2f1.txt", *(['{"1f1": 1, "2f1": 1}'] if scenario == "session" else [])]
+    ended = [f"answered: all done {' '.join(signals)}" for signals in (first, seen)]
+    assert found["ended"] == " | ".join([*ended, *left])
+    assert found["paid"] == ["1p1", "2p1"]
+    assert found["events"] >= 100
     assert found["problems"] == []

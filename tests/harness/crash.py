@@ -4,9 +4,10 @@ Run as a script: it forks a child for each kill point, so that the dead process 
 The scenario is "run"; "waiting", where every payment needs an approval and there are questions; "fork", where the run
 that is killed is a fork of a finished one; "timers", where tools wait for signals and times; "asking_old" and
 "asking_new", where an MCP server of an older or the newest protocol asks during its calls; "asking_task", where it
-answers a call with a task; "program", where the model writes programs; or "waiting_program", where the payments of a
-program need approvals. With a stride only every so many events are tried. The homes are folders, or schemas of the
-database whose address is in HARNESS_DATABASE.
+answers a call with a task; "program", where the model writes programs; "waiting_program", where the payments of a
+program need approvals; or "map", "session" and "serve", where two tasks that wait, pay and leave files are a sweep, a
+conversation, or requests to a server. With a stride only every so many events are tried. The homes are folders, or
+schemas of the database whose address is in HARNESS_DATABASE.
 
     python tests/harness/crash.py FOLDER [SCENARIO] [STRIDE]
 """
@@ -16,23 +17,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from database_homes import end_leases, home_of, remove_home
 
-from closeout import Agent, RunContext, tool
+from closeout import Agent, File, RunContext, ToolOutput, tool
 from closeout.errors import RunNotFound
 from closeout.journal import run_journal as journal_module
 from closeout.journal.copying import copy_runs
 from closeout.journal.events import DecisionMade, DecisionRequested, Event
 from closeout.journal.sent_signals import send_signal
-from closeout.journal.store import Store, close_stores, open_store
+from closeout.journal.store import Row, Store, close_stores, open_store
 from closeout.run.result import RunResult
 from closeout.run.waiting import pending_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
@@ -84,6 +86,14 @@ TIMERS_PLAN: list[list[tuple[str, str]]] = [
 ]
 ASKING_PLAN = [[("order", "p1"), ("look", "a")], [("order", "p2")]]
 TASK_PLAN = [[("bake", "p1"), ("look", "a")]]
+# Of each task of a sweep, a conversation or a server. The keys begin with the number of the task.
+PART_PLAN: list[list[tuple[str, str]]] = [
+    [("expect", "s1")],
+    [("nap", "n1"), ("note", "f1")],
+    [("watch", "s2")],
+    [("expect", "s3"), ("pay", "p1")],
+]
+PARTS = ("map", "session", "serve")
 FORK_AT = 6  # the turn that the fork begins with
 PLANS = {
     "run": PLAN,
@@ -94,7 +104,7 @@ PLANS = {
     "asking_new": ASKING_PLAN,
     "asking_task": TASK_PLAN,
 }
-SCENARIOS = (*PLANS, "program", "waiting_program")
+SCENARIOS = (*PLANS, "program", "waiting_program", *PARTS)
 
 
 def act(plan: list[list[tuple[str, str]]], view: RequestView) -> Turn:
@@ -106,6 +116,12 @@ def act(plan: list[list[tuple[str, str]]], view: RequestView) -> Turn:
             return Turn(calls=[_next(name, key, text) for name, key in missing])
     signals = sorted({word.rstrip("}.") for word in text.split() if word.startswith("signal:")})
     return answer(" ".join([ANSWER, *signals]))
+
+
+def act_in_part(view: RequestView) -> Turn:
+    """The next turn of the last task that the request holds."""
+    part = re.findall(r"Part (\d)", view.text)[-1]
+    return act([[(name, part + key) for name, key in step] for step in PART_PLAN], view)
 
 
 def _next(name: str, key: str, text: str) -> Any:
@@ -150,9 +166,15 @@ def agent_for(folder: Path, scenario: str = "run") -> Agent:
         return f"[{key}] done signal:{key}={await context.wait_for('event')}"
 
     @tool(read_only=True)
+    async def note(key: str) -> ToolOutput:
+        """Leave a file, and remember it."""
+        file = File(f"{key}.txt", key.encode())
+        return ToolOutput(summary=f"[{key}] done", result=f"[{key}] done", files=(file,), state_update={key: 1})
+
+    @tool(read_only=True)
     async def nap(key: str, context: RunContext) -> str:
-        """Wait for an hour, then look for a signal in vain."""
-        await context.sleep(3600)
+        """Wait for an hour, then look for a signal in vain. A server's clock cannot be set: there it is no time."""
+        await context.sleep(0.1 if scenario == "serve" else 3600)
         try:
             await context.wait_for("nothing", timeout=0)
         except TimeoutError:
@@ -178,10 +200,11 @@ def agent_for(folder: Path, scenario: str = "run") -> Agent:
         )
 
     watcher = Agent(ScriptedClient(watchers_turn, name="watcher"), [expect], home=home_of(folder))
-    main = ScriptedClient(lambda view: act(PLANS[scenario], view), name="main")
+    turn = act_in_part if scenario in PARTS else lambda view: act(PLANS[scenario], view)
+    main = ScriptedClient(turn, name="main")
     tools = [pay, was_paid, look, clerk.as_tool("clerk", "Pays a bill for you."), ask_user]
-    if scenario == "timers":
-        tools += [expect, nap, watcher.as_tool("watch", "Waits for you.")]
+    if scenario in ("timers", *PARTS):
+        tools += [expect, nap, note, watcher.as_tool("watch", "Waits for you.")]
     servers = []
     if scenario.startswith("asking"):
         protocol = "old" if scenario == "asking_old" else "new"
@@ -268,24 +291,87 @@ def lead(folder: Path, resume: bool, scenario: str) -> str:
     async def all_of_it() -> RunResult:
         result = await start()
         while result.status == "waiting" and scenario == "timers":
-            for each in result.waiting:
-                if each.arguments.get("signal") == "event":
-                    send_signal(open_store(home_of(folder)), "crash", "event", each.id, id=each.id)
-            late = max((each.expires for each in result.waiting if each.expires is not None), default=0.0)
-            (result,) = await agent_for(folder, scenario).resume_due(now=datetime.fromtimestamp(late, UTC))
+            (result,) = await wake(folder, scenario, [result])
         while result.status == "waiting":
             result = await agent_for(folder, scenario).resume("crash", decisions=decisions(result.waiting))
         return result
 
+    if scenario in PARTS:
+        return asyncio.run(lead_parts(folder, scenario))
     result = asyncio.run(all_of_it())
-    received = [
-        row.event.signal for row in result.read_rows() if isinstance(row.event, DecisionMade) and row.event.signal
-    ]
-    assert len(received) == len(set(received)), received
+    check_signals(result.read_rows())
     asked = [row.event for row in result.read_rows() if isinstance(row.event, DecisionRequested)]
     questions = [(each.request.partition(".q")[0], each.digest) for each in asked if ".q" in each.request]
     assert len(questions) == len(set(questions)), "a server's question was asked twice in one call"
     return f"{result.status}: {result.answer}"
+
+
+async def wake(folder: Path, scenario: str, waiting: Iterable[RunResult]) -> list[RunResult]:
+    """Send the signals that runs wait for, and resume them when the last of their times has come."""
+    late = 0.0
+    for result in waiting:
+        for each in result.waiting:
+            if each.arguments.get("signal") == "event":
+                send_signal(open_store(home_of(folder)), result.run_id, "event", each.id, id=each.id)
+            late = max(late, each.expires or 0.0)
+    return await agent_for(folder, scenario).resume_due(now=datetime.fromtimestamp(late, UTC))
+
+
+def check_signals(rows: Iterable[Row]) -> None:
+    received = [row.event.signal for row in rows if isinstance(row.event, DecisionMade) and row.event.signal]
+    assert len(received) == len(set(received)), received
+
+
+async def lead_parts(folder: Path, scenario: str) -> str:
+    """Bring two tasks to their ends, from wherever they are. Returns what is left of them."""
+    tasks = [f"{QUESTION} Part {number}." for number in (1, 2)]
+    left = await {"map": lead_map, "session": lead_session, "serve": lead_served}[scenario](folder, tasks)
+    store = open_store(home_of(folder))
+    runs = sorted(store.runs(), key=lambda record: record.task)
+    for record in runs:
+        check_signals(store.rows(record.run_id))
+    return " | ".join([*(f"{record.status}: {record.answer}" for record in runs), *left])
+
+
+async def lead_map(folder: Path, tasks: list[str]) -> list[str]:
+    while True:
+        results = await agent_for(folder, "map").run_many(tasks, key="crash")
+        if all(result.status != "waiting" for result in results):
+            return [file.name for result in results for file in result.files]
+        await wake(folder, "map", results)
+
+
+async def lead_session(folder: Path, tasks: list[str]) -> list[str]:
+    session = agent_for(folder, "session").session("crash")
+    while len(runs := session.runs) < len(tasks) or runs[-1].status != "answered":
+        begins = not runs or runs[-1].status == "answered"
+        result = await (session.run(tasks[len(runs)]) if begins else session.resume())
+        while result.status == "waiting":
+            (result,) = await wake(folder, "session", [result])
+    return [*(file.name for file in session.files), json.dumps(dict(session.state))]
+
+
+async def lead_served(folder: Path, tasks: list[str]) -> list[str]:
+    sys.path.append(str(Path(__file__).parents[1]))
+    from serving import serving
+
+    store = open_store(home_of(folder))
+    async with serving(agent_for(folder, "serve")) as served:
+        begun = {record.task for record in store.runs()}
+        for task in tasks:
+            if task not in begun:
+                await served.http.post(f"{served.base_url}/responses", json={"input": task, "background": True})
+        while any(record.status != "answered" for record in store.runs()):
+            for record in store.runs():
+                for each in pending_decisions(list(store.rows(record.run_id))):
+                    if each.arguments.get("signal") == "event":
+                        url = f"{served.base_url}/runs/{record.run_id}/signals/event"
+                        await served.http.post(url, json=each.id, headers={"Idempotency-Key": each.id})
+            await asyncio.sleep(0.02)
+        runs = sorted(store.runs(), key=lambda record: record.task)
+        urls = [f"{served.base_url}/runs/{record.run_id}/files" for record in runs]
+        listed = [(await (await served.http.get(url)).json())["files"] for url in urls]
+    return [file["name"] for files in listed for file in files]
 
 
 def in_child(work: Callable[[], str], out: Path) -> int:
@@ -346,7 +432,7 @@ def main() -> None:
         (root / name).mkdir()
     if scenario.endswith("program"):
         import pydantic_monty  # noqa: F401  as below
-    imports = scenario if scenario.startswith("asking") else "run"
+    imports = scenario if scenario.startswith("asking") or scenario in PARTS else "run"
     lead(root / "imports", resume=False, scenario=imports)  # what is imported here need not be imported in each child
     if scenario == "fork":
         asyncio.run(agent_for(root / "origin").run(QUESTION, run_id="origin"))
