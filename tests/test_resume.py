@@ -416,3 +416,38 @@ async def test_a_changed_agent_repeats_no_payment_that_was_interrupted(home: Pat
     await agent.resume("r", despite_changes=True)
     assert paid == [5]
     assert "the program stopped while this call was running" in str(model.requests[-1].messages[-1]["content"])
+
+
+@pytest.mark.parametrize("checks", [False, True])
+async def test_a_model_that_repeats_an_interrupted_payment_at_once_is_asked_to_check_first(
+    checks: bool, home: Path
+) -> None:
+    paid: list[int] = []
+
+    @tool
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return f"paid for the {len(paid)}. time"
+
+    @tool(read_only=True)
+    def was_paid(amount: int) -> str:
+        """Look it up."""
+        return f"{amount} is not paid"
+
+    def script(view: RequestView) -> Turn:
+        if "closing turn" in view.text or "paid for" in view.text:
+            return answer("done")
+        look = checks and "may have taken effect" in view.text and "is not paid" not in view.text
+        return Turn(calls=[call("was_paid" if look else "pay", amount=5)])
+
+    payer = Agent(ScriptedClient(script), [pay, was_paid], home=home)
+    await payer.run("x", run_id="r")
+    await _cut_after(home, "r", "ToolStarted", 0)
+    result = await payer.resume("r")
+    assert result.answer == "done"
+    assert len(paid) == 1 + checks, "the model may repeat it after it has done something to find out"
+    rolled = [row.event.detail for row in result.read_rows() if isinstance(row.event, ev.TurnRolledBack)]
+    assert rolled[0].startswith("pay: pay was interrupted with these arguments and may have taken effect.")
+    replayed, departure = await replay_run(payer.plan(), "r", list(open_store(home).rows("r")))
+    assert (replayed.answer, departure) == ("done", "")

@@ -66,7 +66,7 @@ from closeout.run.server_questions import CallQuestions, may_continue
 from closeout.run.timers import CallWaits, Memo
 from closeout.run.waiting import call_digest, decide, must_rerun, question_digest
 from closeout.tools.calls import CallOutcome
-from closeout.tools.executor import PlannedCall, ToolExecutor
+from closeout.tools.executor import UNSURE, PlannedCall, ToolExecutor
 from closeout.tools.flow import CallLabels, Labels
 from closeout.tools.run_context import BudgetLeft, RunContext, Sample, context_factory
 from closeout.tools.secrets import Secrets
@@ -603,6 +603,7 @@ class ToolCalls:
         plans = executor.plan_calls(
             calls, agent=agent, allow_duplicates=allow_duplicates, handles=self.handle, turn=turn
         )
+        plans = [self._as_begun(plan, agent) if plan.code == UNSURE else plan for plan in plans]
         running = [index for index, plan in enumerate(plans) if plan.runs]
         run = partial(self._run, executor, labels)
         if len(running) == 1:  # the usual case needs no task of its own
@@ -610,6 +611,11 @@ class ToolCalls:
         else:
             ran = await executor.run_together(plans, run) if running else {}
         return await executor.judge_calls(plans, ran, agent=agent, allow_duplicates=allow_duplicates)
+
+    def _as_begun(self, plan: PlannedCall, agent: str) -> PlannedCall:
+        """Return the plan of a repeated call as one that runs if the record has it, from an older version."""
+        begun = self._scope.journal.has_started(self._started(plan.call, plan.tool, plan.handle))
+        return replace(plan, refusal="", code="", agent=agent, turn=self._turn, runs=True) if begun else plan
 
     async def _run(
         self, executor: ToolExecutor, labels: CallLabels | None, plan: PlannedCall

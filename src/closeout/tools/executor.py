@@ -49,11 +49,13 @@ from closeout.tools.shipped_policies import DEMO_SCRAPE_MAX_LENGTH
 from closeout.tools.threads import run_in_thread
 from closeout.tools.toolbox import Toolbox
 
-__all__ = ["DEMO_SCRAPE_MAX_LENGTH", "CallOutcome", "PlannedCall", "SingleCall", "ToolExecutor"]
+__all__ = ["DEMO_SCRAPE_MAX_LENGTH", "UNSURE", "CallOutcome", "PlannedCall", "SingleCall", "ToolExecutor"]
 
 # A rough rate for a call's arguments, used only in telemetry.
 CHARACTERS_A_TOKEN = 4
 SPENT = "LimitReached"  # the error code of a call that would only reach a limit again
+UNSURE = "MayRepeat"  # the error code of a call that repeats an interrupted one
+ROLLED_BACK = ("UnknownTool", SPENT, UNSURE)
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +168,7 @@ class ToolExecutor:
         self._memory = CallMemory()
         self._accepts_empty: set[tuple[str, str]] = set()  # (agent, tool) whose next empty result is evidence
         self._spent: dict[str, set[str]] = {}  # agent → tools, and queries, that reached a limit in this attempt
+        self._unsure: dict[str, set[str]] = {}  # agent → queries that were interrupted, until it has made another call
 
     # ------------------------------------------------------------------------------------ the calls of one reply
 
@@ -270,6 +273,12 @@ class ToolExecutor:
         if not self._spent.get(agent, frozenset()).isdisjoint((spec.name, query)):
             refusal = f"{spec.name} has reached its limit and would again. Do without it, or give your answer."
             return refused(repairs=repairs, refusal=refusal, code=SPENT)
+        if query in self._unsure.get(agent, ()):
+            refusal = (
+                f"{spec.name} was interrupted with these arguments and may have taken effect. Check that with another "
+                "call first, or say so in your answer."
+            )
+            return refused(query=query, repairs=repairs, refusal=refusal, code=UNSURE)
         planned = partial(PlannedCall, call=call, spec=spec, repairs=repairs, handle=handle)
         if query is None:
             return planned()
@@ -442,6 +451,11 @@ class ToolExecutor:
                 outcomes.append(await self._finish(*ran[index], agent, allow_duplicates))
             else:
                 outcomes.append(self._without_running(plan, outcomes, allow_duplicates))
+        interrupted = {plan.query for plan, one in zip(plans, outcomes, strict=True) if one.status == "interrupted"}
+        if interrupted:
+            self._unsure[agent] = {query for query in interrupted if query is not None}
+        elif any(outcome.was_executed for outcome in outcomes):
+            self._unsure.pop(agent, None)
         return outcomes
 
     async def _finish(self, plan: PlannedCall, output: ToolOutput, agent: str, is_spent: bool) -> CallOutcome:
@@ -583,7 +597,7 @@ class ToolExecutor:
         """The outcome of a call that is refused, or whose result is there already."""
         spec, earlier = plan.spec, plan.earlier
         if plan.refusal or spec is None:
-            return self._refused(plan, "refused", plan.refusal, plan.code, rollback=plan.code in ("UnknownTool", SPENT))
+            return self._refused(plan, "refused", plan.refusal, plan.code, rollback=plan.code in ROLLED_BACK)
         if plan.twin >= 0:
             first = outcomes[plan.twin]
             text = f"The same call as {first.handle or 'one above'} in this reply: its result counts for both."
