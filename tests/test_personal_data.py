@@ -166,8 +166,10 @@ async def test_runs_that_are_executed_or_wait_are_not_deleted(any_home: Home) ->
     await agent.signal("r", "note", SECRET)
     await agent.send("r", SECRET)
     assert holds(home, "signals", "messages")
-    with pytest.raises(UsageError, match="--waiting"):
-        delete_data("ann", home=home)
+    for dry_run in (True, False):
+        with pytest.raises(UsageError, match="--waiting"):
+            delete_data("ann", home=home, dry_run=dry_run)
+    assert len(delete_data("ann", home=home, waiting=True, dry_run=True).runs) == 1
     other = Store(home)
     try:
         number = other.reopen_run("r")
@@ -192,6 +194,8 @@ async def test_a_session_is_deleted_by_its_id_and_others_of_the_name_stay(any_ho
     for names in ({}, {"user": "a", "session": "b"}):
         with pytest.raises(UsageError, match="either a user or a session"):
             find_data(**names, home=any_home)
+    with pytest.raises(UsageError, match="user must be a text, got 5"):
+        find_data(5, home=any_home)  # type: ignore[arg-type]
 
 
 def test_data_on_the_command_line(home: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientSession
 
 from closeout import Agent, Number, tool
-from closeout.errors import ConfigError, UsageError
+from closeout.errors import ConfigError, JournalError, UsageError
 from closeout.journal.run_journal import Journal
 from closeout.server.host import MAX_RESUMES, AgentHost
 from closeout.server.safety import is_loopback
@@ -70,7 +70,7 @@ async def test_a_run_is_cancelled() -> None:
         (b"\xff\xfe", "not valid JSON"),
         (b"[" * 100_000, "not valid JSON"),
         (b'{"task": 5}', "task must be a text"),
-        (b'{"task": "  "}', "must be the user's"),
+        (b'{"task": "  "}', "the task, and it is empty"),
         (b'{"task": "x", "paths": ["/etc/passwd"]}', "Unknown keys: paths"),
         (b'{"task": "x", "files": ["/etc/passwd"]}', "files must be a list such as"),
         (b'{"task": "x", "files": [{"name": "a.txt", "data": "?"}]}', "not Base64"),
@@ -92,6 +92,18 @@ async def test_what_is_not_there_is_a_json_404(path: str) -> None:
         status, found = await fetch(served, "GET", path)
         assert status == 404
         assert found["error"]["message"]
+        assert str(served.host.store.home) not in found["error"]["message"]
+
+
+async def test_clients_are_not_told_which_journal_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> Any:
+        raise JournalError("/srv/secret/journal.sqlite3: disk I/O error")
+
+    async with serving(helper()) as served:
+        monkeypatch.setattr(served.host.store, "rows_from", fail)
+        status, found = await fetch(served, "GET", "/v1/runs/one")
+        assert (status, found["error"]["code"]) == (503, "journal_error")
+        assert "secret" not in str(found)
 
 
 async def test_web_pages_and_other_types_are_refused() -> None:

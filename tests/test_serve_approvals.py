@@ -158,9 +158,11 @@ async def test_a_question_is_a_message_and_the_next_message_answers_it() -> None
 
 
 async def test_a_chat_completion_cannot_wait() -> None:
-    async with a_bank(Bank().agent(call("pay", to="Ada"))) as (client, _):
-        with pytest.raises(openai.InternalServerError, match="waits for a decision"):
+    async with a_bank(Bank().agent(call("pay", to="Ada"))) as (client, served):
+        with pytest.raises(openai.ConflictError, match="waits for a decision") as refused:
             await client.chat.completions.create(model="bank", messages=[{"role": "user", "content": "Pay Ada."}])
+        (run,) = served.host.store.runs()
+        assert f"See /v1/runs/{run.run_id}." in str(refused.value)
 
 
 async def test_a_run_that_was_decided_while_no_server_ran_continues_at_the_next_start() -> None:

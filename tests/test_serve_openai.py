@@ -152,7 +152,7 @@ async def test_a_run_without_an_answer_is_an_error_that_is_not_repeated() -> Non
         ({"messages": []}, openai.BadRequestError, "at least one message"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, openai.BadRequestError, "must be the user's"),
         ({"messages": [{"role": "tool", "content": "x"}]}, openai.BadRequestError, "its own tools"),
-        ({"messages": [{"role": "user", "content": " "}]}, openai.BadRequestError, "must be the user's"),
+        ({"messages": [{"role": "user", "content": " "}]}, openai.BadRequestError, "the task, and it is empty"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             openai.BadRequestError,

@@ -74,7 +74,7 @@ def delete(
     from closeout.cli.terminal import amount, confirmed, print_json
     from closeout.run.personal_data import delete_data
 
-    data = delete_data(user, session=session, dry_run=True)
+    data = delete_data(user, session=session, waiting=waiting, dry_run=True)
     what = amount(len(data.runs), "run")
     deleted = not dry_run and (not (data.runs or data.budget_keys) or yes or confirmed("data delete", what))
     if deleted:

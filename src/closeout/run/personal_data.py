@@ -67,6 +67,9 @@ def find_data(user: str = "", *, session: str = "", home: str | Path | None = No
         UsageError: Neither or both are named.
         JournalError: The runs cannot be read.
     """
+    for name, value in (("user", user), ("session", session)):
+        if not isinstance(value, str | None):
+            raise UsageError(f"{name} must be a text, got {value!r:.80}.")
     if bool(user) == bool(session):
         raise UsageError("Name either a user or a session whose data is meant.")
     folder = _folder(home)
@@ -147,7 +150,7 @@ def delete_data(
         session: The session, instead of a person.
         home: As for `find_data`.
         waiting: Delete also runs that wait for a decision, a time or a signal.
-        dry_run: Delete nothing.
+        dry_run: Delete nothing, and raise what a deletion would raise at once.
 
     Returns:
         What was deleted, or would be.
@@ -159,8 +162,6 @@ def delete_data(
         JournalError: The files cannot be written.
     """
     data = find_data(user, session=session, home=home)
-    if dry_run:
-        return data
     busy = [run for run in data.runs if run.status in _BUSY and not (waiting and run.status == "waiting")]
     if busy:
         run = busy[0]
@@ -168,6 +169,8 @@ def delete_data(
         if run.status == "running":
             raise JournalLocked(f"{text} Wait for its end, or stop it first.")
         raise UsageError(f"{text} Pass waiting=True (--waiting) to delete such runs too.")
+    if dry_run:
+        return data
     folder = _folder(home)
     if not has_journal(folder):
         return data

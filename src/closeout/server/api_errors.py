@@ -9,7 +9,15 @@ from typing import Any
 from aiohttp import web
 
 from closeout.codec import decode_json, encode_json
-from closeout.errors import CloseoutError
+from closeout.errors import (
+    CloseoutError,
+    JournalError,
+    JournalLocked,
+    LeaseLost,
+    ResumeRefused,
+    RunExists,
+    RunNotFound,
+)
 from closeout.models.long_steps import pause_after
 from closeout.server.admission import Busy
 from closeout.server.app import Handler
@@ -19,6 +27,8 @@ __all__ = ["ApiError", "api_errors", "error_body", "error_response", "json_body"
 log = logging.getLogger("closeout.server")
 
 INTERNAL = "This is a bug in the server. Its log says more."
+UNAVAILABLE = "The server cannot read or write its runs now. Its log says more."
+_OF_A_RUN = (RunNotFound, RunExists, JournalLocked, LeaseLost, ResumeRefused)  # their texts name the run only
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -65,6 +75,11 @@ async def api_errors(request: web.Request, handler: Handler) -> web.StreamRespon
         return error_response(ApiError(413, f"The body is larger than {request.client_max_size:,} bytes."))
     except ConnectionError:
         return web.Response(status=499)  # the client is gone: nothing reaches it
+    except JournalError as error:
+        if isinstance(error, _OF_A_RUN):
+            raise
+        log.error("Error while serving %s %s: %s", request.method, request.path, error)  # its text names the home
+        return error_response(ApiError(503, UNAVAILABLE, code="journal_error"), retry=True)
     except (web.HTTPException, CloseoutError):
         raise
     except Exception:

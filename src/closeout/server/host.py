@@ -530,7 +530,10 @@ class AgentHost:
         Raises:
             RunNotFound: No run with this name was submitted to this agent.
         """
-        rows = await asyncio.to_thread(self.store.rows_from, run_id, 0, 1)
+        try:
+            rows = await asyncio.to_thread(self.store.rows_from, run_id, 0, 1)
+        except RunNotFound:  # its text names the home
+            rows = []
         if not self._is_own(rows):
             raise RunNotFound(f"No run {run_id} here.")
         started = rows[0].event

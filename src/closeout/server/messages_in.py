@@ -173,8 +173,10 @@ def _words(given: Any) -> str:
 
 
 def _conversation(messages: Sequence[dict[str, Any]], name: str, files: Iterable[File]) -> Conversation:
-    if not messages or messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
+    if not messages or messages[-1]["role"] != "user":
         raise ApiError(400, f"The last message of {name} must be the user's: it is the task.", param=name)
+    if not messages[-1]["content"].strip():
+        raise ApiError(400, f"The last message of {name} is the task, and it is empty.", param=name)
     return Conversation(messages[-1]["content"], tuple(messages[:-1]), tuple(files))
 
 

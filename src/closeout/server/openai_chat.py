@@ -143,6 +143,8 @@ def answer_of(host: AgentHost, run_id: str, ended: RunEnded | None) -> str:
         text = host.failure(run_id) or f"The server is stopping. To continue: closeout resume {run_id}"
         raise ApiError(503, text, code="interrupted")
     outcome = Outcome(ended)
+    if ended.status == "waiting":
+        raise ApiError(409, f"{outcome.message} See /v1/runs/{run_id}.", code=outcome.code)
     if ended.status != "answered":
         message = outcome.message or f"The run was {outcome.status}."
         raise ApiError(500, f"{message} (run {run_id})", code=outcome.code)

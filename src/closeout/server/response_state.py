@@ -88,9 +88,7 @@ class Outcome:
             self.status = "cancelled"
         elif ended.status == "waiting":
             self.status = "completed"  # its output says what it waits for
-            self.message = (
-                "The run waits for a decision, a time or a signal, see /v1/runs/ID. It continues when that is there."
-            )
+            self.message = "The run waits for a decision, a time or a signal, and continues when that is there."
         elif ended.stop_reason in LIMITS or ended.stop_reason == "refused":
             self.status = "incomplete"
             self.reason = "content_filter" if ended.stop_reason == "refused" else "max_output_tokens"
