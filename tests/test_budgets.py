@@ -728,15 +728,19 @@ async def test_a_served_agent_limits_each_user_that_requests_name(home: Path) ->
     asked = {"model": "agent", "messages": [{"role": "user", "content": "How many?"}]}
     async with serving(agent, user_budget="1 requests/day") as served:
         users: list[dict[str, Any]] = [{"user": "ann"}, {"user": "ann"}, {"safety_identifier": "bob"}, {}]
+        statuses = []
         for user in users:
             async with served.http.post(f"{served.base_url}/chat/completions", json={**asked, **user}) as response:
+                statuses.append(response.status)
                 await response.read()
+        assert statuses == [200, 429, 200, 200]
         async with served.http.post(f"{served.base_url}/chat/completions", json={**asked, "user": 5}) as response:
             assert response.status == 400
-        async with served.http.post(
-            f"{served.base_url}/responses", json={"input": "How many?", "user": "cy"}
-        ) as response:
-            await response.read()
+        for code in (None, "rate_limit_exceeded"):
+            body = {"input": "How many?", "user": "cy"}
+            async with served.http.post(f"{served.base_url}/responses", json=body) as response:
+                found = await response.json()
+            assert (found["incomplete_details"], (found["error"] or {}).get("code")) == (None, code)
     assert {key: spent.requests for key, spent in spent_in(home).items()} == {
         "user:ann": 1,
         "user:bob": 1,

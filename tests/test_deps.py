@@ -193,6 +193,8 @@ LEFT: list[str] = []
 
 async def shop_of(request: ClientRequest) -> AsyncIterator[Shop]:
     """Raises if no shop is named. Notes when the run is over."""
+    if request.headers["x-tenant"] == "closed":
+        raise PermissionError("closed")
     yield SHOPS[request.headers["x-tenant"]]
     LEFT.append(f"{request.user} {request.client[:4]}")
 
@@ -219,6 +221,8 @@ async def test_each_request_gets_dependencies_of_its_own_also_after_a_restart(ho
         assert [shop.orders for shop in SHOPS.values()] == [["tea"], ["tea"]]
         assert LEFT == ["ann key-"] * 2
         refused = await ask("/chat/completions", "paris", body)
+        assert refused["error"]["type"] == "server_error"
+        assert (await ask("/chat/completions", "closed", body))["error"]["type"] == "permission_error"
         assert "Its dependencies cannot be made: 'paris'" in refused["error"]["message"]
         started = await ask("/runs", "rome", {"task": "Order tea."})
         await served.host.wait(started["run_id"])

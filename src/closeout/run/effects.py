@@ -603,7 +603,7 @@ class ToolCalls:
         plans = executor.plan_calls(
             calls, agent=agent, allow_duplicates=allow_duplicates, handles=self.handle, turn=turn
         )
-        plans = [self._as_begun(plan, agent) if plan.code == UNSURE else plan for plan in plans]
+        plans = [self._as_begun(plan, agent) if plan.code == UNSURE and not plan.runs else plan for plan in plans]
         running = [index for index, plan in enumerate(plans) if plan.runs]
         run = partial(self._run, executor, labels)
         if len(running) == 1:  # the usual case needs no task of its own
@@ -615,7 +615,7 @@ class ToolCalls:
     def _as_begun(self, plan: PlannedCall, agent: str) -> PlannedCall:
         """Return the plan of a repeated call as one that runs if the record has it, from an older version."""
         begun = self._scope.journal.has_started(self._started(plan.call, plan.tool, plan.handle))
-        return replace(plan, refusal="", code="", agent=agent, turn=self._turn, runs=True) if begun else plan
+        return replace(plan, agent=agent, turn=self._turn, runs=True) if begun else plan
 
     async def _run(
         self, executor: ToolExecutor, labels: CallLabels | None, plan: PlannedCall

@@ -35,6 +35,7 @@ log = logging.getLogger("closeout")
 LOOK_SECONDS, LOOK_SPACING = 0.5, 0.05
 # Seconds until a run that could not be resumed is tried again.
 REFUSED_SECONDS = 60.0
+MIXING_SECONDS = 10.0  # seconds for which a worker tries runs in a random order after another one was faster
 _NO_END = ("running", "interrupted", "waiting")
 # The prefix of a note on a run with a priority, so that notes are in the order of the highest first.
 _PRIORITY = "priority "
@@ -69,6 +70,7 @@ class AgentWorker:
     _is_own: dict[str, bool] = field(default_factory=dict)  # run → the agent began it
     _urgent: dict[str, int] = field(default_factory=dict)  # run → its priority
     _looked: float = 0.0
+    _mixes_until: float = 0.0
     _due: DueRuns | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _failing: str = ""
@@ -134,7 +136,7 @@ class AgentWorker:
         self._news.set()  # there is a place for another run
 
     def _claimable(self) -> list[str]:
-        """Return runs that may be executed, those of the highest priority first."""
+        """Return runs that may be executed: those of the highest priority first, and of these the oldest."""
         assert self._due is not None
         now, wanted = time.monotonic(), 4 * self.limit
         self._not_before = {run_id: at for run_id, at in self._not_before.items() if at > now}
@@ -145,9 +147,10 @@ class AgentWorker:
                 found[run_id] = None
                 if len(found) >= wanted:
                     break
-        # Workers that look at the same moment do not all try the same run first.
-        mixed = random.sample(list(found), len(found))
-        return sorted(mixed, key=lambda run_id: -self._urgent.get(run_id, 0))
+        first = list(found)
+        if now < self._mixes_until:  # others look at the same moment: not all of them try the same run first
+            random.shuffle(first)
+        return sorted(first, key=lambda run_id: -self._urgent.get(run_id, 0))
 
     def _owns(self, run_id: str) -> bool:
         known = self._is_own.get(run_id)
@@ -166,8 +169,9 @@ class AgentWorker:
             self.store.forget_note(_priority_note(run_id, self._urgent[run_id]))
         try:
             seen = await self.store.off_loop(self.store.run, run_id)
-            if seen.status == "running":
-                return  # another worker was faster
+            if seen.status == "running":  # another worker was faster
+                self._mixes_until = time.monotonic() + MIXING_SECONDS
+                return
             if seen.status in ("interrupted", "waiting", "cancelled"):
                 result = await resume_run(self.plan, self.store, run_id, self.listeners, seen=seen)
                 self.ended[result.status] += 1
@@ -176,7 +180,9 @@ class AgentWorker:
             self._is_own.pop(run_id, None)
         except asyncio.CancelledError:
             self.ended["cancelled"] += 1
-        except (RunNotFound, JournalLocked, LeaseLost):
+        except JournalLocked:
+            self._mixes_until = time.monotonic() + MIXING_SECONDS
+        except (RunNotFound, LeaseLost):
             pass
         except CloseoutError as error:
             self.ended["refused"] += 1

@@ -147,7 +147,8 @@ def answer_of(host: AgentHost, run_id: str, ended: RunEnded | None) -> str:
         raise ApiError(409, f"{outcome.message} See /v1/runs/{run_id}.", code=outcome.code)
     if ended.status != "answered":
         message = outcome.message or f"The run was {outcome.status}."
-        raise ApiError(500, f"{message} (run {run_id})", code=outcome.code)
+        status = 429 if ended.stop_reason == "budget" else 403 if ended.error_kind == "PermissionError" else 500
+        raise ApiError(status, f"{message} (run {run_id})", code=outcome.code)
     return ended.answer or ""
 
 

@@ -30,7 +30,7 @@ from closeout.server.usage import responses_usage
 __all__ = ["Outcome", "ResponseId", "ResponseState"]
 
 PREFIX = "resp_"
-LIMITS = ("max_turns", "max_tokens", "max_cost", "max_seconds", "budget")
+LIMITS = ("max_turns", "max_tokens", "max_cost", "max_seconds")
 
 
 class ResponseId(NamedTuple):
@@ -74,12 +74,14 @@ class Outcome:
         status: "completed", "incomplete", "failed" or "cancelled".
         reason: Why it is incomplete: "max_output_tokens" for a limit of the run, "content_filter" for a refusal.
         code: The run's stop reason.
+        error_code: The code of the error, if it failed.
         message: What went wrong, for people; empty if nothing did.
     """
 
     def __init__(self, ended: RunEnded) -> None:
         self.code = ended.stop_reason
         self.reason = ""
+        self.error_code = "rate_limit_exceeded" if ended.stop_reason == "budget" else "server_error"
         self.message = ended.error
         if ended.status == "answered":
             self.status = "completed"
@@ -345,7 +347,7 @@ class ResponseState:
             status = "queued" if state == "queued" else "in_progress"
         else:
             status = outcome.status
-            error = {"code": "server_error", "message": outcome.message} if status == "failed" else None
+            error = {"code": outcome.error_code, "message": outcome.message} if status == "failed" else None
         return {
             "id": str(self.id),
             "object": "response",

@@ -54,8 +54,7 @@ __all__ = ["DEMO_SCRAPE_MAX_LENGTH", "UNSURE", "CallOutcome", "PlannedCall", "Si
 # A rough rate for a call's arguments, used only in telemetry.
 CHARACTERS_A_TOKEN = 4
 SPENT = "LimitReached"  # the error code of a call that would only reach a limit again
-UNSURE = "MayRepeat"  # the error code of a call that repeats an interrupted one
-ROLLED_BACK = ("UnknownTool", SPENT, UNSURE)
+UNSURE = "Interrupted"  # the code of a call that repeats an interrupted one
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ class PlannedCall:
     repairs: tuple[Repair, ...] = ()
     query: str | None = None  # calls with the same query are the same call; None: it may be repeated
     refusal: str = ""
-    code: str = ""  # error code of the refusal
+    code: str = ""  # error code of the refusal; of a repeated call UNSURE, if the first one was interrupted
     repeated: bool = False  # the agent has seen its result
     earlier: CallOutcome | None = None
     twin: int = -1  # index of the same call in the same reply
@@ -273,12 +272,6 @@ class ToolExecutor:
         if not self._spent.get(agent, frozenset()).isdisjoint((spec.name, query)):
             refusal = f"{spec.name} has reached its limit and would again. Do without it, or give your answer."
             return refused(repairs=repairs, refusal=refusal, code=SPENT)
-        if query in self._unsure.get(agent, ()):
-            refusal = (
-                f"{spec.name} was interrupted with these arguments and may have taken effect. Check that with another "
-                "call first, or say so in your answer."
-            )
-            return refused(query=query, repairs=repairs, refusal=refusal, code=UNSURE)
         planned = partial(PlannedCall, call=call, spec=spec, repairs=repairs, handle=handle)
         if query is None:
             return planned()
@@ -289,6 +282,8 @@ class ToolExecutor:
             except _MethodFailed as error:
                 return refused(repairs=repairs, refusal=str(error), code="ToolExecutorError")
             earlier = earlier if repeated else None
+        if query in self._unsure.get(agent, ()):
+            return planned(query=query, repeated=True, code=UNSURE)
         return planned(query=query, repeated=repeated, earlier=earlier)
 
     def _repaired(self, call: ToolCall, spec: ToolSpec, toolbox: Toolbox) -> RepairedArguments:
@@ -597,7 +592,8 @@ class ToolExecutor:
         """The outcome of a call that is refused, or whose result is there already."""
         spec, earlier = plan.spec, plan.earlier
         if plan.refusal or spec is None:
-            return self._refused(plan, "refused", plan.refusal, plan.code, rollback=plan.code in ROLLED_BACK)
+            rolled_back = plan.code in ("UnknownTool", SPENT)
+            return self._refused(plan, "refused", plan.refusal, plan.code, rollback=rolled_back)
         if plan.twin >= 0:
             first = outcomes[plan.twin]
             text = f"The same call as {first.handle or 'one above'} in this reply: its result counts for both."
@@ -607,7 +603,12 @@ class ToolExecutor:
         if not plan.repeated and earlier is not None:
             return self._from_memory(plan, earlier, rollback=False)
         reason = f"You already called {spec.name} with these arguments: use its result, or ask something else."
-        if spec.name == RUN_PROGRAM:  # a model that writes programs may not know the tool by its name
+        if plan.code == UNSURE:
+            reason = (
+                f"{spec.name} was interrupted with these arguments and may have taken effect: check that with another "
+                "call first, or say so in your answer."
+            )
+        elif spec.name == RUN_PROGRAM:  # a model that writes programs may not know the tool by its name
             reason = "You already ran this program: use its result to give the answer, or write another one."
         elif earlier is not None and earlier.status == "low_quality":
             reason = f"You already called {spec.name} with these arguments and found nothing: ask something else."
