@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from closeout.answers.formatter import OutputFormatter
     from closeout.answers.reading import AnswerContract, Value
     from closeout.answers.user_checks import Check, CheckFunction
+    from closeout.assembly.assembler import Assembler
     from closeout.config import ConfigSource
     from closeout.context.policy import ContextPolicy
     from closeout.dialects.cot import MakeParser
@@ -339,19 +340,11 @@ class Agent(Generic[Deps, Value]):
         Raises:
             UsageError: The agent has no such tool. Tools of MCP servers are known once the agent is open.
         """
-        from copy import copy
-
-        agent = copy(self)
-        agent._assembler = self._assembler.only(names)
-        return agent
+        return self._assembled(self._assembler.only(names))
 
     def with_dialect(self, dialect: Dialect) -> Agent[Deps, Value]:
         """Return this agent with a dialect of your own. The two share everything else."""
-        from copy import copy
-
-        agent = copy(self)
-        agent._assembler = self._assembler.in_dialect(dialect)
-        return agent
+        return self._assembled(self._assembler.in_dialect(dialect))
 
     def with_deps(self, deps: Deps) -> Agent[Deps, Value]:
         """Return this agent with dependencies for all its runs. The two share everything else.
@@ -362,11 +355,7 @@ class Agent(Generic[Deps, Value]):
         Raises:
             UsageError: They are not of the agent's `deps_type`.
         """
-        from copy import copy
-
-        agent = copy(self)
-        agent._assembler = self._assembler.bound(deps)
-        return agent
+        return self._assembled(self._assembler.bound(deps))
 
     def with_answer(self, answer: Any) -> Agent[Deps, Any]:
         """Return this agent with another type of its answers. The two share everything else.
@@ -377,11 +366,7 @@ class Agent(Generic[Deps, Value]):
         Raises:
             UsageError: It is something else.
         """
-        from copy import copy
-
-        agent = copy(self)
-        agent._assembler = self._assembler.answering(answer)
-        return agent
+        return self._assembled(self._assembler.answering(answer))
 
     def with_gate(self, gate: RequestGate | None) -> Agent[Deps, Value]:
         """Return this agent with a gate that admits its requests to models. The two share everything else.
@@ -389,10 +374,13 @@ class Agent(Generic[Deps, Value]):
         Args:
             gate: Delays, counts or refuses requests, also those of sub-agents. None admits every request.
         """
+        return self._assembled(self._assembler.gated(gate))
+
+    def _assembled(self, assembler: Assembler) -> Agent[Deps, Any]:
         from copy import copy
 
         agent = copy(self)
-        agent._assembler = self._assembler.gated(gate)
+        agent._assembler = assembler
         return agent
 
     # ------------------------------------------------------------------------------------------------ running
@@ -842,12 +830,10 @@ class Agent(Generic[Deps, Value]):
         """
         from closeout.run.fork import fork_run
 
-        store = self.store()
-        if store is None:
-            raise UsageError("This agent keeps its runs in memory (home=False), so it cannot fork them. Pass a home.")
-        self.plan().given(deps)
+        store, plan = self._kept_runs(), self.plan()
+        plan.given(deps)
         found = await fork_run(
-            self.plan(),
+            plan,
             store,
             run_id,
             at=at,
@@ -1070,7 +1056,7 @@ class Agent(Generic[Deps, Value]):
     def _kept_runs(self) -> Store:
         store = self.store()
         if store is None:
-            raise UsageError("This agent keeps its runs in memory (home=False), so it cannot resume them. Pass a home.")
+            raise UsageError("This agent keeps its runs in memory (home=False), so they cannot be found. Pass a home.")
         return store
 
     def plan(self, streamed: bool = False) -> AgentPlan:

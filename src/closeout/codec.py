@@ -21,6 +21,7 @@ __all__ = [
     "join_surrogates",
     "shared_items",
     "shared_prefix",
+    "value_or_text",
     "without_surrogates",
 ]
 
@@ -56,6 +57,14 @@ def decode_json(data: bytes | str, *, keep_surrogates: bool = False) -> Any:
         return value if keep_surrogates else without_surrogates(value)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def value_or_text(text: Any) -> Any:
+    """Return the value of a JSON text, and anything else as it is."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return text
 
 
 def join_surrogates(text: str) -> str:

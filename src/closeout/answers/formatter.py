@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from closeout.answers.boxed import extract_boxed
 from closeout.answers.contracts import AnswerContract, Boxed, ContractReading, Text
-from closeout.answers.reading import failed
-from closeout.messages import Constraint
+from closeout.answers.reading import ContractOver, failed
 from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
 from closeout.results.normal import compact_json, normalise
 
@@ -198,24 +197,10 @@ class OutputFormatter:
 
 
 @dataclass(frozen=True)
-class ExtractedAnswer:
+class ExtractedAnswer(ContractOver[Any]):
     """A contract whose box a formatter finds in its own way."""
 
-    contract: AnswerContract
     extract: Callable[[str], str]
-
-    @property
-    def finish_prefix(self) -> str:
-        return self.contract.finish_prefix
-
-    def instruction(self) -> str:
-        return self.contract.instruction()
-
-    def finishing(self) -> str:
-        return self.contract.finishing()
-
-    def constraint(self) -> Constraint | None:
-        return self.contract.constraint()
 
     def read(self, text: str) -> ContractReading[Any]:
         usual = extract_boxed(text)

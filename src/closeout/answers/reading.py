@@ -25,6 +25,7 @@ else:
 __all__ = [
     "AnswerContract",
     "Candidate",
+    "ContractOver",
     "ContractReading",
     "Problem",
     "Value",
@@ -96,6 +97,26 @@ class AnswerContract(Protocol[Value]):
 
     def constraint(self) -> Constraint | None:
         """Return what the answer in its wrapper must match, for servers that constrain decoding; None: anything."""
+
+
+@dataclass(frozen=True)
+class ContractOver(Generic[Value]):
+    """The base of a contract that differs from another one only in how it reads a reply."""
+
+    contract: AnswerContract[Any]
+
+    @property
+    def finish_prefix(self) -> str:
+        return self.contract.finish_prefix
+
+    def instruction(self) -> str:
+        return self.contract.instruction()
+
+    def finishing(self) -> str:
+        return self.contract.finishing()
+
+    def constraint(self) -> Constraint | None:
+        return self.contract.constraint()
 
 
 def failed(kind: Problem, problem: str, candidates: tuple[Candidate, ...] = ()) -> ContractReading[Any]:

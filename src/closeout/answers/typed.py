@@ -9,11 +9,11 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from closeout.answers.contracts import AnswerContract, Boxed, Choice, ContractReading, Json, Number, Tagged, Text, Yaml
+from closeout.answers.reading import ContractOver
 from closeout.errors import ConfigError, UsageError
-from closeout.messages import Constraint
 
 __all__ = ["CONTRACT_NAMES", "Converted", "contract_of", "is_contract_name", "named_contract"]
 
@@ -28,24 +28,10 @@ Made = TypeVar("Made", covariant=True)
 
 
 @dataclass(frozen=True)
-class Converted(Generic[Made]):
+class Converted(ContractOver[Made]):
     """A contract whose value is turned into another one: the name of an option into the option."""
 
-    contract: AnswerContract[Any]
     convert: Callable[[Any], Made]
-
-    @property
-    def finish_prefix(self) -> str:
-        return self.contract.finish_prefix
-
-    def instruction(self) -> str:
-        return self.contract.instruction()
-
-    def finishing(self) -> str:
-        return self.contract.finishing()
-
-    def constraint(self) -> Constraint | None:
-        return self.contract.constraint()
 
     def read(self, text: str) -> ContractReading[Made]:
         reading = self.contract.read(text)

@@ -113,14 +113,9 @@ async def what_if(
         RunNotFound: No run has such an id.
         JournalError: The journal cannot be read.
     """
-    store = agent.store()
-    if store is None:
-        raise UsageError(
-            "This agent keeps its runs in memory (home=False), so there are none to run again. Pass a home."
-        )
     cases = await run_again(
         agent.plan(),
-        store,
+        agent.store(),
         runs,
         baseline=None if baseline is None else baseline.plan(),
         allow_read_only=allow_read_only,

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from closeout.codec import value_or_text
 from closeout.errors import UsageError
 from closeout.journal.events import (
     AttemptEnded,
@@ -280,7 +281,7 @@ def _call_record(event: ToolStarted) -> dict[str, Any]:
         "handle": event.handle,
         "server_name": event.server_name,
         "tool_name": event.name,
-        "arguments": _read(event.arguments),
+        "arguments": value_or_text(event.arguments),
     }
 
 
@@ -290,17 +291,9 @@ def _outcome(event: ToolFinished | None) -> dict[str, Any]:
         return {}
     if not event.ok:
         return {"error": event.note, "duration_ms": event.ms}
-    output = _read(event.record)
+    output = value_or_text(event.record)
     result = output.get("result", output.get("summary")) if isinstance(output, dict) else output
     return {"result": result, "duration_ms": event.ms}
-
-
-def _read(text: str) -> Any:
-    """Return the value of a JSON text, and other text as it is."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _plain(value: Any) -> Any:

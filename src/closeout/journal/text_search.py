@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import platformdirs
 
+from closeout.codec import value_or_text
 from closeout.errors import JournalError, RunNotFound
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.database import FILE_NAME as JOURNAL_NAME
@@ -379,11 +380,11 @@ def texts_of(event: Event) -> Iterator[str]:
     if isinstance(event, RunStarted) and event.question:
         values.remove(event.task)  # the question contains it
     elif isinstance(event, ModelReplied):
-        values[-1] = [(call.get("name"), _parsed(call.get("arguments"))) for call in event.tool_calls]
+        values[-1] = [(call.get("name"), value_or_text(call.get("arguments"))) for call in event.tool_calls]
     elif isinstance(event, ToolStarted):
-        values[-1] = _parsed(event.arguments)
+        values[-1] = value_or_text(event.arguments)
     elif isinstance(event, ToolFinished):
-        record = _parsed(event.record)
+        record = value_or_text(event.record)
         values[0] = [record.get("summary"), record.get("result")] if isinstance(record, Mapping) else record
     yield from dict.fromkeys(_strings(values))
 
@@ -397,13 +398,6 @@ def _excerpt(text: str, terms: list[_Term]) -> tuple[str, tuple[tuple[int, int],
     part = " ".join(text[start : start + EXCERPT].split())
     shown = ("…" if start else "") + part + ("…" if start + EXCERPT < len(text) else "")
     return shown, tuple(match.span() for match in pattern.finditer(shown))
-
-
-def _parsed(text: Any) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        return text
 
 
 def _strings(value: Any) -> Iterator[str]:

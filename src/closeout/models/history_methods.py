@@ -12,7 +12,7 @@ from closeout.models.base import BaseClient, OnDelta, OnRetry, RunRequest, run_r
 from closeout.models.connect import CreateMessageClient, read_tool_call, unboxed
 from closeout.overrides import is_overridden
 
-__all__ = ["asks_by_methods", "complete_by_methods", "owner_of", "updated_history"]
+__all__ = ["asks_by_methods", "complete_by_methods", "owner_of", "system_and_history", "updated_history"]
 
 METHODS = ("create_message", "process_llm_response", "extract_tool_calls_info")
 OPTIONS = tuple(field.name for field in fields(ModelRequest) if field.name not in ("messages", "prompt", "tools"))
@@ -65,11 +65,16 @@ async def complete_by_methods(
         run_request.reset(token)
 
 
-async def _complete(client: BaseClient, request: ModelRequest, run: RunRequest) -> ModelReply:
+def system_and_history(request: ModelRequest) -> tuple[str, list[Message]]:
+    """Return the system prompt of a request, and its other messages."""
     history = [Message(message) for message in request.messages]
     if request.prompt is not None:
         history = [Message(role="user", content=request.prompt)]
-    system = history.pop(0).text if history and history[0].role == "system" else ""
+    return history.pop(0).text if history and history[0].role == "system" else "", history
+
+
+async def _complete(client: BaseClient, request: ModelRequest, run: RunRequest) -> ModelReply:
+    system, history = system_and_history(request)
     response, after = await client.create_message(
         system_prompt=system,
         message_history=history,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from closeout.codec import value_or_text
 from closeout.journal.events import (
     Event,
     ModelReplied,
@@ -141,18 +141,11 @@ def _values(event: Event) -> dict[str, Any]:
     """The fields of an event that count."""
     values = {name: getattr(event, name) for name in event.names if name not in (*_IGNORED, "agent")}
     if isinstance(event, ModelReplied):
-        values["tool_calls"] = [(call.get("name"), _parsed(call.get("arguments"))) for call in event.tool_calls]
+        values["tool_calls"] = [(call.get("name"), value_or_text(call.get("arguments"))) for call in event.tool_calls]
     elif isinstance(event, ToolFinished):
-        record = _parsed(event.record)
+        record = value_or_text(event.record)
         values["record"] = record.get("result", record.get("summary")) if isinstance(record, dict) else record
     elif isinstance(event, TurnAccepted):
         values["calls"] = [(call.get("name"), call.get("arguments")) for call in event.calls]
         values["returns"] = [(each.get("handle"), each.get("text")) for each in event.returns]
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def _parsed(text: Any) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        return text

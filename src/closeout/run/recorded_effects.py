@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from closeout.codec import value_or_text
 from closeout.errors import JournalError
 from closeout.journal.events import (
     AgentStarted,
@@ -104,17 +105,10 @@ class KnownTools:
     def canonical(self, name: str, arguments: str) -> tuple[str, str]:
         """Return a call as it is compared: with today's names and defaults, and sorted keys."""
         name = self._successors.get(name, name)
-        values = _read(arguments)
+        values = value_or_text(arguments)
         if isinstance(values, dict) and name in self._specs:
             values = renamed(values, self._specs[name][0].policy)
         return name, _canonical(values)
-
-
-def _read(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
 
 
 def _canonical(value: Any) -> str:
@@ -373,7 +367,7 @@ class WhatIfJournal(Journal):
         return DecisionMade(verdict="approve", by="the record", **place)
 
     def _leave(self, wanted: ToolStarted | DecisionRequested) -> None:
-        self.left = shown((wanted.name, _canonical(_read(wanted.arguments))))
+        self.left = shown((wanted.name, _canonical(value_or_text(wanted.arguments))))
         self.calls.append((wanted.agent, wanted.name, wanted.arguments))
         self._stop(f"The run left the record: it wants to call {self.left}.")
 

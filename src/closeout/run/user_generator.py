@@ -24,6 +24,7 @@ from closeout.models.base import (
     tool_call_infos,
 )
 from closeout.models.connect import read_tool_call
+from closeout.models.history_methods import system_and_history
 from closeout.overrides import is_overridden
 from closeout.run.final_format import UsageReport
 from closeout.run.plan import AgentPlan, Scope
@@ -198,10 +199,7 @@ class UserGenerator:
         Raises:
             ModelError: The request failed, and the method did not make up for it.
         """
-        history = [Message(message) for message in request.messages]
-        if request.prompt is not None:
-            history = [Message(role="user", content=request.prompt)]
-        system = history.pop(0).text if history and history[0].role == "system" else ""
+        system, history = system_and_history(request)
         async with self._one_at_a_time:
             asked = self._client.asked = _Asked(info, on_delta, request)
             step, purpose = info.turn + 1, f"{self._agent_type.capitalize()} agent | Turn: {info.turn + 1}"

@@ -146,7 +146,7 @@ def _more(first: Lane | None, second: Lane | None) -> tuple[str, ...]:
 
 async def run_again(
     plan: AgentPlan,
-    store: Store,
+    store: Store | None,
     runs: int | Iterable[str],
     *,
     baseline: AgentPlan | None = None,
@@ -161,7 +161,7 @@ async def run_again(
 
     Args:
         plan: The changed agent.
-        store: Where the runs are kept.
+        store: Where the runs are kept. None is refused: there are no runs.
         runs: The ids of the runs, or the number of the newest ended runs of agents of this name.
         baseline: The agent to compare it with.
         allow_read_only: Run tools that only read for calls that are not in the record.
@@ -175,6 +175,10 @@ async def run_again(
         JournalLocked: Another process is running this comparison.
         JournalError: The journal cannot be read or written.
     """
+    if store is None:
+        raise UsageError(
+            "This agent keeps its runs in memory (home=False), so there are none to run again. Pass a home."
+        )
     if parallel < 1:
         raise UsageError(f"parallel must be at least 1, got {parallel}.")
     if limit_cost is not None and not limit_cost > 0:

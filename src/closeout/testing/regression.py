@@ -36,12 +36,7 @@ async def assert_no_regression(
         AssertionError: A run is worse, left the record, or could not be run again. The message names the runs.
         UsageError: An argument is wrong, there are no runs, or the agent keeps none.
     """
-    store = agent.store()
-    if store is None:
-        raise UsageError(
-            "This agent keeps its runs in memory (home=False), so there are none to run again. Pass a home."
-        )
-    cases = await run_again(agent.plan(), store, cohort, allow_read_only=allow_read_only, limit_cost=limit_cost)
+    cases = await run_again(agent.plan(), agent.store(), cohort, allow_read_only=allow_read_only, limit_cost=limit_cost)
     if not cases:
         raise UsageError(f"The home of the agent has no ended run of an agent named {agent.plan().name!r}.")
     worse = [f"{case.run_id}: {problem}" for case in cases if (problem := _problem(case, grader))]

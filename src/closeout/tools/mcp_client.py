@@ -33,6 +33,7 @@ from closeout.tools.calls import MAX_EXTENSION, Progress, extensible_timeout
 from closeout.tools.mcp_answers import CallAnswers, roots_of
 from closeout.tools.mcp_config import McpServerConfig
 from closeout.tools.mcp_logins import read_login
+from closeout.tools.mcp_pages import all_pages
 from closeout.tools.mcp_resources import call_resource_tool, resource_tools
 from closeout.tools.mcp_result import McpResult
 from closeout.tools.run_context import RunContext
@@ -66,8 +67,6 @@ STATED_FIELDS = ("aliases", "duplicate_key", "empty_at", "check_content")
 PROBE_SECONDS = 3.0
 # Seconds for a broken stream to say why.
 BROKEN_SECONDS = 0.5
-# Pages of a server's list of tools.
-MAX_PAGES = 200
 # Tools of one server; every request would carry them.
 MAX_TOOLS = 1_000
 MAX_ERROR = 2_000  # characters of an error of the protocol
@@ -441,7 +440,8 @@ class _ServerSession:
             except MCPError as error:
                 if error.code != HEADER_MISMATCH:
                     raise
-            await _list_tools(client)  # the protocol's remedy: the tool's schema has changed
+            # The protocol's remedy: the tool's schema has changed.
+            await all_pages(client.list_tools, "tools", MAX_TOOLS)
             return await send(responses, state)
 
         if _has_rounds(client):
@@ -588,7 +588,7 @@ class _ServerSession:
 
     async def _list(self, client: Client) -> None:
         """Read the server's tools."""
-        tools, self.is_cut = await _list_tools(client)
+        tools, self.is_cut = await all_pages(client.list_tools, "tools", MAX_TOOLS)
         found = resource_tools(client, [tool.name for tool in tools]) if self.config.resources else []
         self._resource_tools = frozenset(tool.name for tool in found)
         self.tools = [*tools, *found]
@@ -843,19 +843,6 @@ class _ErrorTail:
 
 
 # ------------------------------------------------------------------------------------------------ tools
-
-
-async def _list_tools(client: Client) -> tuple[list[McpTool], bool]:
-    """The server's tools, and whether it has more than are read."""
-    tools: list[McpTool] = []
-    cursor: str | None = None
-    for _ in range(MAX_PAGES):
-        page = await client.list_tools(cursor=cursor)
-        tools.extend(page.tools)
-        cursor = page.next_cursor
-        if not cursor or len(tools) > MAX_TOOLS:
-            break
-    return tools[:MAX_TOOLS], bool(cursor) or len(tools) > MAX_TOOLS
 
 
 def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool) -> ServerOffer:

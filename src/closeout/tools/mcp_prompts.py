@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import ToolError, UsageError
+from closeout.tools.mcp_pages import all_pages
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 __all__ = ["completed_argument", "listed_prompts", "rendered_prompt"]
 
 MAX_PROMPTS = 1_000
-MAX_PAGES = 200
 
 
 async def listed_prompts(client: Client) -> list[dict[str, Any]]:
@@ -23,21 +23,18 @@ async def listed_prompts(client: Client) -> list[dict[str, Any]]:
     """
     if client.session.server_capabilities is None or client.session.server_capabilities.prompts is None:
         return []
-    found: list[dict[str, Any]] = []
-    cursor: str | None = None
-    for _ in range(MAX_PAGES):
-        page = await client.list_prompts(cursor=cursor)
-        for prompt in page.prompts[: MAX_PROMPTS - len(found)]:
-            arguments = [
+    prompts, _ = await all_pages(client.list_prompts, "prompts", MAX_PROMPTS)
+    return [
+        {
+            "name": prompt.name,
+            "description": prompt.description or prompt.title or "",
+            "arguments": [
                 {"name": each.name, "description": each.description or "", "required": bool(each.required)}
                 for each in prompt.arguments or ()
-            ]
-            about = prompt.description or prompt.title or ""
-            found.append({"name": prompt.name, "description": about, "arguments": arguments})
-        cursor = page.next_cursor
-        if not cursor or len(found) >= MAX_PROMPTS:
-            break
-    return found
+            ],
+        }
+        for prompt in prompts
+    ]
 
 
 async def rendered_prompt(client: Client, name: str, arguments: Mapping[str, str]) -> str:

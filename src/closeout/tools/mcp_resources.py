@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import ToolError
+from closeout.tools.mcp_pages import all_pages
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["call_resource_tool", "resource_tools"]
 
 MAX_LISTED = 2_000  # resources, and templates
-MAX_PAGES = 200
 _SHOWN = ("uri", "uri_template", "name", "title", "description", "mime_type", "size")
 _LIST, _READ = "list_resources", "read_resource"
 
@@ -54,14 +54,6 @@ async def call_resource_tool(client: Client, name: str, arguments: Mapping[str, 
 
 
 async def _all(list_page: Callable[..., Any], key: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    cursor: str | None = None
-    for _ in range(MAX_PAGES):
-        page = await list_page(cursor=cursor)
-        for each in getattr(page, key)[: MAX_LISTED - len(found)]:
-            shown = each.model_dump(mode="json", exclude_none=True)
-            found.append({name: shown[name] for name in _SHOWN if name in shown})
-        cursor = page.next_cursor
-        if not cursor or len(found) >= MAX_LISTED:
-            break
-    return found
+    found, _ = await all_pages(list_page, key, MAX_LISTED)
+    shown = (each.model_dump(mode="json", exclude_none=True) for each in found)
+    return [{name: each[name] for name in _SHOWN if name in each} for each in shown]
