@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from aiohttp import web
 
-from closeout.codec import encode_json
-from closeout.journal.events import has_conversation
-from closeout.journal.story import Story
 from closeout.journal.totals import RunTotals
 from closeout.messages import ModelReply
 from closeout.server.api_errors import ApiError, json_body
+from closeout.server.app import json_response
 from closeout.server.formats.anthropic_messages import AnthropicMessages
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import chat_conversation, user_of
-from closeout.server.openai_chat import answer_of
-from closeout.server.reply_text import ReplyText
+from closeout.server.openai_chat import answer_of, followed_answer, run_while_connected
 from closeout.server.responses import check_model, check_tools, run_headers, schema_in
 from closeout.server.sse import event_bytes, send_events
 
@@ -43,7 +39,7 @@ class _Messages:
         try:
             return await self._create(request, await json_body(request))
         except ApiError as error:
-            return web.Response(status=error.status, body=encode_json(_error(error)), content_type="application/json")
+            return json_response(_error(error), status=error.status)
 
     async def _create(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         check_model(body, self._host)
@@ -58,45 +54,33 @@ class _Messages:
             "user": user_of({"user": metadata.get("user_id") if isinstance(metadata, dict) else None}),
             "schema": schema_in(wanted, "output_config.format", self._host),
         }
-        run_id = await self._host.submit(
-            conversation.task, history=conversation.history, files=conversation.files, notes=notes
-        )
-        try:
+        async with run_while_connected(self._host, conversation, notes) as run_id:
             if body.get("stream"):
                 return await send_events(request, self._events(run_id, body), run_headers(run_id))
             await self._host.wait(run_id)
             totals = RunTotals([row.event for row in await self._host.rows(run_id)])
             reply = self._reply(answer_of(self._host, run_id, totals.ended), totals)
-            whole = _FORMAT.whole(body, reply) | {"id": f"msg_{run_id}"}
-            return web.Response(body=encode_json(whole), content_type="application/json", headers=run_headers(run_id))
-        except (asyncio.CancelledError, ConnectionError):
-            if not self._host.stopping:
-                await self._host.cancel(run_id)  # nobody can receive the answer any more
-            raise
+            return json_response(_FORMAT.whole(body, reply) | {"id": f"msg_{run_id}"}, run_headers(run_id))
 
     def _reply(self, answer: str, totals: RunTotals) -> ModelReply:
         return ModelReply(answer, finish_reason="stop", usage=totals.usage, model=self._host.name)
 
     async def _events(self, run_id: str, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
         writer = _FORMAT.writer({**body, "model": self._host.name})
-        totals, story, text = RunTotals(), Story(), ReplyText()
-        for event in writer.begin():
-            yield event
-        gap = ""  # separates a text that does not count, which cannot be taken from the client
-        async for row in self._host.follow(run_id):
-            place = story.feed(row.event)
-            for change in text.feed(row.event, place) if has_conversation(row.event.agent) else ():
-                for event in writer.text(gap + change.text if change.text else ""):
-                    yield event
-                gap = "\n\n" if change.withdrawn else ""
-            totals(row.event)
+        totals = RunTotals()
+        for sent in writer.begin():
+            yield sent
+        async for _, pieces in followed_answer(self._host, run_id, totals):
+            for piece in pieces:
+                for sent in writer.text(piece):
+                    yield sent
         try:
             answer_of(self._host, run_id, totals.ended)
         except ApiError as error:
             yield event_bytes(_error(error), name="error")
             return
-        for event in writer.finish(self._reply("", totals)):
-            yield event
+        for sent in writer.finish(self._reply("", totals)):
+            yield sent
 
 
 def _chat_messages(body: Mapping[str, Any]) -> Any:

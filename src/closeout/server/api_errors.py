@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from closeout.codec import decode_json, encode_json
+from closeout.codec import decode_json
 from closeout.errors import (
     CloseoutError,
     JournalError,
@@ -20,7 +20,7 @@ from closeout.errors import (
 )
 from closeout.models.long_steps import pause_after
 from closeout.server.admission import Busy
-from closeout.server.app import Handler
+from closeout.server.app import Handler, json_response
 
 __all__ = ["ApiError", "api_errors", "error_body", "error_response", "json_body", "json_value"]
 
@@ -57,9 +57,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
 def error_response(error: ApiError, *, retry: bool = False) -> web.Response:
     """Return the error as a response. Clients repeat a request that failed only if `retry` is set."""
     headers = {"Retry-After": str(RETRY_SECONDS)} if retry else {"x-should-retry": "false"}
-    return web.Response(
-        status=error.status, body=encode_json(error_body(error)), content_type="application/json", headers=headers
-    )
+    return json_response(error_body(error), headers, status=error.status)
 
 
 @web.middleware

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from closeout.codec import encode_json
 from closeout.errors import CloseoutError, JournalError, RunNotFound, UsageError
 from closeout.homes import Home
 
-__all__ = ["HEADERS", "HOME", "LOOPBACK_HOSTS", "Handler", "create_app", "error_response"]
+__all__ = ["HEADERS", "HOME", "LOOPBACK_HOSTS", "Handler", "create_app", "error_response", "json_response"]
 
 HOME: Final = web.AppKey[Home]("home")
 """The folder that stores the runs."""
@@ -50,6 +51,11 @@ def create_app(
 def error_response(status: int, message: str, kind: str) -> web.Response:
     """Return an error as JSON, in the shape that OpenAI clients read."""
     return web.json_response({"error": {"message": message, "type": kind, "code": None}}, status=status)
+
+
+def json_response(value: Any, headers: Mapping[str, str] | None = None, *, status: int = 200) -> web.Response:
+    """Return a value as JSON, written with the codec of the journal."""
+    return web.Response(status=status, body=encode_json(value), content_type="application/json", headers=headers)
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

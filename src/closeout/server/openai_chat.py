@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 
-from closeout.codec import encode_json
 from closeout.journal.events import Event, RunEnded, ToolStarted, TurnAccepted, has_conversation
 from closeout.journal.story import Story
 from closeout.journal.totals import RunTotals
 from closeout.server.api_errors import ApiError, error_body, json_body
+from closeout.server.app import json_response
 from closeout.server.host import AgentHost
-from closeout.server.messages_in import chat_conversation, user_of
+from closeout.server.messages_in import Conversation, chat_conversation, user_of
 from closeout.server.reply_text import ReplyText
 from closeout.server.response_state import Outcome
 from closeout.server.responses import check_model, check_tools, run_headers, schema_in
@@ -23,7 +24,7 @@ from closeout.server.safety import client_of
 from closeout.server.sse import event_bytes, send_events
 from closeout.server.usage import chat_usage
 
-__all__ = ["add_chat", "answer_of"]
+__all__ = ["add_chat", "answer_of", "followed_answer", "run_while_connected"]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -63,19 +64,12 @@ class _Chat:
             "user": user_of(body, client_of(request)),
             "schema": schema,
         }
-        run_id = await self._host.submit(
-            conversation.task, history=conversation.history, files=conversation.files, notes=notes
-        )
-        try:
+        async with run_while_connected(self._host, conversation, notes) as run_id:
             if body.get("stream"):
                 options = body.get("stream_options")
                 with_usage = isinstance(options, dict) and bool(options.get("include_usage"))
                 return await send_events(request, self._chunks(run_id, with_usage), run_headers(run_id))
             return await self._completion(run_id)
-        except (asyncio.CancelledError, ConnectionError):
-            if not self._host.stopping:
-                await self._host.cancel(run_id)  # nobody can receive the answer any more
-            raise
 
     # ------------------------------------------------------------------------------------------ whole
 
@@ -94,28 +88,22 @@ class _Chat:
             "choices": [choice],
             "usage": chat_usage(totals.usage),
         }
-        return web.Response(body=encode_json(completion), content_type="application/json", headers=run_headers(run_id))
+        return json_response(completion, run_headers(run_id))
 
     # ------------------------------------------------------------------------------------------ streamed
 
     async def _chunks(self, run_id: str, with_usage: bool) -> AsyncIterator[bytes]:
         head, totals = self._head(run_id, "chat.completion.chunk"), RunTotals()
-        story, reply = Story(), ReplyText()
 
         def chunk(delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
             choice = {"index": 0, "delta": dict(delta), "logprobs": None, "finish_reason": finish_reason}
             return event_bytes({**head, "choices": [choice]})
 
         yield chunk({"role": "assistant", "content": ""})
-        gap = ""  # separates a text that does not count, which cannot be taken from the client
-        async for row in self._host.follow(run_id):
-            place = story.feed(row.event)
-            for change in reply.feed(row.event, place) if has_conversation(row.event.agent) else ():
-                if change.text:
-                    yield chunk({"content": gap + change.text})
-                gap = "\n\n" if change.withdrawn else ""
-            totals(row.event)
-            if text := _activity(row.event):
+        async for event, pieces in followed_answer(self._host, run_id, totals):
+            for piece in pieces:
+                yield chunk({"content": piece})
+            if text := _activity(event):
                 yield chunk({"reasoning_content": text})
         try:
             answer_of(self._host, run_id, totals.ended)
@@ -135,6 +123,34 @@ class _Chat:
             "model": self._host.name,
             "system_fingerprint": None,
         }
+
+
+@asynccontextmanager
+async def run_while_connected(
+    host: AgentHost, conversation: Conversation, notes: Mapping[str, Any]
+) -> AsyncIterator[str]:
+    """Begin the run of a request, and cancel it if the client disconnects. Yields the run's id."""
+    run_id = await host.submit(conversation.task, history=conversation.history, files=conversation.files, notes=notes)
+    try:
+        yield run_id
+    except (asyncio.CancelledError, ConnectionError):
+        if not host.stopping:
+            await host.cancel(run_id)  # nobody can receive the answer any more
+        raise
+
+
+async def followed_answer(host: AgentHost, run_id: str, totals: RunTotals) -> AsyncIterator[tuple[Event, list[str]]]:
+    """Yield the events of a run, counted in `totals`, with the pieces of the answer that each one adds."""
+    story, reply = Story(), ReplyText()
+    gap = ""  # separates a text that does not count, which cannot be taken from the client
+    async for row in host.follow(run_id):
+        place, pieces = story.feed(row.event), []
+        for change in reply.feed(row.event, place) if has_conversation(row.event.agent) else ():
+            if change.text:
+                pieces.append(gap + change.text)
+            gap = "\n\n" if change.withdrawn else ""
+        totals(row.event)
+        yield row.event, pieces
 
 
 def answer_of(host: AgentHost, run_id: str, ended: RunEnded | None) -> str:

@@ -29,6 +29,7 @@ from closeout.models.streaming import MAX_EVENT, EventReader, ReplyBuilder, Stre
 from closeout.parsing.forms import Form, check_forms
 from closeout.server.admission import Admission
 from closeout.server.api_errors import ApiError, error_body, json_body
+from closeout.server.app import json_response
 from closeout.server.flow_gate import FlowGate
 from closeout.server.formats import FORMATS, Format, NativeFormat, RequestTools, Writer, with_hint
 from closeout.server.governing import Governor, Verdict, with_new_ids
@@ -697,8 +698,7 @@ class _ProxiedExchange:
         return {**headers_back(response.headers), **self._run_header()}
 
     def _whole(self, reply: ModelReply) -> web.Response:
-        data = encode_json(self._form.whole(self._body, reply))
-        return web.Response(body=data, content_type="application/json", headers=self._run_header())
+        return json_response(self._form.whole(self._body, reply), self._run_header())
 
     async def _begin(self, response: transport.Response | None) -> web.StreamResponse:
         """Begin the streamed response, unless it has begun."""

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from closeout.answers.contracts import Text
-from closeout.codec import decode_json, encode_json
+from closeout.codec import decode_json
 from closeout.errors import RunNotFound, UsageError
 from closeout.file_values import File
 from closeout.journal.events import RunEnded
@@ -16,6 +16,7 @@ from closeout.journal.store import Row
 from closeout.run.handoff import handed_to_of
 from closeout.run.result import conversation_of
 from closeout.server.api_errors import ApiError, json_body
+from closeout.server.app import json_response
 from closeout.server.file_download import run_files
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import approval_responses, decisions_in, response_conversation, user_of
@@ -189,7 +190,7 @@ class _ResponsesRoutes:
             raise ApiError(400, f"No item {after:.80} in this response.", param="after")
         page = items[place : place + int(limit)]
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-        return _json({"object": "list", "data": page, **ends, "has_more": place + len(page) < len(items)})
+        return json_response({"object": "list", "data": page, **ends, "has_more": place + len(page) < len(items)})
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         response = ResponseId.read(request.match_info["id"])
@@ -201,7 +202,7 @@ class _ResponsesRoutes:
         response = ResponseId.read(request.match_info["id"])
         await self._view(response)
         await self._host.delete(response.run_id)
-        return _json({"id": str(response), "object": "response", "deleted": True})
+        return json_response({"id": str(response), "object": "response", "deleted": True})
 
     # ------------------------------------------------------------------------------------------ reading runs
 
@@ -218,7 +219,7 @@ class _ResponsesRoutes:
     async def _response(self, response: ResponseId) -> web.Response:
         view = await self._view(response)
         state, failure = await self._host.state(response.run_id), self._host.failure(response.run_id)
-        return _json(view.response(state=state, failure=failure), run_headers(response.run_id))
+        return json_response(view.response(state=state, failure=failure), run_headers(response.run_id))
 
     async def _events(self, response: ResponseId, after: int) -> AsyncIterator[bytes]:
         """The events of a response's stream whose sequence number is greater than `after`."""
@@ -266,7 +267,3 @@ def _metadata(given: Any) -> dict[str, str]:
     if not isinstance(given, dict) or len(given) > MAX_METADATA or not all(isinstance(v, str) for v in given.values()):
         raise ApiError(400, f"metadata must be an object of at most {MAX_METADATA} texts.", param="metadata")
     return given
-
-
-def _json(value: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(body=encode_json(dict(value)), content_type="application/json", headers=headers)

@@ -9,7 +9,6 @@ from typing import Any
 
 from aiohttp import web
 
-from closeout.codec import encode_json
 from closeout.errors import MessageRefused
 from closeout.file_values import File
 from closeout.journal.events import RunEnded
@@ -18,6 +17,7 @@ from closeout.journal.totals import RunTotals
 from closeout.run.kept_files import RunFiles
 from closeout.run.waiting import pending_decisions
 from closeout.server.api_errors import ApiError, json_body, json_value
+from closeout.server.app import json_response
 from closeout.server.file_download import file_response, files_shape, find_file, run_files
 from closeout.server.files_in import file_in
 from closeout.server.host import AgentHost
@@ -126,8 +126,7 @@ class _Runs:
             )
         except MessageRefused as error:
             raise ApiError(409, str(error), code="message_refused") from None
-        data = encode_json({"run_id": run_id, "id": sent.id, "to": sent.to})
-        return web.Response(status=202, body=data, content_type="application/json", headers=run_headers(run_id))
+        return json_response({"run_id": run_id, "id": sent.id, "to": sent.to}, run_headers(run_id), status=202)
 
     async def _run_id(self, request: web.Request) -> str:
         return (await self._host.find(request.match_info["id"])).run_id
@@ -165,9 +164,7 @@ class _Runs:
             },
             "events": len(rows),
         }
-        return web.Response(
-            status=status, body=encode_json(found), content_type="application/json", headers=run_headers(run_id)
-        )
+        return json_response(found, run_headers(run_id), status=status)
 
 
 def _files_in(given: Any) -> list[File]:

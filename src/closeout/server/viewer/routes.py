@@ -24,7 +24,7 @@ from closeout.journal.readonly import open_to_read
 from closeout.journal.run_names import LAB
 from closeout.journal.store import RunRecord, Store, open_store
 from closeout.journal.text_search import SearchIndex
-from closeout.server.app import HOME, error_response
+from closeout.server.app import HOME, error_response, json_response
 from closeout.server.file_download import file_response, files_shape, find_file, run_files
 from closeout.server.viewer.page_export import export_run, joined_modules
 from closeout.server.viewer.shapes import cut, event_shape, hit_shape, run_shape, without_messages
@@ -154,7 +154,7 @@ class _Viewer:
     async def list_runs(self, request: web.Request) -> web.Response:
         """The runs, newest first, filtered; with `text`, those in which it is found. Only these include trials."""
         loop = asyncio.get_running_loop()
-        return _json(await loop.run_in_executor(self._searcher, self._list_runs, dict(request.query)))
+        return json_response(await loop.run_in_executor(self._searcher, self._list_runs, dict(request.query)))
 
     def _list_runs(self, query: dict[str, str]) -> dict[str, Any]:
         limit = _number(query, "limit", 50, MOST_RUNS)
@@ -210,7 +210,7 @@ class _Viewer:
         def read(store: Store, run_id: str) -> dict[str, Any]:
             return run_shape(store.run(run_id), None)
 
-        return _json(await self._in_store(read, request))
+        return json_response(await self._in_store(read, request))
 
     async def show_trial(self, request: web.Request) -> web.Response:
         """The verdicts on a run that is a trial of an evaluation; null for another run."""
@@ -220,7 +220,7 @@ class _Viewer:
 
             return trial_shape(store, run_id)
 
-        return _json(await self._in_store(read, request))
+        return json_response(await self._in_store(read, request))
 
     # -------------------------------------------------------------------------------------------- decisions
 
@@ -240,7 +240,7 @@ class _Viewer:
             ]
 
         waiting = await self._in_store(read, request)
-        return _json({"waiting": waiting, "continues": await self._host_of(request) is not None})
+        return json_response({"waiting": waiting, "continues": await self._host_of(request) is not None})
 
     async def decide(self, request: web.Request) -> web.Response:
         """Record a decision on what was shown. The run continues by itself if this server has its agent."""
@@ -259,7 +259,7 @@ class _Viewer:
                 left = await self._read(record_decisions, store, run_id, {name: decision})
         except (DecisionRefused, JournalLocked) as error:
             return error_response(409, str(error), "decision_refused")
-        return _json({"waiting": [pending_shape(each) for each in left], "continues": host is not None})
+        return json_response({"waiting": [pending_shape(each) for each in left], "continues": host is not None})
 
     async def sign_in(self, request: web.Request) -> web.Response:
         """Begin to sign in to the MCP server that the run waits for. Returns the address of the page to open."""
@@ -304,7 +304,7 @@ class _Viewer:
             return mailbox_of(store, request.match_info["run_id"]).send(text, by=BY, interrupt=interrupt).id
 
         try:
-            return _json({"id": await self._read(send)})
+            return json_response({"id": await self._read(send)})
         except MessageRefused as error:
             return error_response(409, str(error), "message_refused")
 
@@ -328,7 +328,7 @@ class _Viewer:
 
             return evaluations_shape(self._app[HOME])
 
-        return _json({"evaluations": await self._read(read)})
+        return json_response({"evaluations": await self._read(read)})
 
     async def show_evaluation(self, request: web.Request) -> web.Response:
         """One evaluation with its trials; only its state if `version` is still the latest."""
@@ -339,7 +339,7 @@ class _Viewer:
 
             return evaluation_shape(self._app[HOME], request.match_info["name"], scorer=scorer, version=version)
 
-        return _json(await self._read(read))
+        return json_response(await self._read(read))
 
     async def show_usage(self, request: web.Request) -> web.Response:
         """The usage of the runs of the last `days`, in the groups of `by`, and what the keys of budgets have spent."""
@@ -358,7 +358,7 @@ class _Viewer:
                 "budgets": [row for spent in spent_by_day(home) if str((row := spent.to_dict())["day"]) >= since],
             }
 
-        return _json(await self._read(read))
+        return json_response(await self._read(read))
 
     # -------------------------------------------------------------------------------------------- events
 
@@ -374,7 +374,7 @@ class _Viewer:
                 "events": [cut(without_messages(event_shape(row))) for row in rows],
             }
 
-        return _json(await self._in_store(read, request))
+        return json_response(await self._in_store(read, request))
 
     async def show_story(self, request: web.Request) -> web.Response:
         """The items of the run's story that the events from number `start` on changed, at most `limit` events."""
@@ -389,7 +389,7 @@ class _Viewer:
             # Read after the events: if it is over, these are all.
             return {"run": run_shape(store.run(run_id), None), **story.take()}
 
-        return _json(await self._in_store(read, request))
+        return json_response(await self._in_store(read, request))
 
     async def show_event(self, request: web.Request) -> web.Response:
         """One whole event."""
@@ -401,7 +401,7 @@ class _Viewer:
                     return event_shape(row)
             raise RunNotFound(f"Run {run_id} has no event {seq}.")
 
-        return _json(await self._in_store(read, request))
+        return json_response(await self._in_store(read, request))
 
     async def list_requests(self, request: web.Request) -> web.Response:
         """The requests to the model, whole: what each keeps of the one before, and what it adds."""
@@ -419,7 +419,7 @@ class _Viewer:
                             return {"requests": found, "next": following}
             return {"requests": found, "next": None}
 
-        return _json(await self._in_store(read, request))
+        return json_response(await self._in_store(read, request))
 
     async def follow_run(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events: the items that the events from `start` on change, as these are written, then `end`."""
@@ -466,7 +466,7 @@ class _Viewer:
         def read(store: Store, run_id: str) -> list[dict[str, Any]]:
             return files_shape(run_files(store, (row.event for row in store.rows(run_id))))
 
-        return _json({"files": await self._in_store(read, request)})
+        return json_response({"files": await self._in_store(read, request)})
 
     async def send_run_file(self, request: web.Request) -> web.Response:
         """One file of the run, to save."""
@@ -548,7 +548,3 @@ def _number(values: Any, name: str, default: int, most: int = 2**53) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 16):
         raise UsageError(f"{name} must be a number, got {text[:50]!r}.")
     return min(int(text), most)
-
-
-def _json(value: Any) -> web.Response:
-    return web.Response(body=encode_json(value), content_type="application/json")
