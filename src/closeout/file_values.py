@@ -31,7 +31,7 @@ MAX_FILE_SIZE = 50_000_000  # bytes of one file
 MAX_RUN_SIZE = 200_000_000  # bytes of all files of a run, earlier versions of a file included
 MAX_NAME = 200  # bytes of a name with its folders: what every system takes, below a folder of some length
 _BYTES = "application/octet-stream"
-_IMAGES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})  # what models and browsers show
+_IMAGES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})  # Images that models and browsers show.
 
 _FORBIDDEN = frozenset('<>:"|?*\\')  # characters that Windows forbids
 _DEVICES = frozenset(
@@ -45,7 +45,7 @@ _MAGIC = (
     (b"GIF89a", "image/gif"),
     (b"%PDF-", "application/pdf"),
 )
-_BY_SUFFIX = {  # that Python does not know in every version
+_BY_SUFFIX = {  # Types that not every version of Python knows.
     ".md": "text/markdown",
     ".jsonl": "application/jsonl",
     ".yaml": "application/yaml",

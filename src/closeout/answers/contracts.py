@@ -37,7 +37,7 @@ BOXED_GRAMMAR = r"""root ::= "\\boxed{" content "}"
 content ::= ([^{}\n] | "{" content "}")+
 """
 
-_CLOSING = " \t\n\r.$*)]。"  # what may follow a box at the end of a reply
+_CLOSING = " \t\n\r.$*)]。"  # Characters that may follow a box at the end of a reply.
 _NO_BOX = r"There is no \boxed{} in the reply."
 
 

@@ -454,7 +454,7 @@ def enforceable(constraint: Constraint | None, can: Capabilities) -> Constraint 
     return constraint if (can.json_schema if constraint.kind == "json_schema" else can.grammar) else None
 
 
-_SPOILED = ("tool_call", "invented", "empty", "cut")  # what is wrong with the form of a reply, whatever it says
+_SPOILED = ("tool_call", "invented", "empty", "cut")  # Defects of form: they say nothing about the content.
 
 
 def _is_spoiled(text: str, reading: ContractReading, call: LLMCallResult) -> bool:

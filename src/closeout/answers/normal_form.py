@@ -25,7 +25,7 @@ __all__ = [
     "same_unit",
 ]
 
-_MOST_CHARACTERS = 2_000  # longer answers are not normalised
+_MOST_CHARACTERS = 2_000  # Longer answers are not normalised.
 
 # ------------------------------------------------------------------------------------------------ text
 
@@ -109,7 +109,7 @@ _MAGNITUDE = re.compile(
 )
 _POWERS = {"hundred": 2, "thousand": 3, "million": 6, "mln": 6, "mn": 6, "billion": 9, "bn": 9, "trillion": 12}
 _POWERS |= {"lakh": 5, "crore": 7, "十": 1, "百": 2, "千": 3, "万": 4, "亿": 8, "万亿": 12}
-_MOST_POWER = 300  # a larger power of ten is a slip, and no float can hold it
+_MOST_POWER = 300  # A larger power of ten is a slip, and no float can hold it.
 _ABOUT = re.compile(
     r"\b(?:about|approximately|approx|roughly|around|nearly|exactly)\b\.?|大约|约为?|[≈~]", re.IGNORECASE
 )

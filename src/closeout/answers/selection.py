@@ -12,8 +12,8 @@ __all__ = ["AnswerCandidate", "RankedAnswer", "Selection", "select_answer"]
 
 Method = Literal["last", "vote"]
 
-_INCOMPLETE = 0.5  # what an answer with an unclosed wrapper counts
-_EARLIEST = 0.5  # what the first answer counts beside the last one: later answers know more
+_INCOMPLETE = 0.5  # The weight of an answer with an unclosed wrapper.
+_EARLIEST = 0.5  # The weight of the first answer beside the last one: later answers know more.
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ _MEDIA_SUFFIXES = {
     **dict.fromkeys((".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", ".wmv", ".mpg", ".mpeg"), "video"),
 }
 _MEDIA_MAGIC = ((b"ID3", "audio"), (b"fLaC", "audio"), (b"OggS", "audio"), (b"\x1aE\xdf\xa3", "video"))
-_OTHER_KINDS = (  # what else a file may be, and what to do
+_OTHER_KINDS = (  # Other kinds of files, and what to do with them.
     (b"%PDF-", "is a PDF by its content. Give it a name that ends in .pdf"),
     (b"\xd0\xcf\x11\xe0", "is of an old Office format. Save it as .docx or .xlsx"),
     (b"PK\x03\x04", "is an archive or a document that cannot be read. Unpack it, or save it as PDF"),

@@ -34,8 +34,8 @@ __all__ = ["chat_command"]
 T = TypeVar("T")
 
 PROMPT = "> "
-NOW = "/now "  # begins a line that interrupts the reply
-_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|.)?")  # keys such as arrows
+NOW = "/now "  # The prefix of a line that interrupts the reply.
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|.)?")  # Escape sequences of keys such as arrows.
 HELP = """\
 /help      show this
 /history   show the conversation

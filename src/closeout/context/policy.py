@@ -29,8 +29,8 @@ __all__ = [
 
 STUB_TOKENS = 30  # approximate size of the line that replaces an evicted result
 MIN_KEPT = 2  # results that stay in view however full the context is
-WORTHWHILE = 0.05  # share of the context: freeing less is not worth breaking the cached prefix
-PRESSING = 0.95  # share of the context: above this, freeing anything is worth it
+WORTHWHILE = 0.05  # Share of the context; freeing less is not worth breaking the cached prefix.
+PRESSING = 0.95  # Share of the context; above it, freeing anything is worth it.
 SHORTEST_SUMMARY = 40  # characters: a shorter reply does not sum up anything
 
 COMPACTION_PROMPT = """\

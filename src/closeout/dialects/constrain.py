@@ -11,7 +11,7 @@ from closeout.messages import Capabilities, Constraint, ToolSpec
 
 __all__ = ["PROGRAM_GRAMMAR", "action_constraint", "action_grammar", "action_schema"]
 
-_MAX_DEPTH = 6  # deeper parts of a schema may be any JSON
+_MAX_DEPTH = 6  # Deeper parts of a schema may be any JSON.
 _LONGEST_THOUGHT = 400  # characters; a weak model that is held to one line may never end it
 # `end`: vocabularies have brackets and the newline after them as one token. Without `end` that token is ruled out, and
 # the most likely continuation is not the bracket alone but more of the input: "7 * 12 + 7 * 5 + …".

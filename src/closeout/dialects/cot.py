@@ -34,7 +34,7 @@ __all__ = [
 # message, and a short user message asks to continue. The reason for the default is in docs/design/dialects.md.
 OBSERVATION_FROM_USER = True
 PRIMER = "Thought:"
-MOST_STOP_WORDS = 4  # that OpenAI's servers take
+MOST_STOP_WORDS = 4  # The limit of OpenAI's servers.
 _EXAMPLES = "weak_examples_completion"
 
 

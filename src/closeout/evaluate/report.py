@@ -28,7 +28,7 @@ from closeout.homes import Home, as_home
 
 __all__ = ["Report", "Slice", "Totals", "load_report", "read_report"]
 
-SHOWN_REASONS = 3  # why trials got no verdict
+SHOWN_REASONS = 3  # Reasons that are shown for trials without a verdict.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from closeout.tools.builtin.python_isolation import system_mounts
 
 __all__ = ["FOLDER", "CommandEnd", "TaskSandbox", "remove_folder", "remove_sandboxes"]
 
-FOLDER = "sandboxes"  # in the home
+FOLDER = "sandboxes"  # A folder in the home.
 MAX_OUTPUT = 1_000_000  # bytes of what a command writes; one that writes more is stopped
 MAX_FILE_BLOCKS = 1_000_000  # blocks of 1,024 bytes of any file that a command writes
 # A shell, so that the limit holds for what the command starts.

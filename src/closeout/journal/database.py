@@ -44,9 +44,9 @@ JOURNAL_FILES = (
 # row for each event.
 VERSION = 4
 CHECKED = 3  # the first format whose events have checksums
-LOCK_SECONDS = 20.0  # how long a commit waits while another process holds the write lock
+LOCK_SECONDS = 20.0  # Seconds that a commit waits for the write lock of another process.
 _LITTLE_SPACE = 64 * 1024  # bytes: less than SQLite needs for its index and a page
-_OPEN_SECONDS = 20.0  # how long opening waits while another process turns the file into a journal
+_OPEN_SECONDS = 20.0  # Seconds that opening waits while another process turns the file into a journal.
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (

@@ -771,7 +771,7 @@ class Compacted(Event):
     tokens: int = 0
 
 
-HANDOFF = "handoff"  # takes the place of a call in the path of an agent that was handed the conversation
+HANDOFF = "handoff"  # Replaces a call in the path of an agent that was handed the conversation.
 _LEADERS = re.compile(rf"main(/{HANDOFF}:[^/]*)*")
 REFUSED_CALL = "Refused call"  # the name of the note of a call that was not made; its turn shows it, too
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 # stored apart. Its place is run * 2**32 + seq of the first event. One row costs half as much as five, and with one
 # integer as its key the table grows at its end: a commit writes two pages instead of five.
 SEQ_BITS = 32
-MESSAGE_LOCK = 1 << 30  # added to a run's number: the lock of its messages
+MESSAGE_LOCK = 1 << 30  # Added to a run's number, it is the lock of the run's messages.
 
 EventRow: TypeAlias = tuple[int, bytes, int]  # place, body, checksum
 RunUpdate: TypeAlias = tuple[int, str, tuple[Any, ...]]  # the number of a run, a statement that changes it, its values

@@ -25,8 +25,8 @@ from closeout.journal.postgres_news import TELL, channel_of
 
 __all__ = ["SERVER_TIME", "RunLeases", "SentCounts"]
 
-LOOK_SECONDS = 1.0  # how often the number of messages to the runs of this process is read
-RENEWALS = 6  # per lease
+LOOK_SECONDS = 1.0  # Seconds between two counts of the messages to the runs of this process.
+RENEWALS = 6  # Renewals within the length of a lease.
 SERVER_TIME = "extract(epoch FROM clock_timestamp())::float8"
 
 _TAKE = f"""

@@ -27,7 +27,7 @@ LOCKS_NAME = "journal.locks"
 # A process that lists runs locks a byte for some microseconds to see whether it is free. Retry before giving up.
 _TRIES = 20
 _BETWEEN = 0.01  # seconds
-_ABSENT = -1  # instead of a file handle: there is no lock file, so no run is being executed
+_ABSENT = -1  # In place of a file handle: without a lock file, no run is being executed.
 _SEALED = -2  # the lock file may not be read, so the status in the record has to be believed
 
 _guard = threading.Lock()

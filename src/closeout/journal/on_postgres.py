@@ -42,7 +42,7 @@ _TABLES = (
     "counters",
     "reservations",
 )
-_TRIES = 5  # to write or delete bodies that others use at the same moment
+_TRIES = 5  # Tries to write or delete bodies that others use at the same moment.
 _INSERT_EVENTS = "INSERT INTO events SELECT * FROM unnest(%s::bigint[], %s::bytea[], %s::bigint[])"
 _REPLACE = " ON CONFLICT (place) DO UPDATE SET body = excluded.body, crc = excluded.crc"
 _INSERT_BODIES = (

@@ -16,7 +16,7 @@ from closeout.journal.postgres_link import PostgresLink, explained_postgres
 
 __all__ = ["TELL", "PostgresNews", "channel_of"]
 
-TELL = "pg_notify(?, ?)"  # as SQL: the channel, the number of the run as a text
+TELL = "pg_notify(?, ?)"  # SQL that takes the channel and the number of the run as text.
 _LOOK_SECONDS = 1.0  # seconds between two looks whether the journal is being closed
 
 

@@ -8,7 +8,7 @@ import time
 __all__ = ["pause_after"]
 
 LARGE = 2**20  # bytes or characters
-PAUSES = 3  # times as long as the step: others get three quarters of the loop's time
+PAUSES = 3  # The pause in lengths of the step: others get three quarters of the loop's time.
 
 
 async def pause_after(began: float, size: int) -> None:

@@ -11,7 +11,7 @@ from closeout.models.streaming import MOST_COUNTED
 __all__ = ["GENERATE_PATH", "OLLAMA_PORT", "generate_options", "read_generated"]
 
 GENERATE_PATH = "/api/generate"
-OLLAMA_PORT = 11434  # where it listens by default
+OLLAMA_PORT = 11434  # The default port.
 # The option of a text completion → Ollama's.
 _NAMES = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "num_predict", "stop": "stop"}
 

@@ -190,7 +190,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 _OF_MESSAGE = frozenset({"role", "content", "tool_calls", "function_call", "refusal", "annotations", "audio"})
 _OF_CALL = frozenset({"id", "type", "index", "function"})
 _OF_FUNCTION = frozenset({"name", "arguments"})
-_GROWING = ("text", "summary", "data")  # what a stream sends in pieces of OpenRouter's reasoning details
+_GROWING = ("text", "summary", "data")  # Fields of OpenRouter's reasoning details that a stream sends in pieces.
 
 
 def added_to_message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from closeout.parsing.salvage import salvage
 
 __all__ = ["INVENTED", "invents_result", "read_reply", "salvaged_form"]
 
-_FORM = "dialect:"  # begins the kind of a repair that names the form of a salvaged call
+_FORM = "dialect:"  # The prefix of the kind of a repair that names the form of a salvaged call.
 # A tool result that the model wrote itself: what follows it is not an answer, in any dialect.
 _INVENTED = re.compile(
     r"^[ \t>*#]*(?:observation|tool[ _](?:result|response|output)|观察|观测)\s*\d*\s*[*]*[:：]"

@@ -8,7 +8,7 @@ __all__ = ["REPEATING", "RepetitionWatch", "repeated_tail"]
 
 TAIL = 2400  # characters of the end that are examined
 SHORTEST_RUN = 480  # characters that a repetition must cover
-TIMES = 4  # how often the unit must occur
+TIMES = 4  # Occurrences of the unit that count as a repetition.
 PLAIN_RUN = 1600  # the same for units of up to three different characters: rules, table borders and padding are shorter
 PLAIN_CHARACTERS = 3
 CHECK_EVERY = 200  # characters between two checks of a stream

@@ -255,7 +255,7 @@ _STEP = re.compile(
     re.VERBOSE,
 )
 _MAX_STEPS = 400
-_LISTED = 12  # keys that an error names
+_LISTED = 12  # Keys that an error names.
 
 
 def drill(value: Any, path: str) -> Any:

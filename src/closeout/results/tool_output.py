@@ -193,7 +193,10 @@ def unvalidated(kind: type[_M], blank: Mapping[str, Any], **fields: Any) -> _M:
     return made
 
 
-REMOVED_FILES = "removed_files"  # in the metadata of an output: the names of files of the run that the call removed
+# The key in the metadata of an output with the names of the files that the call removed.
+
+
+REMOVED_FILES = "removed_files"
 _LABEL = "Observation: "
 _NO_POLICY = ToolPolicy()
 BLANK_TELEMETRY = dict(ToolTelemetry())

@@ -51,7 +51,7 @@ from closeout.tools.search_tools import called_through, written_through
 __all__ = ["AgentWork", "Attempt", "AttemptTurn"]
 
 MAX_NON_ANSWERS = 2  # replies in a row that neither act nor answer, before the contract's closing takes over
-MAX_REOPENED = 3  # how often an attempt continues because closing was answered with a tool call
+MAX_REOPENED = 3  # Times that an attempt continues because closing was answered with a tool call.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

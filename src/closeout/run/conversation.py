@@ -35,7 +35,7 @@ __all__ = ["Session"]
 
 REPLIED = frozenset({"answered", "unanswered"})
 BUSY_SECONDS = 0.25  # seconds between two looks at a message that another process answers
-FULL = 0.5  # share of the model's context that the history may take
+FULL = 0.5  # Share of the model's context that the history may take.
 WORTH_ASKING = 1_000  # tokens: a server need not be asked how much fits while the history is shorter
 KEPT = 0.5  # share of that which stays when it is full: rare and large, so that the provider's cache is of use
 

@@ -42,7 +42,7 @@ MOST_SOURCES = 200  # the latest results in which a passage is looked for
 MAX_KEPT = 400_000  # characters of a result that are kept for that
 _OWN_ROLES = ("system", "developer", "user", "assistant")  # all other messages are results
 _TEXT_PARTS = ("text", "refusal", "thinking", "redacted_thinking", "reasoning", "tool_use", "tool_call")
-_IN_CALL = re.compile(r"/r\d+(?=:)")  # in the path of what a call started
+_IN_CALL = re.compile(r"/r\d+(?=:)")  # The part of a path that names the call.
 
 
 @record

@@ -27,8 +27,8 @@ __all__ = [
     "successor_of",
 ]
 
-MOST_HANDOFFS = 8  # in one run, for agents that hand over to each other
-ANSWERS = "{} continues the conversation."  # what the model reads as the result of the call
+MOST_HANDOFFS = 8  # Handoffs in one run: agents may hand over to each other.
+ANSWERS = "{} continues the conversation."  # The result of the call, for the model.
 
 
 class HandoffTarget(Protocol):

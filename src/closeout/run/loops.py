@@ -17,7 +17,7 @@ __all__ = ["LoopWatch", "Query", "query_of", "same_question"]
 
 WINDOW = 12  # turns that are compared
 CYCLES = {1: 3, 2: 2, 3: 2, 4: 2}  # period in turns → how often it must occur
-FAILED_PROGRAM = 2  # times in a row that a program fails in the same way: nothing outside it can have changed that
+FAILED_PROGRAM = 2  # Equal failures of a program in a row: nothing outside it can have changed that.
 POLLS = 10  # turns of repeatable calls only, with the same results: such tools are meant for waiting
 SAME_RESULT = 3  # different calls of one tool in a row with the same result
 SHORTEST_RESULT = 200  # characters: different calls may rightly return "ok" or "nothing found"

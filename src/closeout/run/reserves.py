@@ -25,7 +25,7 @@ __all__ = ["Held", "PromptBound", "Reserves", "open_reserves"]
 # A token is at least one byte of the prompt. What a server adds itself: marks around messages, its own text on tools.
 TOKENS_OF_REQUEST = 1000
 TOKENS_OF_MESSAGE = 16
-TOKENS_OF_PICTURE = 50_000  # more than any vendor's documentation counts for one
+TOKENS_OF_PICTURE = 50_000  # Above the count in any vendor's documentation.
 NOTHING = Amount(requests=0)
 FIRST_POLL, LONGEST_POLL = 0.01, 0.25  # seconds between looks at requests under way
 LONGEST_POLL_FOR_PLACE = 1.0  # seconds between looks at other runs

@@ -204,7 +204,7 @@ def review_outcomes(outcomes: Sequence[CallOutcome]) -> RollBack | None:
 
 STEP = 0.2  # each further rollback in a row raises the temperature by it
 HOTTEST = 1.0
-UNSET = 0.6  # what a temperature that is left to the server counts as; most servers take 0.7 to 1
+UNSET = 0.6  # The value of a temperature that is left to the server; most servers take 0.7 to 1.
 FAILURES = 3  # rollbacks in a row for the same tool after which it is not offered in the next try
 
 

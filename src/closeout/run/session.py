@@ -46,8 +46,8 @@ REJECTIONS_BEFORE_SWITCH = 2  # calls in a row that the server could not read be
 # The dialect that writes the form of a salvaged call. Other forms are native calls that the server passed on as text.
 DIALECT_OF_FORM = {"react": "cot_chat", "mcp_xml": "mcp_xml"}
 
-NO_ENDPOINT = (404, 405, 501)  # what a server answers at an address that it does not have
-PRIMER = "Thought:"  # what a text prompt ends with
+NO_ENDPOINT = (404, 405, 501)  # Statuses of a server for an address that it does not have.
+PRIMER = "Thought:"  # The end of a text prompt.
 
 
 class ModelSession:

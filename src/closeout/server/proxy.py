@@ -42,13 +42,13 @@ from closeout.tools.flow import Flow
 
 __all__ = ["Proxy"]
 
-MAX_AGAIN = 2  # times that a reply is asked for again
+MAX_AGAIN = 2  # Repeated requests for one reply.
 TIMEOUT = 600.0  # seconds for one reply
 GOVERNORS_KEPT = 256  # lists of tools whose schemas stay compiled
 LONGEST_KEPT = 2**18  # bytes of such a list
 LONGEST_MODEL = 1_000  # characters of a model's name, under which things are kept
-MAX_REQUESTS = 512  # concurrent requests
-MAX_QUEUE = 1024  # that may wait
+MAX_REQUESTS = 512  # Concurrent requests.
+MAX_QUEUE = 1024  # Waiting requests.
 REJECTIONS_BEFORE_TEXT = 2  # errors in a row about calls of the model before they are asked for as text
 
 _FRAME_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")

@@ -35,7 +35,7 @@ Status = Literal["ok", "error", "refused", "duplicate", "low_quality", "interrup
 Progress: TypeAlias = Callable[[float, float | None, str], None]
 """Receives the progress of a call: how much is done, of how much in total (None: unknown), and a message."""
 
-MAX_EXTENSION = 10  # times its timeout that a call may take as long as it reports progress
+MAX_EXTENSION = 10  # Timeouts that a call may take in all while it reports progress.
 
 
 def extensible_timeout(seconds: float | None, receiver: Progress | None) -> tuple[asyncio.Timeout, Progress]:

@@ -29,7 +29,7 @@ from closeout.tools.tool import Tool
 __all__ = ["LOCAL", "AnyTool", "ServerProblem", "ToolManager", "is_tool"]
 
 LOCAL = "local"  # the server name of local tools where one is asked for
-_NAME_LENGTH = 64  # characters that every vendor's API accepts in a tool name
+_NAME_LENGTH = 64  # Characters that every vendor's API accepts in a tool name.
 
 
 @runtime_checkable

@@ -25,7 +25,7 @@ __all__ = [
     "write_login",
 ]
 
-FOLDER = "mcp_logins"  # in the home
+FOLDER = "mcp_logins"  # A folder in the home.
 _VERSION = 1
 # Seconds between two tries to lock a login.
 _BETWEEN = 0.05

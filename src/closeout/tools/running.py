@@ -36,7 +36,8 @@ _PERMANENT = (
     ArithmeticError,
     AssertionError,
 )
-_EXPECTED = (ToolError, UsageError, TimeoutError, asyncio.CancelledError)  # their text says it all
+# Their text is enough; no traceback is recorded.
+_EXPECTED = (ToolError, UsageError, TimeoutError, asyncio.CancelledError)
 TRACEBACK_FRAMES = 20  # innermost ones that the record keeps
 _MAX_MESSAGE = 2_000  # characters of an exception's text that are kept
 _MAX_DELAY = 8.0  # seconds

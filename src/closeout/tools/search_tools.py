@@ -132,7 +132,7 @@ def written_through(outer: ToolCall, made: ToolCall) -> ToolCall:
 # The constants of BM25.
 _K1, _B = 1.2, 0.9
 _OF_NAME, _OF_DESCRIPTION, _OF_PARAMETER, _OF_TEXT = 1.5, 1.0, 1.0, 0.7  # weights of a word by where it is
-_COVERED = 0.5  # how much a tool gains if the query holds every word of its name
+_COVERED = 0.5  # The gain of a tool if the query holds every word of its name.
 _UNSEEN = 3.0  # rarity of a word that no tool has
 
 

@@ -39,7 +39,7 @@ MAX_FRONT = 65_536  # characters of front matter
 MAX_DEPTH = 20  # folders in one another
 MAX_LISTED = 100  # files that the model is told of
 MAX_FOR_SCRIPTS = 100  # files of a skill that scripts are given; a run keeps twice as many
-FOLDER = "skills"  # where scripts find them
+FOLDER = "skills"  # The folder of the skills for scripts.
 _FOR_SCRIPTS = "Scripts find them in the folder {}/{} and cannot change them."
 # Limits of the specification, in characters.
 MAX_NAME = 64

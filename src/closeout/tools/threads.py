@@ -22,7 +22,7 @@ from closeout.errors import ToolError
 
 __all__ = ["note_cpu_time", "run_in_thread"]
 
-MAX_THREADS = 256  # more calls than this at one time wait for a thread
+MAX_THREADS = 256  # Further calls wait for a thread.
 IDLE_SECONDS = 10.0  # a thread that had nothing to do for so long ends
 
 # Receives the seconds of CPU that a function took in its thread; 0 before it begins.

@@ -43,7 +43,7 @@ R = TypeVar("R")
 Bound = ParamSpec("Bound")  # the parameters of a method without its `self`
 Owner = TypeVar("Owner")
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # what every vendor's API accepts
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # Names that every vendor's API accepts.
 
 
 class PolicyFields(TypedDict, total=False):

@@ -26,7 +26,7 @@ __all__ = ["CATEGORIES", "make_benchmark"]
 
 NON_LIVE = ("simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple")
 LIVE = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple")
-WITHOUT_ANSWER = ("irrelevance", "live_irrelevance", "live_relevance")  # judged by whether there is a call at all
+WITHOUT_ANSWER = ("irrelevance", "live_irrelevance", "live_relevance")  # Judged only by the presence of a call.
 MULTI_TURN = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
 GROUPS = {"single_turn": (*NON_LIVE, *LIVE, *WITHOUT_ANSWER), "multi_turn": MULTI_TURN}
 CATEGORIES = (*GROUPS["single_turn"], *MULTI_TURN)

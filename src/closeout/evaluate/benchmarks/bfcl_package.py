@@ -22,7 +22,7 @@ from closeout.errors import UsageError
 
 __all__ = ["Backends", "check_calls", "check_conversation", "read_lines"]
 
-MODEL = "closeout"  # what the checkers take for the name of a model
+MODEL = "closeout"  # The name of the model for the package's checkers.
 _CHECKERS = "bfcl_eval.eval_checker"
 _MODELS = "bfcl_eval.constants.model_config"
 _UTILS = f"{_CHECKERS}.multi_turn_eval.multi_turn_utils"

@@ -18,7 +18,7 @@ __all__ = ["CHANNELS", "FUNCTIONARY", "GLIMMER_CHANNELS", "KIMI_K3", "MUSE_CHANN
 
 _HARMONY_TOKEN = re.compile(r"<\|(start|channel|message|constrain|end|call|return|eom|eot)\|>")
 _RECIPIENT = re.compile(r"\bto=([^\s<|]{1,200})")
-_NOBODY = ("self", "user", "assistant", "all", "")  # not a tool
+_NOBODY = ("self", "user", "assistant", "all", "")  # Recipients that are not tools.
 _FUNCTIONS = "functions."
 _PARAMETER = re.compile(
     r"""(?:\A|\n|(?<=>))[ \t]{0,8}<rfl:parameter\s{1,8}name=["'](?P<key>[^"'>\n]{1,200})["'][^>\n]{0,100}>"""

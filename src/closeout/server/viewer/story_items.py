@@ -25,7 +25,7 @@ from closeout.server.viewer.shapes import cut, event_shape, totals_shape, withou
 
 __all__ = ["StoryItems"]
 
-LAST = 2**53  # larger than every number of an event
+LAST = 2**53  # Larger than the number of any event.
 Place = tuple[int, ...]
 
 

@@ -197,7 +197,7 @@ RELEVANT = 0.35
 PER_DOCUMENT = 2  # passages of one document among the first: a question about two things finds both
 # Title words name what all of a document is about.
 _WORDS = TextIndex("words", {"title": 4.0, "heading": 2.0, "body": 1.0})
-NAMED = 1.6  # how much higher a document ranks if its whole title is in the query
+NAMED = 1.6  # The factor for a document whose whole title is in the query.
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS documents (

@@ -13,7 +13,7 @@ from closeout.file_values import File, FileView, check_file_name
 
 __all__ = ["ProgramFiles"]
 
-MAX_FOLDERS = 1_000  # that a program makes
+MAX_FOLDERS = 1_000  # Folders that a program may make.
 EPOCH = 0.0  # the time of every file: the same when a program is executed again
 
 

@@ -42,7 +42,7 @@ CLOSING_SECONDS = 1.0
 # Seconds after which the script's own clock ends it, should the program not have done so.
 GRACE_SECONDS = 5.0
 WATCH_SECONDS = 0.2  # seconds between two looks at the memory of a script and of what it started
-LEFTOVER_SECONDS = 60.0  # age of a folder that may be left over
+LEFTOVER_SECONDS = 60.0  # Age from which a folder counts as left over.
 _PREFIX = "closeout-python-"
 _PSS = re.compile(r"^Pss:\s+(\d+)", re.MULTILINE)  # kB
 # Bytes of any file that the script writes.
