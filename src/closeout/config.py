@@ -678,7 +678,7 @@ def _sentence(error: Any, keys: tuple[str, ...], variable: str) -> str:
     if error["type"] in ("model_type", "dict_type"):
         if dotted in known_keys():
             return f"'{shown}' must be a mapping such as {{a: 1}}, got {error['input']!r:.80}."
-        example = _first_key(dotted)
+        example = next((key for key in known_keys() if key.startswith(f"{dotted}.")), dotted)
         example = _variable(example) if variable else example
         return f"'{shown}' is a section. Set its keys, such as '{example}'."
     if keys in API_KEYS:
@@ -698,10 +698,6 @@ def _sentence(error: Any, keys: tuple[str, ...], variable: str) -> str:
 def _variable(key: str) -> str:
     """Return the environment variable that sets a key."""
     return ENV_PREFIX + key.replace(".", "__").upper()
-
-
-def _first_key(section: str) -> str:
-    return next((key for key in known_keys() if key.startswith(f"{section}.")), section)
 
 
 def known_keys() -> list[str]:

@@ -252,7 +252,9 @@ class AnswerGenerator:
             task=task,
             turns=turns,
             contract=self.contract,
-            format_answer=self._format_answer,
+            format_answer=lambda text: FormattedAnswer(
+                *self.output_formatter.format_final_summary_and_log(text, self.llm_client)
+            ),
             log=self._log,
             agent_type=self.agent_type,
             retries=self.max_final_answer_retries,
@@ -261,9 +263,6 @@ class AnswerGenerator:
             seen=self.intermediate_boxed_answers,
             selection=self.cfg.agent.get("answer_selection", "last"),
         )
-
-    def _format_answer(self, text: str) -> FormattedAnswer:
-        return FormattedAnswer(*self.output_formatter.format_final_summary_and_log(text, self.llm_client))
 
     # ------------------------------------------------------------------------------------------- fallbacks
 

@@ -99,10 +99,8 @@ class Code(TextChat):
         steps = "".join(f"{said_by_user(message)}\n" for message in view.messages)
         steps += "".join(self._step_text(step) for step in view.steps)
         prompt = f"{head}{historic_prompt(view.earlier)}Question: {view.question}\n{steps}{hints}"
-        return ModelRequest(prompt=prompt, stop=self._stops(capabilities), shared=len(head))
-
-    def _stops(self, capabilities: Capabilities) -> tuple[str, ...]:
-        return (*self.stop, "\nQuestion:") if capabilities.stop else ()
+        stop = (*self.stop, "\nQuestion:") if capabilities.stop else ()
+        return ModelRequest(prompt=prompt, stop=stop, shared=len(head))
 
     def _program_examples(self, tools: Sequence[ToolSpec]) -> str:
         slots = program_slots(tools)
@@ -128,12 +126,8 @@ def _answer_form(view: HistoryView) -> str:
 def _in_one_text(message: Message) -> str:
     if not message.text.startswith(_RESULT):
         return message.text
-    return f"{_RESULT}{_inert(message.text.removeprefix(_RESULT))}"
-
-
-def _inert(text: str) -> str:
-    """Move what looks like a part of the prompt away from the beginnings of lines: a result cannot add a question."""
-    return _PART.sub(" ", text)
+    # A result cannot add a question: parts of the prompt must not stand at the beginnings of its lines.
+    return f"{_RESULT}{_PART.sub(' ', message.text.removeprefix(_RESULT))}"
 
 
 def _fenced(call: ToolCall) -> str:

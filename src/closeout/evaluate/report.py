@@ -397,7 +397,10 @@ class Report:
         if self.edited:
             found.append(("edited by hand", f"{self.edited:,}; without: --scorer '{self.scorer}{ORIGINAL}'"))
         others = [name for name in self.scorers if name != self.scorer]
-        found += [(f"agreement with {name}", _kappa(self.agreement(self.scorer, name))) for name in others]
+        for name in others:
+            kappa = self.agreement(self.scorer, name)
+            shown = "no trial has both verdicts" if math.isnan(kappa) else f"Cohen's kappa {kappa:.2f}"
+            found.append((f"agreement with {name}", shown))
         found += self._cost_lines()
         if self.stopped:
             found.append(("stopped", f"early, by {self.stopped.rstrip('.')}; the same command continues"))
@@ -476,10 +479,6 @@ class Report:
             )
             for each in self.slices(name)
         ]
-
-
-def _kappa(kappa: float) -> str:
-    return "no trial has both verdicts" if math.isnan(kappa) else f"Cohen's kappa {kappa:.2f}"
 
 
 def load_report(name: str, *, home: Home | str | None = None, scorer: str = "") -> Report:

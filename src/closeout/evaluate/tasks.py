@@ -108,7 +108,7 @@ def load_tasks(
         path = Path(source).expanduser()
         records, folder = _read_file(path), path.parent
     else:
-        records, folder = _numbered(source), Path()
+        records, folder = ((f"task {number}", record) for number, record in enumerate(source, 1)), Path()
     tasks: list[EvalTask] = []
     seen: dict[str, str] = {}
     every = ids is None and shuffle is None
@@ -206,10 +206,6 @@ def _tools(value: Any, where: str) -> tuple[str, ...] | None:
 
 
 # ------------------------------------------------------------------------------------------------ files
-
-
-def _numbered(source: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    return ((f"task {number}", record) for number, record in enumerate(source, 1))
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, Any]]:

@@ -191,7 +191,9 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
     def _policy_of(self, made: BaseTool, given: Sequence[Any]) -> ToolPolicy:
         own = [getattr(each, "policy", None) for each in given if getattr(each, "name", "") == made.name]
         stated = [self._policies.get(made.name), *own]
-        return next((each for each in stated if isinstance(each, ToolPolicy)), _policy_of_node(made.name))
+        # What `read_result` shows is untrusted, whatever it came from.
+        usual = ToolPolicy(read_only=made.name == "read_result")
+        return next((each for each in stated if isinstance(each, ToolPolicy)), usual)
 
     @contextmanager
     def _permitting(self, state: Any) -> Iterator[None]:
@@ -378,11 +380,6 @@ def _read_result_tool(store: ArtifactStore, budget: int | None, model: str | Non
     return cast(BaseTool, langchain_tool("read_result")(read))
 
 
-def _policy_of_node(name: str) -> ToolPolicy:
-    """The policy of a tool without one. What `read_result` shows is untrusted, whatever it came from."""
-    return ToolPolicy(read_only=name == "read_result")
-
-
 # ------------------------------------------------------------------------------------------------ flow rules
 
 
@@ -395,17 +392,14 @@ def _as_message(message: Any) -> Message:
     """Return a message of LangChain as one of Chat Completions. What is none of the four known kinds is a result."""
     roles = {"human": "user", "ai": "assistant", "system": "system"}
     kind = str(getattr(message, "type", "")).removesuffix("MessageChunk").lower()
-    made = [{"id": str(each.get("id")), "function": {"name": each.get("name")}} for each in _calls_of(message)]
+    calls = message.tool_calls if isinstance(message, AIMessage) else []
+    made = [{"id": str(each.get("id")), "function": {"name": each.get("name")}} for each in calls]
     return Message(
         role=roles.get(kind, "tool"),
         content=getattr(message, "content", None),
         tool_call_id=str(getattr(message, "tool_call_id", "")),
         tool_calls=made,
     )
-
-
-def _calls_of(message: Any) -> list[Any]:
-    return list(message.tool_calls) if isinstance(message, AIMessage) else []
 
 
 def _ask(asked: Sequence[tuple[ToolCall, FlowDecided]]) -> list[str]:

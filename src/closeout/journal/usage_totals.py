@@ -76,7 +76,7 @@ def usage_totals(
     with open_to_read(home_folder() if home is None else as_home(home)) as store:
         indexed = indexed_usage(store)
         for run in store.each_run():
-            if first and run.ended is not None and _date(run.ended) < first:
+            if first and run.ended is not None and datetime.fromtimestamp(run.ended, UTC).date().isoformat() < first:
                 continue
             ended, parts = indexed.get(run.run_id, (None, []))
             if run.ended is None or ended != run.ended:
@@ -93,10 +93,6 @@ def usage_totals(
         UsageTotal(group=dict(zip(by, group, strict=True)), usage=total.total, unpriced=unpriced)
         for group, (total, [unpriced]) in sorted(sums.items())
     ]
-
-
-def _date(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).date().isoformat()
 
 
 def _day(name: str, text: str) -> str:

@@ -390,7 +390,7 @@ def conversation(messages: Sequence[Message], marks: Iterable[int], server: str 
         blocks = message.wire(protocol, encode)
         if not blocks:
             continue
-        if index in chosen and _takes_mark(_blocks(message, server)[-1]):
+        if index in chosen and _blocks(message, server)[-1].get("type") not in _THINKING:  # it cannot carry a mark
             blocks = blocks[:-1] + _MARK
         role = "assistant" if message.role == "assistant" else "user"
         if index < head:
@@ -401,11 +401,6 @@ def conversation(messages: Sequence[Message], marks: Iterable[int], server: str 
             turns.append((role, [blocks]))
     rendered = [b'{"role":"%b","content":[%b]}' % (role.encode(), b",".join(blocks)) for role, blocks in turns]
     return b"[%b]" % b",".join(system) if system else b"", b"[%b]" % b",".join(rendered)
-
-
-def _takes_mark(block: Mapping[str, Any]) -> bool:
-    """Tell whether a message's last block can carry a cache mark: thinking cannot."""
-    return block.get("type") not in _THINKING
 
 
 def _encode(message: Message, server: str) -> bytes:

@@ -61,7 +61,10 @@ class Governor:
         parallel: bool = True,
         forms: Sequence[Form] = (),
     ) -> None:
-        named = (_without_effects(tool) if tool.name in read_only else tool for tool in tools)
+        named = (
+            replace(tool, policy=replace(tool.policy, read_only=True)) if tool.name in read_only else tool
+            for tool in tools
+        )
         self.tools = tuple(map(governed, named))
         self._toolbox = Toolbox.of(self.tools)
         self._unchecked = frozenset(unchecked)
@@ -144,10 +147,6 @@ class Governor:
             return call, (), ""
         text = encode_json(dict(found.arguments)).decode()
         return replace(call, name=spec.name, arguments=found.arguments, text=text), made, ""
-
-
-def _without_effects(tool: ToolSpec) -> ToolSpec:
-    return replace(tool, policy=replace(tool.policy, read_only=True))
 
 
 def new_call_id() -> str:

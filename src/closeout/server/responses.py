@@ -12,7 +12,6 @@ from closeout.codec import decode_json
 from closeout.errors import RunNotFound, UsageError
 from closeout.file_values import File
 from closeout.journal.events import RunEnded
-from closeout.journal.store import Row
 from closeout.run.handoff import handed_to_of
 from closeout.run.result import conversation_of
 from closeout.server.api_errors import ApiError, json_body
@@ -238,7 +237,7 @@ class _ResponsesRoutes:
     async def _conversation(self, response: ResponseId) -> tuple[list[dict[str, Any]], list[str]]:
         """The conversation up to the end of an earlier response, without its instructions, and who continues it."""
         run, rows = await self._host.find(response.run_id), await self._host.rows(response.run_id)
-        ended = _end_of(rows)
+        ended = next((row.event for row in reversed(rows) if isinstance(row.event, RunEnded)), None)
         if ended is None or ended.status != "answered" or await self._host.state(response.run_id):
             raise ApiError(400, f"The response {response} is not completed.", param="previous_response_id")
         messages = [dict(message) for message in conversation_of(rows, ended.closing_text or ended.answer or "")]
@@ -255,10 +254,6 @@ def _input_item(item_id: str, message: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "output_text":
         shown = [{**part, "annotations": []} for part in shown]
     return {"id": item_id, "type": "message", "role": role, "status": "completed", "content": shown}
-
-
-def _end_of(rows: list[Row]) -> RunEnded | None:
-    return next((row.event for row in reversed(rows) if isinstance(row.event, RunEnded)), None)
 
 
 def _metadata(given: Any) -> dict[str, str]:

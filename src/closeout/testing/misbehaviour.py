@@ -190,10 +190,6 @@ def _renamed_parameter(call: ToolCall) -> ToolCall:
     return replace(call, arguments={f"{first}s": call.arguments[first], **{key: call.arguments[key] for key in rest}})
 
 
-def _misspelt(call: ToolCall) -> ToolCall:
-    return replace(call, name=call.name[:2] + call.name[1:])
-
-
 def _of_other_type(value: Any) -> Any:
     if isinstance(value, list | dict):
         return argument_text(ToolCall("", {"value": value})).removeprefix('{"value":').removesuffix("}")
@@ -210,7 +206,7 @@ _ON_TURNS: Mapping[str, Callable[[Turn], Turn]] = {
     "empty": lambda turn: replace(turn, text="", calls=(), answer=None),
     "malformed": _each_call(_almost_json),
     "wrong_parameter": _each_call(_renamed_parameter),
-    "misspelt_tool": _each_call(_misspelt),
+    "misspelt_tool": _each_call(lambda call: replace(call, name=call.name[:2] + call.name[1:])),
     "wrong_types": _each_call(_retyped),
     "wrong_dialect": lambda turn: Turn(
         text="\n".join((turn.thought, *map(hermes_call, turn.calls))).lstrip(), reasoning=turn.reasoning

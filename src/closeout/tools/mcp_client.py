@@ -579,7 +579,8 @@ class _ServerSession:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-            self._has_overflowed = _overflowed(error)
+            # The library reads events of up to 1 MB over SSE.
+            self._has_overflowed = any(type(e).__name__ == "SSEError" and "limit" in str(e) for e in _leaves(error))
             if not self._ready.done():
                 self._ready.set_exception(self._failure(error, await self._last_words()))
                 self._ready.exception()  # nobody may be waiting any more, which asyncio would report
@@ -745,11 +746,6 @@ def _has_rounds(client: Client) -> bool:
     from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
     return client.protocol_version in MODERN_PROTOCOL_VERSIONS
-
-
-def _overflowed(error: BaseException) -> bool:
-    """Return whether a stream ended because of an event longer than the HTTP library reads: 1 MB."""
-    return any(type(cause).__name__ == "SSEError" and "limit" in str(cause) for cause in _leaves(error))
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -434,7 +434,8 @@ class ProgramExecution:
                 refusals.append(refused)
             else:
                 return {"return_value": None}
-        return {"exception": refusals[-1] if refusals else TypeError(self._wrong_arguments(args, kwargs))}
+        wrong = f"Call {call_form(self._answer_function)}, got {len(args) + len(kwargs)} arguments"
+        return {"exception": refusals[-1] if refusals else TypeError(wrong)}
 
     def _answers_meant(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
         """Yield the answers that arguments can mean: the object of the named fields, or the only one as it is."""
@@ -448,9 +449,6 @@ class ProgramExecution:
         whole = len(args) <= len(names) and len(given) == len(args) + len(kwargs)
         if whole and not {*required}.difference(given) and {*given}.issubset(fields):
             yield given
-
-    def _wrong_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        return f"Call {call_form(self._answer_function)}, got {len(args) + len(kwargs)} arguments"
 
 
 def _shown(value: Any) -> str:
