@@ -252,7 +252,7 @@ class Store:
             RunNotFound: no run has this name.
             JournalLocked: the run is being executed, or was executed since it was seen.
         """
-        number = self._number(run_id)
+        number = self.number_of(run_id)
         expected = {seen.ended} if seen is not None else set()
 
         def reopen(db: SqlConnection) -> None:
@@ -292,7 +292,7 @@ class Store:
             JournalLocked: the run is being executed.
             JournalError: the events cannot be written.
         """
-        number = self._number(run_id)
+        number = self.number_of(run_id)
         with self._writing:
             self.database.locks.take(run_id, number)
             try:
@@ -325,7 +325,7 @@ class Store:
         """
         self.flush()
         named = tuple(run_ids)
-        numbers = {run_id: self._number(run_id) for run_id in (*named, *self._comparing(named))}
+        numbers = {run_id: self.number_of(run_id) for run_id in (*named, *self._comparing(named))}
         taken: list[int] = []
         try:
             for run_id, number in sorted(numbers.items(), key=lambda item: item[1]):
@@ -363,10 +363,6 @@ class Store:
         return [run_id for (run_id,) in self.query(statement, (f"{LAB}.", f"{LAB}/"))]
 
     # -------------------------------------------------------------------------------------------- messages to runs
-
-    def number_of(self, run_id: str) -> int:
-        """Return the number of a run. Raises RunNotFound."""
-        return self._number(run_id)
 
     def lock_messages(self, number: int) -> bool:
         """Lock the messages of a run, and return whether they were free: nobody else can add one."""
@@ -502,7 +498,7 @@ class Store:
 
     def check_unlocked(self, run_id: str) -> None:
         """Raise JournalLocked while a process executes the run: its record may be incomplete only for that reason."""
-        if self.database.locks.held_anywhere(self._number(run_id)):
+        if self.database.locks.held_anywhere(self.number_of(run_id)):
             raise locked(run_id)
 
     def check_held(self, number: int) -> None:
@@ -572,13 +568,12 @@ class Store:
 
     def note(self, name: str, value: str) -> None:
         """Remember something small beyond runs, such as the dialect that an endpoint speaks. Failures are ignored."""
-
-        def write() -> None:
-            with suppress(JournalError):
-                self.database.transact(lambda db: db.execute(_NOTE, (name, value)))
-
         self._notes[name] = value
-        self.submit(write)
+        self.submit(self._change_notes, _NOTE, (name, value))
+
+    def _change_notes(self, statement: str, values: Sequence[str]) -> None:
+        with suppress(JournalError):
+            self.database.transact(lambda db: db.execute(statement, values))
 
     def noted(self, name: str) -> str | None:
         """Return what was remembered under a name, or None."""
@@ -589,13 +584,8 @@ class Store:
 
     def forget_note(self, name: str) -> None:
         """Forget what was remembered under a name. Failures are ignored."""
-
-        def write() -> None:
-            with suppress(JournalError):
-                self.database.transact(lambda db: db.execute("DELETE FROM notes WHERE name=?", (name,)))
-
         self._notes.pop(name, None)
-        self.submit(write)
+        self.submit(self._change_notes, "DELETE FROM notes WHERE name=?", (name,))
 
     def notes_that_begin_with(self, text: str) -> list[str]:
         """Return the rest of each name under which something is remembered and that begins with a text."""
@@ -609,7 +599,8 @@ class Store:
         """Read through a connection of its own, which no writer holds up."""
         return self.database.query(statement, values)
 
-    def _number(self, run_id: str) -> int:
+    def number_of(self, run_id: str) -> int:
+        """Return the number of a run. Raises RunNotFound."""
         found = self.query("SELECT id FROM runs WHERE run_id=?", (_storable(run_id),))
         if not found:
             raise RunNotFound(f"No run {run_id} in {self.name}. `closeout runs` lists them.")
@@ -676,7 +667,7 @@ class Store:
             before: Only the runs that began earlier than this one.
             not_under: Leave out the runs named `NAME.…` for each of these names.
         """
-        last, names = self._number(before) if before else _ALL, to_json(list(not_under)).decode()
+        last, names = self.number_of(before) if before else _ALL, to_json(list(not_under)).decode()
         under = _UNDER.format(values=self.database.values_of)
         while found := self.query(
             f"{_SELECT_RUN} WHERE id<? AND NOT EXISTS ({under}) ORDER BY id DESC LIMIT 500", (last, names)
@@ -693,7 +684,7 @@ class Store:
 
     def run(self, run_id: str) -> RunRecord:
         """Return a run by its name. Raises RunNotFound."""
-        found = self._records(self.query(f"{_SELECT_RUN} WHERE id=?", (self._number(run_id),)))
+        found = self._records(self.query(f"{_SELECT_RUN} WHERE id=?", (self.number_of(run_id),)))
         if not found:
             raise RunNotFound(f"Run {run_id} was deleted just now.")
         return found[0]
@@ -725,7 +716,7 @@ class Store:
 
     def read(self, run_id: str) -> RunRows:
         """Return a run's events and what is wrong with its record. Raises RunNotFound, JournalError."""
-        number = self._number(run_id)
+        number = self.number_of(run_id)
         self._flush_run(number)
         return self._read(number)
 
@@ -741,7 +732,7 @@ class Store:
             RunNotFound: No run has this name.
             JournalError: The journal cannot be read.
         """
-        number = self._number(run_id)
+        number = self.number_of(run_id)
         self._flush_run(number)
         start, end = number << SEQ_BITS, number + 1 << SEQ_BITS
         # The commit that holds the event `seq` may begin before it.
@@ -769,7 +760,7 @@ class Store:
         return self._last(run_id)[0]
 
     def _last(self, run_id: str) -> tuple[float, Event | None]:
-        number = self._number(run_id)
+        number = self.number_of(run_id)
         self._flush_run(number)
         found = self.query(_SELECT_LAST, (number << SEQ_BITS, number + 1 << SEQ_BITS))
         return self._events(found[0][0], 0.0)[-1] if found else (0.0, None)
