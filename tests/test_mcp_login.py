@@ -466,12 +466,7 @@ def test_a_person_signs_in_on_the_runs_page_and_the_served_run_continues(guarded
     )
     home = Path(os.environ["CLOSEOUT_HOME"])
     with watched_viewer(home, browser, lambda _: agent_app(AgentHost(agent, drain_seconds=0))) as viewer:
-        page = viewer.open()
-        start = """fetch("/v1/runs", {
-            method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ task: "Go." }),
-        })"""
-        run_id = page.evaluate(f"{start}.then((response) => response.json()).then((run) => run.run_id)")
-        page.goto(f"{viewer.address}#/run/{run_id}")
+        page = viewer.begin("Go.")
         request = page.locator(".request[data-id=login1]")
         assert request.locator(".tool-name").inner_text() == "files-img-src-x-onerror-alert-1"
         assert f"closeout mcp login {guarded.url}" in request.inner_text()

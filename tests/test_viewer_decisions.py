@@ -276,12 +276,7 @@ def test_times_and_signals_are_shown_beside_what_people_decide(viewer: Viewer, h
 def test_a_served_run_is_decided_and_followed_to_its_answer(browser: Any, home: Path) -> None:
     bank = Bank(home, call("pay", key="a"))
     with watched_viewer(home, browser, lambda _: agent_app(AgentHost(bank.agent, drain_seconds=0))) as viewer:
-        page = viewer.open()
-        start = """fetch("/v1/runs", {
-            method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ task: "Pay." }),
-        })"""
-        run_id = page.evaluate(f"{start}.then((response) => response.json()).then((run) => run.run_id)")
-        page.goto(f"{viewer.address}#/run/{run_id}")
+        page = viewer.begin("Pay.")
         page.get_by_role("button", name="Approve", exact=True).click()
         page.wait_for_selector(".item.answer")
         assert texts(page, ".item.answer .final") == ["done"]

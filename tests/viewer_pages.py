@@ -87,6 +87,16 @@ class Viewer:
         page.goto((self.address if address is None else address) + path)
         return page
 
+    def begin(self, task: str) -> Any:
+        """Begin a run of the served agent from a page of the viewer, and return the page, which shows it."""
+        page = self.open()
+        start = """(task) => fetch("/v1/runs", {
+            method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ task }),
+        }).then((response) => response.json()).then((run) => run.run_id)"""
+        run_id = page.evaluate(start, task)
+        page.goto(f"{self.address}#/run/{run_id}")
+        return page
+
     def foreign(self, url: str) -> None:
         if not url.startswith((self.address.removesuffix("viewer/"), "file:", "data:", "blob:")):
             self.problems.append(f"request to {url}")
