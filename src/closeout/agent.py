@@ -655,14 +655,14 @@ class Agent(Generic[Deps, Value]):
         from closeout.run.working import prioritise
 
         store, plan = self._kept_runs(), plan_after(self.plan(), handed_to).overridden(settings)
-        priority = checks.check_priority(priority)
+        start_at, priority = checks.check_time("start_at", start_at), checks.check_priority(priority)
         prepared = await prepare_task(plan, task, files, history, work_files=work_files)
         prepared = replace(
             prepared,
             origin=origin or {},
             user=checks.check_user(user),
             handed=tuple(handed_to),
-            start_at=checks.check_start(start_at),
+            start_at=None if start_at is None else start_at.timestamp(),
         )
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
@@ -900,7 +900,8 @@ class Agent(Generic[Deps, Value]):
         store = self._kept_runs()
         listeners = checks.check_listeners(listeners)
         plan = self.plan(streamed=bool(listeners)).given(deps)
-        return await resume_due(plan, store, listeners, limit=checks.check_limit(limit), now=checks.check_time(now))
+        limit, now = checks.check_limit(limit), checks.check_time("now", now)
+        return await resume_due(plan, store, listeners, limit=limit, now=now)
 
     async def work(
         self,

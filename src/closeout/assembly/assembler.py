@@ -17,15 +17,13 @@ from closeout.answers.typed import contract_of
 from closeout.answers.user_checks import read_checks
 from closeout.assembly.checks import (
     check_callable,
-    check_context,
     check_flow,
-    check_formatter,
     check_home,
     check_instructions,
     check_list,
     check_listeners,
+    check_part,
     check_strategy,
-    check_telemetry,
     check_text,
 )
 from closeout.assembly.parts import Parts, without_parts
@@ -123,18 +121,18 @@ class Assembler:
         self._instructions = check_text("instructions", None if callable(instructions) else instructions)
         self._deps_type = deps_type = parts.imported("deps_type") if deps_type is None else deps_type
         self._home = check_home(home)
-        self._formatter = check_formatter(output_formatter or parts.made("output_formatter"))
+        self._formatter = check_part("output_formatter", output_formatter or parts.made("output_formatter"))
         self._answer: AnswerContract[Any] | None = None if answer is None else contract_of(answer)
         executor = tool_executor or parts.imported("tool_executor")
         self._make_executor = check_callable("tool_executor", "ToolExecutor", executor)
         generator = answer_generator or parts.imported("answer_generator")
         self._make_generator = check_callable("answer_generator", "AnswerGenerator", generator)
         self._make_parser = check_callable("output_parser", "CotAgentOutputParser", output_parser)
-        self._telemetry = check_telemetry(telemetry)
+        self._telemetry = check_part("telemetry", telemetry)
         if format_observation is not None and not callable(format_observation):
             raise UsageError(f"format_observation must be a function of a ToolOutput, got {format_observation!r:.80}.")
         self._format_observation = format_observation
-        self._context = check_context(context)
+        self._context = check_part("context", context)
         self._forms = check_forms(check_list("forms", forms, "[Form(…)]"))
         self._encodings = tuple(map(check_encoding, check_list("encodings", encodings, "[Encoding(…)]")))
         self._strategy = check_strategy(strategy or parts.strategy())
@@ -191,10 +189,7 @@ class Assembler:
         Raises:
             UsageError: It is not a dialect.
         """
-        plan = replace(self.plan(), dialect=get_dialect(dialect), may_switch_dialect=False)
-        other = copy(self)
-        other._plan = plan
-        return other
+        return self._planned(replace(self.plan(), dialect=get_dialect(dialect), may_switch_dialect=False))
 
     def answering(self, answer: Any) -> Assembler:
         """Return the same with another contract of the answers.
@@ -202,17 +197,12 @@ class Assembler:
         Raises:
             UsageError: It is not one.
         """
-        plan = self.plan()
-        other = copy(self)
-        other._plan = replace(plan, contract=extracted_by(plan.output_formatter, self._with_forms(contract_of(answer))))
-        return other
+        plan, contract = self.plan(), self._with_forms(contract_of(answer))
+        return self._planned(replace(plan, contract=extracted_by(plan.output_formatter, contract)))
 
     def gated(self, gate: RequestGate | None) -> Assembler:
         """Return the same with a gate for the requests to models."""
-        plan = replace(self.plan(), gate=gate)
-        other = copy(self)
-        other._plan = plan
-        return other
+        return self._planned(replace(self.plan(), gate=gate))
 
     def bound(self, deps: Any) -> Assembler:
         """Return the same with dependencies for the tools.
@@ -220,7 +210,9 @@ class Assembler:
         Raises:
             UsageError: They are not of the agent's `deps_type`.
         """
-        plan = self.plan().given(deps)
+        return self._planned(self.plan().given(deps))
+
+    def _planned(self, plan: AgentPlan) -> Assembler:
         other = copy(self)
         other._plan = plan
         return other

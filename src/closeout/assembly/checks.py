@@ -22,20 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_callable",
-    "check_context",
     "check_files",
     "check_flow",
-    "check_formatter",
     "check_history",
     "check_home",
     "check_instructions",
     "check_limit",
     "check_list",
     "check_listeners",
+    "check_part",
     "check_state",
     "check_task",
     "check_tasks",
-    "check_telemetry",
     "check_text",
     "check_time",
     "check_user",
@@ -84,15 +82,27 @@ ELSEWHERE = {
     "memory": "Use agent.session(…), or pass history= to run(…).",
     "sub_agents": "Pass tools=[other.as_tool(name, description)].",
     "deps": "Pass deps= to run(…), and deps_type= here.",
-    "fallback_models": "Pass model=['openai:a', 'anthropic:b'] or Fallback(…); see docs/fallback.md.",
-    "fallbacks": "Pass model=['openai:a', 'anthropic:b'] or Fallback(…); see docs/fallback.md.",
-    "fallback": "Pass model=['openai:a', 'anthropic:b'] or Fallback(…); see docs/fallback.md.",
+    **dict.fromkeys(
+        ("fallback_models", "fallbacks", "fallback"),
+        "Pass model=['openai:a', 'anthropic:b'] or Fallback(…); see docs/fallback.md.",
+    ),
     "hooks": "Pass listeners= to run(…) to watch, or tool_executor=, check=, context= or strategy= to decide; "
     "see docs/extending.md.",
     "stream_handler": "Pass listeners=[MyStreamHandler(queue)] to run(…).",
     "task_log": "Pass listeners=[MyTaskLog()] to run(…). The log of a run is also result.task_log.",
     "orchestrator": "The loop calls what you pass: strategy=, dialect=, context=, tool_executor=, answer_generator=.",
     "verbose": "Pass listeners=[print] to run(…).",
+}
+
+# The kind of an argument's object, its methods, and what to pass.
+PARTS = {
+    "context": ("a ContextPolicy", ("decide",), "an instance with a decide(state) method"),
+    "output_formatter": (
+        "an OutputFormatter",
+        ("format_tool_result_for_user", "format_final_summary_and_log"),
+        "an instance: MyFormatter()",
+    ),
+    "telemetry": ("a TelemetryCollector", ("record",), "an instance: TelemetryCollector()"),
 }
 
 
@@ -165,12 +175,11 @@ def check_home(value: Any) -> Any:
     return value
 
 
-def check_context(value: Any) -> Any:
-    """Return a context policy, or None."""
-    if value is not None and (isinstance(value, type) or not hasattr(value, "decide")):
-        raise UsageError(
-            f"context must be a ContextPolicy, got {value!r:.80}. Pass an instance with a decide(state) method."
-        )
+def check_part(name: str, value: Any) -> Any:
+    """Return an object of one of the kinds in `PARTS`, or None. A class is refused."""
+    kind, methods, example = PARTS[name]
+    if value is not None and (isinstance(value, type) or not all(hasattr(value, method) for method in methods)):
+        raise UsageError(f"{name} must be {kind}, got {value!r:.80}. Pass {example}.")
     return value
 
 
@@ -183,25 +192,6 @@ def check_strategy(value: Any) -> Any:
     raise UsageError(
         f"strategy must be a Strategy such as Majority(3), got {value!r:.80}. It has name, version, ask()."
     )
-
-
-def check_formatter(value: Any) -> Any:
-    """Return an OutputFormatter, or None."""
-    methods = ("format_tool_result_for_user", "format_final_summary_and_log")
-    if value is not None and (isinstance(value, type) or not all(hasattr(value, name) for name in methods)):
-        raise UsageError(
-            f"output_formatter must be an OutputFormatter, got {value!r:.80}. Pass an instance: MyFormatter()."
-        )
-    return value
-
-
-def check_telemetry(value: Any) -> Any:
-    """Return a collector of telemetry, or None."""
-    if value is not None and (isinstance(value, type) or not hasattr(value, "record")):
-        raise UsageError(
-            f"telemetry must be a TelemetryCollector, got {value!r:.80}. Pass an instance: TelemetryCollector()."
-        )
-    return value
 
 
 def check_callable(name: str, base: str, value: Any) -> Any:
@@ -250,16 +240,6 @@ def check_limit(value: Any) -> int:
     return value
 
 
-def check_start(value: Any) -> float | None:
-    """Return the time at which a run is to begin, in seconds since the epoch."""
-    if value is None:
-        return None
-    if not isinstance(value, datetime) or value.utcoffset() is None:
-        text = "Pass datetime.now(UTC) + timedelta(hours=1)."
-        raise UsageError(f"start_at must be a datetime with a time zone, got {value!r:.80}. {text}")
-    return value.timestamp()
-
-
 def check_priority(value: Any) -> int:
     """Return the priority of a run."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 9:
@@ -267,11 +247,12 @@ def check_priority(value: Any) -> int:
     return value
 
 
-def check_time(value: Any) -> Any:
-    """Return a time, which must have a zone. None is the time now."""
-    if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
-        raise UsageError(f"now must be a datetime with a time zone, got {value!r:.80}. Pass datetime.now(UTC).")
-    return value
+def check_time(name: str, value: Any) -> datetime | None:
+    """Return a time with a time zone, or None."""
+    if value is None or (isinstance(value, datetime) and value.utcoffset() is not None):
+        return value
+    example = "datetime.now(UTC) + timedelta(hours=1)"
+    raise UsageError(f"{name} must be a datetime with a time zone, got {value!r:.80}. Pass {example}.")
 
 
 def check_user(value: Any) -> str:
