@@ -529,7 +529,7 @@ def many() -> Any:
         (lambda: tool(name="look up")(one), r"look up cannot name a tool"),
         (lambda: tool(parameters={"type": "objekt"})(one).spec, r"'one': parameters is not a JSON Schema"),
         (lambda: tool(parameters={"type": "array"})(one).spec, r"'one': parameters must describe an object"),
-        (lambda: tool(read_onyl=True)(one), r"'one': a policy has no field 'read_onyl'. Did you mean read_only\?"),
+        (lambda: tool(read_onyl=True)(one), r"'one': a policy has no field 'read_onyl'. Did you mean 'read_only'\?"),
         (lambda: tool(aliases={"y": "z"})(one).spec, r"'one': aliases names the parameter 'y'.*It has: x"),
         (lambda: tool(retries=2)(one).spec, r"'one': retries=2 needs read_only=True or idempotent=True"),
     ],

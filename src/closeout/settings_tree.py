@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from closeout.errors import ConfigError
+from closeout.spelling import suggestion
 from closeout.variables import expand_variables
 
 __all__ = [
@@ -213,8 +213,7 @@ class SettingsTree:
                 f"There is no profile '{self._profile}': the settings have no profiles. "
                 f"Write them in a file, such as {PROFILES}: {{{self._profile}: {{llm: …}}}}."
             )
-        near = difflib.get_close_matches(self._profile, self._known, n=1)
-        hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(self._known)}."
+        hint = suggestion(self._profile, self._known, f"There are: {', '.join(self._known)}.")
         raise ConfigError(f"There is no profile '{self._profile}'. {hint}")
 
     def origin_of(self, keys: Sequence[str]) -> Origin | None:

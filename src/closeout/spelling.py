@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["fold", "same_name", "split_names", "words"]
+__all__ = ["fold", "same_name", "split_names", "suggestion", "words"]
 
 # Between digits a separator counts: 1.5 is not 15, and 2024-01 is not 202401. A sign counts, too: A- is not A.
 _NUMBER_GAP = re.compile(r"(?<=\d)[\s_-]+(?=\d)")
@@ -34,6 +34,14 @@ def words(name: str) -> list[str]:
 def split_names(text: str) -> str:
     """Return a text in which the words of names in camel case are apart: `openFile` becomes `open File`."""
     return _HUMP.sub(" ", text)
+
+
+def suggestion(written: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a question with the known name that is most like an unknown one; `otherwise` if none is like it."""
+    import difflib
+
+    near = difflib.get_close_matches(written, list(known), n=1)
+    return f"Did you mean '{near[0]}'?" if near else otherwise
 
 
 def same_name(written: str, candidates: Iterable[str]) -> str | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from closeout.errors import UsageError
 from closeout.file_values import MAX_FILES, File
 from closeout.homes import DatabaseHome
+from closeout.spelling import suggestion
 
 if TYPE_CHECKING:
     from closeout.journal.subscribers import Listener
@@ -149,8 +150,7 @@ def check_flow(value: Any) -> Flow | None:
 
     given, known = dict(value), Flow.__dataclass_fields__
     if unknown := next((str(name) for name in given if name not in known), None):
-        near = difflib.get_close_matches(unknown, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"It takes: {', '.join(known)}."
+        hint = suggestion(unknown, known, f"It takes: {', '.join(known)}.")
         raise UsageError(f"flow has no rule {unknown!r}. {hint}")
     try:
         policies = [named_object(each) if isinstance(each, str) else each for each in given.pop("policies", ())]
@@ -301,8 +301,7 @@ def check_history(value: Any) -> Sequence[Mapping[str, Any]]:
                 '{"role": "user", "content": "…"}, or with "assistant".'
             )
         if unknown := next((key for key in message if key not in MESSAGE_KEYS), None):
-            near = difflib.get_close_matches(str(unknown), MESSAGE_KEYS, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"A message has {', '.join(MESSAGE_KEYS[:4])}."
+            hint = suggestion(str(unknown), MESSAGE_KEYS, f"A message has {', '.join(MESSAGE_KEYS[:4])}.")
             raise UsageError(f"A message of history has the unknown key {unknown!r}: {message!r:.80}. {hint}")
         if message.get("content") is None and not message.get("tool_calls"):
             raise UsageError(f"A message of history has no content: {message!r:.80}. Write it under 'content'.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any
@@ -14,6 +13,7 @@ from closeout.run.agent_tool import SubAgentTool
 from closeout.run.handoff import Handoff
 from closeout.run.plan import MAX_DEPTH, is_plain_class
 from closeout.run.subagents import as_tool
+from closeout.spelling import suggestion
 from closeout.tools import builtin
 from closeout.tools.builtin.python_isolation import find_isolation
 from closeout.tools.manager import AnyTool, ToolManager
@@ -107,8 +107,7 @@ def configured_sub_agents(
         if ":" in tool_name:
             return _imported_tool(tool_name, path[-1])
         known = sorted({*tools, *defined, *BUILT_IN} - {path[-1]})
-        near = difflib.get_close_matches(tool_name, known, n=1)
-        hint = f"Did you mean '{near[0]}'?" if near else f"Choose from: {', '.join(known)}."
+        hint = suggestion(tool_name, known, f"Choose from: {', '.join(known)}.")
         raise ConfigError(f"Unknown tool '{tool_name}' in 'agent.sub_agents.{path[-1]}.tools'. {hint}")
 
     return [find(name, ()) for name in defined]
@@ -127,11 +126,9 @@ def check_sub_agents(configured: Collection[str], manager: ToolManager) -> None:
     for name in configured:
         if name in known:
             continue
-        if not known:
-            hint = "This agent has none: set its description to define it, or pass tools=[other.as_tool(…)]."
-        else:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean '{near[0]}'?" if near else f"Its sub-agents are: {', '.join(sorted(known))}."
+        hint = "This agent has none: set its description to define it, or pass tools=[other.as_tool(…)]."
+        if known:
+            hint = suggestion(name, known, f"Its sub-agents are: {', '.join(sorted(known))}.")
         raise ConfigError(f"Unknown sub-agent '{name}' in the setting 'agent.sub_agents.{name}'. {hint}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import hashlib
 import json
 import time
@@ -43,6 +42,7 @@ from closeout.run.gate import RequestGate
 from closeout.run.kept_files import RunFiles
 from closeout.run.limits import Budget, Limits
 from closeout.run.strategy import Strategy
+from closeout.spelling import suggestion
 from closeout.tools.executor import ToolExecutor
 from closeout.tools.flow import Flow
 from closeout.tools.manager import ToolManager
@@ -181,8 +181,7 @@ class AgentPlan:
             return self
         if unknown := next((name for name in given if name not in OVERRIDES), None):
             names = sorted({*OVERRIDES, *arguments})
-            near = difflib.get_close_matches(unknown, names, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"It takes: {', '.join(names)}."
+            hint = suggestion(unknown, names, f"It takes: {', '.join(names)}.")
             raise UsageError(f"A run has no argument {unknown!r}. {hint} Everything else is set on the Agent.")
         own = Config(agent=self.settings, llm=self.llm)
         values = {OVERRIDES[name]: value for name, value in given.items()}
@@ -337,8 +336,7 @@ class AgentPlan:
         known |= {name for tool in tools if (name := tool.server_name) is not None}
         known |= {f"{tool.server_name}/{tool.name}" for tool in tools if tool.server_name is not None}
         if unknown := next((name for name in self.flow.names if name not in known), None):
-            near = difflib.get_close_matches(unknown, known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"It has: {', '.join(sorted(known)) or 'no tools'}."
+            hint = suggestion(unknown, known, f"It has: {', '.join(sorted(known)) or 'no tools'}.")
             raise UsageError(f"flow names {unknown!r}, but the agent has no such tool or server. {hint}")
         self._check_allowed(tools)
 
@@ -352,8 +350,7 @@ class AgentPlan:
                 continue
             known = [*known, "files"] if tool.policy.returns == "files" else list(known)  # those that its code reads
             if unknown := next((each for each in allowed if each not in known), None):
-                near = difflib.get_close_matches(unknown, known, n=1)
-                hint = f"Did you mean {near[0]}?" if near else f"It has: {', '.join(known) or 'none'}."
+                hint = suggestion(unknown, known, f"It has: {', '.join(known) or 'none'}.")
                 raise UsageError(f"flow allows {unknown!r} of {name!r}, which has no such parameter. {hint}")
 
     async def with_instructions(self, scope: Scope) -> AgentPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from closeout.errors import ConfigError
+from closeout.spelling import suggestion
 
 __all__ = ["CALLBACK_PORT", "McpAuth", "SignIn", "read_auth"]
 
@@ -92,8 +92,7 @@ def read_auth(value: Any, shown: str, *, is_foreign: bool = False) -> McpAuth | 
         if name is not None:
             read[name] = each
         elif not is_foreign:
-            near = difflib.get_close_matches(str(key), _NAMES.values(), 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Use {', '.join(_NAMES.values())}."
+            hint = suggestion(str(key), _NAMES.values(), f"Use {', '.join(_NAMES.values())}.")
             raise ConfigError(f"{about}: {key!r} is not a known key. {hint}")
     return _checked(read, about)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 from closeout.errors import ConfigError
 from closeout.parsing.json_text import repair_json
 from closeout.redaction import redact, secrets_in
+from closeout.spelling import suggestion
 from closeout.tools.mcp_auth import McpAuth, read_auth
 from closeout.tools.mcp_questions import Elicitation, check_elicitation
 from closeout.variables import VARIABLE, expand_variables
@@ -270,10 +270,9 @@ def _known_fields(entry: Mapping[str, Any], shown: str, *, is_foreign: bool) -> 
             if key == "httpUrl":
                 fields.setdefault("transport", "http")
         elif key not in _FOREIGN_KEYS and key not in ("disabled", "enabled"):
-            near = difflib.get_close_matches(str(key), _KEYS, 1)
-            if is_foreign and not near:
+            hint = suggestion(str(key), _KEYS, "" if is_foreign else f"Use {', '.join(_KEYS)}.")
+            if not hint:
                 continue
-            hint = f"Did you mean {near[0]!r}?" if near else f"Use {', '.join(_KEYS)}."
             raise ConfigError(f"MCP server {shown!r}: {key!r} is not a known key. {hint}")
     return fields
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import re
@@ -25,6 +24,7 @@ from typing import (
 
 from closeout.errors import ToolDefinitionError, ToolError
 from closeout.messages import ToolPolicy, ToolSpec
+from closeout.spelling import suggestion
 from closeout.tools.run_context import RunContext, context_parameter
 from closeout.tools.schema import (
     Binding,
@@ -319,8 +319,7 @@ def _policy(called: str, policy: ToolPolicy | None, fields: PolicyFields) -> Too
     given: dict[str, Any] = dict(fields)
     for field in given:
         if field not in _NAMES_OF_FIELDS:
-            near = difflib.get_close_matches(field, _NAMES_OF_FIELDS, 1)
-            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(_NAMES_OF_FIELDS)}."
+            hint = suggestion(field, _NAMES_OF_FIELDS, f"There are: {', '.join(_NAMES_OF_FIELDS)}.")
             raise ToolDefinitionError(f"Tool {called!r}: a policy has no field {field!r}. {hint}")
     for field in _TUPLE_FIELDS:
         if given.get(field) is not None:
