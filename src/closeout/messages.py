@@ -416,6 +416,11 @@ class ModelRequest:
     shared: int = 0  # characters of `prompt`
 
     @property
+    def as_messages(self) -> list[Message]:
+        """The messages; a prompt as one message of the user's."""
+        return list(self.messages) if self.prompt is None else [Message(role="user", content=self.prompt)]
+
+    @property
     def last(self) -> str:
         """The text of the last message, or the prompt."""
         if self.prompt is not None:

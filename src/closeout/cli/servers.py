@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,10 +178,7 @@ def _read_keys(file: str | None) -> tuple[str, ...]:
         if not found:
             raise ConfigError(f"{file} has no keys. Write one on each line.")
         keys += found
-    return _usable(tuple(filter(None, keys)))
-
-
-def _usable(keys: Sequence[str]) -> tuple[str, ...]:
-    if any(len(key) < 8 for key in keys):
+    usable = tuple(filter(None, keys))
+    if any(len(key) < 8 for key in usable):
         raise UsageError("A server key must have at least 8 characters.")
-    return tuple(keys)
+    return usable

@@ -321,9 +321,7 @@ class BaseAgentRunner(AppRunner):
             view = replace(view, earlier=tuple(map(Message.of, earlier)))
         dialect = self._make_dialect({**self._prompts, **self._own_prompts()})
         request = self._rendered = dialect.render(view, capabilities)
-        if request.prompt is not None:
-            return [Message(role="user", content=request.prompt)]
-        return list(request.messages)
+        return request.as_messages
 
     def _view(self, steps: Sequence[Step] = ()) -> HistoryView:
         """The model's view: in a run its own, with the answer's form and all tools; else what is known."""

@@ -67,9 +67,7 @@ async def complete_by_methods(
 
 def system_and_history(request: ModelRequest) -> tuple[str, list[Message]]:
     """Return the system prompt of a request, and its other messages."""
-    history = [Message(message) for message in request.messages]
-    if request.prompt is not None:
-        history = [Message(role="user", content=request.prompt)]
+    history = [Message(message) for message in request.as_messages]
     return history.pop(0).text if history and history[0].role == "system" else "", history
 
 

@@ -379,10 +379,7 @@ class ModelSession:
 
     def messages(self, history: History) -> list[Message]:
         """Return the conversation so far as messages; a text prompt becomes one user message."""
-        request = self.render(history)
-        if request.prompt is not None:
-            return [Message(role="user", content=request.prompt)]
-        return list(request.messages)
+        return self.render(history).as_messages
 
     def in_form(self, request: ModelRequest) -> ModelRequest:
         """Return a request of messages in the form of the agent's other requests, which may be one text.

@@ -611,7 +611,7 @@ class _ProxiedExchange:
             raise ServerFailed("The upstream server did not finish its reply.")
         self._end(verdict)
         if not self._streams:
-            return self._whole(shown)
+            return json_response(self._form.whole(self._body, shown), self._run_header())
         await self._begin(None)
         await self._write(shown)
         return await self._close()
@@ -696,9 +696,6 @@ class _ProxiedExchange:
 
     def _headers(self, response: transport.Response) -> dict[str, str]:
         return {**headers_back(response.headers), **self._run_header()}
-
-    def _whole(self, reply: ModelReply) -> web.Response:
-        return json_response(self._form.whole(self._body, reply), self._run_header())
 
     async def _begin(self, response: transport.Response | None) -> web.StreamResponse:
         """Begin the streamed response, unless it has begun."""
