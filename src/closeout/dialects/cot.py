@@ -33,7 +33,7 @@ __all__ = [
 # Whether an observation is a user message of its own after the assistant's action. Otherwise it ends the assistant's
 # message, and a short user message asks to continue. The reason for the default is in docs/design/dialects.md.
 OBSERVATION_FROM_USER = True
-PRIMER = "Thought:"
+PRIMER = "Thought:"  # The end of a text prompt.
 MOST_STOP_WORDS = 4  # The limit of OpenAI's servers.
 _EXAMPLES = "weak_examples_completion"
 

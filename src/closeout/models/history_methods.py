@@ -9,12 +9,11 @@ from typing import Any
 
 from closeout.messages import SHOULD_BREAK, Message, ModelReply, ModelRequest
 from closeout.models.base import BaseClient, OnDelta, OnRetry, RunRequest, run_request
-from closeout.models.connect import CreateMessageClient, read_tool_call, unboxed
+from closeout.models.connect import METHODS, CreateMessageClient, read_tool_call, unboxed
 from closeout.overrides import is_overridden
 
 __all__ = ["asks_by_methods", "complete_by_methods", "owner_of", "system_and_history", "updated_history"]
 
-METHODS = ("create_message", "process_llm_response", "extract_tool_calls_info")
 OPTIONS = tuple(field.name for field in fields(ModelRequest) if field.name not in ("messages", "prompt", "tools"))
 
 

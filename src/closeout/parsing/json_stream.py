@@ -9,6 +9,7 @@ import re
 from enum import Enum, IntEnum, auto
 
 from closeout.parsing.action_keys import INPUT_KEYS, NAME_KEYS, WRAPPER_KEYS
+from closeout.parsing.json_text import NARROW
 
 __all__ = ["JsonScanner", "Signal", "StringDecoder"]
 
@@ -20,7 +21,6 @@ _STRICT_BODY = re.compile(r'[^"\\\n]*+(?:\\.[^"\\\n]*+)*+', re.DOTALL)
 _NUMBER = re.compile(r"-?[0-9][0-9.eE+\-]*+\Z")
 _CONSTANTS = frozenset({"true", "false", "null"})
 _PYTHON_CONSTANTS = frozenset({"True", "False", "None"})
-_NARROW = {"：": ":", "，": ",", "｛": "{", "｝": "}", "［": "[", "］": "]"}
 _NOT_FINITE = ("NaN", "Infini", "-NaN", "-Infini")
 _SIMPLE = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "'": "'", "\\": "\\", "/": "/"}
 _LONGEST_KEPT = 256  # characters of a key or a name; a longer one is not an action's
@@ -156,7 +156,7 @@ class JsonScanner:
 
     def _narrow(self, character: str) -> str:
         """Return the JSON punctuation that a full-width character stands for."""
-        return _NARROW.get(character, character) if self.lenient else character
+        return NARROW.get(character, character) if self.lenient else character
 
     def _skip_tokens(self, text: str, at: int) -> int:
         """Read complete tokens inside an input, where no key is a name or an input, as far as they are valid."""

@@ -140,7 +140,7 @@ _REWRITTEN_WORDS = {
     "undefined": ("null", "javascript_literal"),
     "NaN": ("null", "not_a_number"),
 }
-_NARROW = {"：": ":", "，": ",", "｛": "{", "｝": "}", "［": "[", "］": "]"}
+NARROW = {"：": ":", "，": ",", "｛": "{", "｝": "}", "［": "[", "］": "]"}
 _IN_SINGLE = re.compile(r"""\\'|\\.|\"""")
 _SINGLE_PIECES = {"\\'": "'", '"': '\\"'}
 
@@ -172,7 +172,7 @@ def rewrite_tokens(text: str) -> Rewritten | None:
             return token
         if kind == "wide":
             notes.add("full_width", found.start())
-            return _NARROW[token]
+            return NARROW[token]
         if kind in ("single", "smart"):
             notes.add(f"{kind}_quotes", found.start())
             body = token[1:-1]

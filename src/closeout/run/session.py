@@ -11,6 +11,7 @@ from closeout.answers.contracts import Boxed, Text
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
+from closeout.dialects.cot import PRIMER
 from closeout.dialects.prompts import examples_slots
 from closeout.dialects.protocol import ConstrainedDialect, Dialect, HistoryView, serves
 from closeout.dialects.text_chat import said_by_user
@@ -39,7 +40,7 @@ from closeout.run.reply_listener import ReplyListener
 from closeout.run.review import Answers, RollbackPolicy
 from closeout.run.strategy import ModelTurn, Strategy
 
-__all__ = ["PRIMER", "ModelSession", "with_draft"]
+__all__ = ["ModelSession", "with_draft"]
 
 SALVAGES_BEFORE_SWITCH = 2  # replies in a row in another dialect before the run switches to it
 REJECTIONS_BEFORE_SWITCH = 2  # calls in a row that the server could not read before the run asks past its parser
@@ -47,7 +48,6 @@ REJECTIONS_BEFORE_SWITCH = 2  # calls in a row that the server could not read be
 DIALECT_OF_FORM = {"react": "cot_chat", "mcp_xml": "mcp_xml"}
 
 NO_ENDPOINT = (404, 405, 501)  # Statuses of a server for an address that it does not have.
-PRIMER = "Thought:"  # The end of a text prompt.
 
 
 class ModelSession:

@@ -41,7 +41,8 @@ _EXPECTED = (ToolError, UsageError, TimeoutError, asyncio.CancelledError)
 TRACEBACK_FRAMES = 20  # innermost ones that the record keeps
 _MAX_MESSAGE = 2_000  # characters of an exception's text that are kept
 _MAX_DELAY = 8.0  # seconds
-MAX_IMAGE_BYTES = 5_000_000  # the smallest limit of the large vendors for a picture
+# The smallest limit of the large vendors; all of them scale a picture down to far less before the model sees it.
+MAX_IMAGE_BYTES = 5_000_000
 
 logger = logging.getLogger("closeout.tools")
 

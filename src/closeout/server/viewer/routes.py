@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from importlib.resources import files
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from aiohttp import web
 
@@ -26,7 +25,8 @@ from closeout.journal.store import RunRecord, Store, open_store
 from closeout.journal.text_search import SearchIndex
 from closeout.server.app import HOME, error_response, json_response
 from closeout.server.file_download import file_response, files_shape, find_file, run_files
-from closeout.server.viewer.page_export import export_run, joined_modules
+from closeout.server.sse import KEEP_ALIVE_SECONDS
+from closeout.server.viewer.page_export import STATIC, export_run, joined_modules
 from closeout.server.viewer.shapes import cut, event_shape, hit_shape, run_shape, without_messages
 from closeout.server.viewer.story_items import StoryItems
 
@@ -44,9 +44,7 @@ MOST_RUNS = 200  # runs in one response
 MOST_EVENTS = 5000
 LONGEST_REASON = 300  # characters
 INDEX_SECONDS = 0.1  # seconds of indexing before a list is made; the rest is indexed between lists
-KEEP_ALIVE_SECONDS = 15.0
 USAGE_DAYS, MOST_USAGE_DAYS = 31, 3_660
-STATIC: Final = files("closeout.server.viewer") / "static"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

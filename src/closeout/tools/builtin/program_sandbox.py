@@ -81,7 +81,6 @@ _CERTAIN = frozenset({
     "parameter-already-assigned", "invalid-syntax",
 })  # fmt: skip
 _DIAGNOSTIC = re.compile(r"^[^:\n]*:(\d+):(\d+): error\[([\w-]+)\] (.*)$", re.MULTILINE)
-# Values that stand in for the arguments of a call in a program, when its name is compared with those of tools.
 _BUILTINS = frozenset(dir(builtins))
 _BLOCKED = re.compile(r"external function '(\w+)' cannot suspend in this synchronous context")
 TOO_MANY = f"A program may make at most {MAX_CALLS:,} calls. Split the work into several programs."

@@ -12,6 +12,7 @@ from closeout.errors import ToolError
 from closeout.messages import ToolPolicy
 from closeout.results.escape import as_data
 from closeout.results.tokens import estimate_tokens
+from closeout.tools.builtin.quarantine import NOTHING
 from closeout.tools.builtin.search import search_tool
 from closeout.tools.builtin.web import PageReader, WebPage
 from closeout.tools.judge import judge
@@ -45,7 +46,6 @@ EXTRACT_TOKENS = 6_000  # estimated, of a page in one request: fits into small c
 # Requests for one page; the rest of a longer one is not read.
 MAX_REQUESTS = 4
 EXTRACT_SECONDS = 600.0
-NOTHING = "NOT FOUND"
 
 # A page is untrusted: its text is between tags that it cannot close, and is declared as data.
 EXTRACT_PROMPT = """\
