@@ -15,7 +15,7 @@ from closeout import Agent
 from closeout.server.host import AgentHost
 from closeout.server.serving import agent_app
 
-__all__ = ["Served", "WrittenModel", "WrittenReply", "serving", "written_model"]
+__all__ = ["Served", "WrittenModel", "WrittenReply", "listening", "serving", "written_model"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,21 @@ async def serving(agent: Agent[Any], *, keys: Sequence[str] = (), **options: Any
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         async with ClientSession() as http:
             yield Served(f"http://127.0.0.1:{runner.addresses[0][1]}", host, http, runner)
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def listening(app: web.Application, *hosts: str) -> AsyncIterator[int]:
+    """Serve an application on a free loopback port, at 127.0.0.1 and at further addresses. Yields the port."""
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        for host in hosts:
+            await web.TCPSite(runner, host, port).start()
+        yield port
     finally:
         await runner.cleanup()
 
@@ -110,11 +125,6 @@ async def written_model() -> AsyncIterator[WrittenModel]:
     """Serve a `WrittenModel` on the loopback interface."""
     model, app = WrittenModel(), web.Application()
     app.router.add_post("/v1/chat/completions", model.answer)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        model.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    async with listening(app) as port:
+        model.base_url = f"http://127.0.0.1:{port}/v1"
         yield model
-    finally:
-        await runner.cleanup()

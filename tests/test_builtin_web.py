@@ -14,6 +14,7 @@ from aiohttp import web
 from closeout.errors import ToolError, UsageError
 from closeout.tools.builtin import fetch_url, web_tool
 from closeout.tools.builtin.web import AddressGuard, _readable, is_public
+from serving import listening
 
 ARTICLE = "The canal was opened in 1832. " * 20
 
@@ -90,15 +91,8 @@ async def site() -> AsyncIterator[Site]:
     app.router.add_get("/bomb", bomb)
     app.router.add_get("/slow", slow)
     app.router.add_get("/drop", drop)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    with socket.socket() as first:
-        first.bind(("127.0.0.1", 0))
-        port = first.getsockname()[1]
-    for host in ("127.0.0.1", "127.0.0.2"):
-        await web.TCPSite(runner, host, port).start()
-    yield Site(port)
-    await runner.cleanup()
+    async with listening(app, "127.0.0.2") as port:
+        yield Site(port)
 
 
 near = web_tool(allow_private="127.0.0.1", seconds=60.0, max_bytes=200_000, max_redirects=3)

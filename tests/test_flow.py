@@ -170,9 +170,7 @@ async def test_labels_hold_in_sub_agents_sessions_and_history() -> None:
 def test_names_that_no_tool_has_are_refused_before_anything_runs() -> None:
     with pytest.raises(UsageError, match=r"Did you mean 'crm'\?"):
         Office().agent(flow=Flow(trusted=["cmr"]))
-    with pytest.raises(
-        UsageError, match=r"allows 'bdy' of 'send', which has no such parameter\. .* 'body'\?"
-    ):
+    with pytest.raises(UsageError, match=r"allows 'bdy' of 'send', which has no such parameter\. .* 'body'\?"):
         Office().agent(flow=Flow(allow={"send": ["bdy"]}))
     with pytest.raises(UsageError, match="guard must be 'ask', 'refuse' or 'allow'"):
         Flow(guard="never")  # type: ignore[arg-type]

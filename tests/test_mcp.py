@@ -42,6 +42,7 @@ from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
 from closeout.tools.mcp_config import read_servers
 from closeout.tools.tool import tool
+from serving import listening
 
 SERVERS = Path(__file__).parent / "mcp_servers"
 EVERYTHING = {"name": "everything", "command": sys.executable, "args": [str(SERVERS / "everything.py")]}
@@ -514,15 +515,11 @@ async def test_headers_are_sent_and_a_refused_key_is_reported() -> None:
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", refuse)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    for path in ("mcp", "sse"):
-        entry = {"name": "far", "url": f"http://127.0.0.1:{port}/{path}", "headers": {"Authorization": "Bearer k"}}
-        async with ToolManager(mcp_servers=[entry]) as manager:
-            assert "it answered HTTP 401; give its key in headers=" in manager.problems[0].message
-    await runner.cleanup()
+    async with listening(app) as port:
+        for path in ("mcp", "sse"):
+            entry = {"name": "far", "url": f"http://127.0.0.1:{port}/{path}", "headers": {"Authorization": "Bearer k"}}
+            async with ToolManager(mcp_servers=[entry]) as manager:
+                assert "it answered HTTP 401; give its key in headers=" in manager.problems[0].message
     assert set(seen) == {"Bearer k"}
 
 

@@ -37,6 +37,7 @@ from closeout.testing import (
     say,
     serve_script,
 )
+from serving import listening
 
 PARAMETERS = {
     "type": "object",
@@ -237,23 +238,17 @@ async def test_text_is_streamed_while_the_model_writes(home: Path) -> None:
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", model)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with proxied(home, one_call) as server:
-            server.proxy.upstream.base = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-            async with server.openai() as client:
-                stream: Any = await client.chat.completions.create(
-                    model="m", messages=[{"role": "user", "content": "?"}], tools=CHAT_TOOLS, stream=True
-                )
-                texts = []
-                async for chunk in stream:
-                    texts.append(chunk.choices[0].delta.content)
-                    gate.set()  # the rest comes only after the first piece has arrived
-        assert texts[:2] == ["First ", "second"]
-    finally:
-        await runner.cleanup()
+    async with listening(app) as port, proxied(home, one_call) as server:
+        server.proxy.upstream.base = f"http://127.0.0.1:{port}/v1"
+        async with server.openai() as client:
+            stream: Any = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "?"}], tools=CHAT_TOOLS, stream=True
+            )
+            texts = []
+            async for chunk in stream:
+                texts.append(chunk.choices[0].delta.content)
+                gate.set()  # the rest comes only after the first piece has arrived
+    assert texts[:2] == ["First ", "second"]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -369,20 +364,14 @@ async def test_a_server_that_refuses_tools_gets_them_as_text_in_the_rest_of_the_
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", model)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with proxied(home, one_call) as server:
-            server.proxy.upstream.base = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-            messages = [{"role": "user", "content": "What is k1?"}]
-            for more in ([], [{"role": "assistant", "content": "5"}, {"role": "user", "content": "And now?"}]):
-                messages += more
-                async with server.openai() as client:
-                    assert await chat_calls(client, stream=False, messages=messages) == [("lookup", RIGHT)]
-        assert offered == [True, False, False]
-    finally:
-        await runner.cleanup()
+    async with listening(app) as port, proxied(home, one_call) as server:
+        server.proxy.upstream.base = f"http://127.0.0.1:{port}/v1"
+        messages = [{"role": "user", "content": "What is k1?"}]
+        for more in ([], [{"role": "assistant", "content": "5"}, {"role": "user", "content": "And now?"}]):
+            messages += more
+            async with server.openai() as client:
+                assert await chat_calls(client, stream=False, messages=messages) == [("lookup", RIGHT)]
+    assert offered == [True, False, False]
 
 
 # ------------------------------------------------------------------------------------------------ everything else

@@ -20,6 +20,7 @@ from closeout.testing.misbehaviour import REPLY_FAULTS, UNFINISHED
 from closeout.testing.odd_forms import ODD_FORMS
 from closeout.testing.rejections import REJECTIONS
 from closeout.testing.script import say
+from serving import listening
 from test_proxy import Proxied, proxied
 
 TEXT = "The value of k1 is 42, which is what was asked for."
@@ -189,15 +190,9 @@ async def answering(bodies: Sequence[Any], home: Path, status: int = 200) -> Asy
 
     app = web.Application()
     app.router.add_post("/v1/{path:.*}", model)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with proxied(home, SCRIPT) as server:
-            server.proxy.upstream.base = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-            yield server, received
-    finally:
-        await runner.cleanup()
+    async with listening(app) as port, proxied(home, SCRIPT) as server:
+        server.proxy.upstream.base = f"http://127.0.0.1:{port}/v1"
+        yield server, received
 
 
 def completion(message: dict[str, Any], finish: str | None = "stop", *, stream: bool = False) -> Any:

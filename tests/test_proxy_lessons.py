@@ -16,6 +16,7 @@ from closeout.messages import Message, ModelRequest
 from closeout.models.anthropic import AnthropicClient
 from closeout.models.openai import OpenAIClient
 from closeout.testing import always
+from serving import listening
 from test_proxy import CHAT_TOOLS, Proxied, one_call, proxied
 
 ECHOED = (
@@ -55,13 +56,8 @@ async def strict_server(seen: list[Any], *, refused: str = "") -> AsyncIterator[
     app = web.Application()
     app.router.add_post("/v1/chat/completions", reply)
     app.router.add_post("/v1/messages", reply)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with listening(app) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 async def send(server: Proxied, path: str, body: dict[str, Any]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from closeout.tools.builtin.scrape import split_text
 from closeout.tools.builtin.web import PageReader, _links, is_public
 from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
+from serving import listening
 
 ARTICLE = (
     """<html><head><title>Canals</title></head><body><nav><a href="/menu">Menu</a></nav><main>
@@ -95,15 +95,8 @@ async def site() -> AsyncIterator[Site]:
 
     app = web.Application()
     app.router.add_get("/{name}", page)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    with socket.socket() as first:
-        first.bind(("127.0.0.1", 0))
-        port = first.getsockname()[1]
-    for host in ("127.0.0.1", "127.0.0.2"):
-        await web.TCPSite(runner, host, port).start()
-    yield Site(port, hits)
-    await runner.cleanup()
+    async with listening(app, "127.0.0.2") as port:
+        yield Site(port, hits)
 
 
 def local(**limits: Any) -> Any:

@@ -20,6 +20,7 @@ from closeout.tools.builtin import search_tool
 from closeout.tools.builtin.search import SearchAnswer, SearchHit, SearchQuery, search_provider
 from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
+from serving import listening
 
 KEY = "secret-key-0123456789"
 PROVIDERS = ("searxng", "serper", "tavily", "brave")
@@ -62,15 +63,9 @@ async def service() -> AsyncIterator[Scripted]:
     scripted = Scripted()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", scripted.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    with socket.socket() as first:
-        first.bind(("127.0.0.1", 0))
-        port = first.getsockname()[1]
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    scripted.url = f"http://127.0.0.1:{port}"
-    yield scripted
-    await runner.cleanup()
+    async with listening(app) as port:
+        scripted.url = f"http://127.0.0.1:{port}"
+        yield scripted
 
 
 def settings(service: Scripted, provider: Any, **more: Any) -> WebSettings:
