@@ -8,7 +8,7 @@ reply, and the tokens of what was added.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,8 @@ class TokenClient(OpenAIClient):
 
     The ids of earlier turns are in the messages, as what the server attached to them, so they survive a crash, and a
     fork has its own. If earlier messages have changed, after an eviction for example, the conversation is written anew.
+
+    For another server, or the engine of a trainer, override `tokenize` and `generate`.
 
     Args:
         model: The model's name on the server.
@@ -74,8 +76,7 @@ class TokenClient(OpenAIClient):
             return await super()._attempt_request(request, on_delta, timeout)
         before, added = await self._prompt(request)
         prompt = (*before, *added)
-        asked = replace(request, prompt="", extra_body={**request.extra_body, "prompt": prompt})
-        reply = await super()._attempt_request(asked, on_delta, timeout)
+        reply = await self.generate(prompt, request, on_delta=on_delta, timeout=timeout)
         if reply.tokens is None or not reply.tokens.ids:
             raise BadRequest(
                 f"{self.base_url} states no token ids. TokenClient needs a vLLM that knows return_token_ids, or SGLang."
@@ -87,6 +88,23 @@ class TokenClient(OpenAIClient):
             attached={**reply.attached, "server": self._server, "tokens": kept},
         )
 
+    async def generate(
+        self, prompt: Sequence[int], request: ModelRequest, *, on_delta: OnDelta | None, timeout: float | None
+    ) -> ModelReply:
+        """Ask the model for a reply to a prompt.
+
+        Args:
+            prompt: The ids of the prompt.
+            request: The request that it was written for.
+            on_delta: Receives the text, if it is set.
+            timeout: Seconds.
+
+        Returns:
+            The reply: its text without the token that ends it, and in `tokens` its ids with that token.
+        """
+        asked = replace(request, prompt="", extra_body={**request.extra_body, "prompt": prompt})
+        return await super()._attempt_request(asked, on_delta, timeout)
+
     async def _prompt(self, request: ModelRequest) -> tuple[list[int], list[int]]:
         """Return the ids that an earlier request and its reply had, and those that are added to them."""
         tools = tool_definitions(request.tools)
@@ -95,11 +113,11 @@ class TokenClient(OpenAIClient):
         if last >= 0:
             text = self._template.after_reply(messages[last], messages[last + 1 :], tools)
             if text is not None:
-                added = await self._ids(text)
+                added = await self.tokenize(text)
                 if before and added and before[-1] == added[0]:  # the reply ended with the token that ends a turn
                     added = added[1:]
                 return before, added
-        return [], await self._ids(self._template.write(messages, tools))
+        return [], await self.tokenize(self._template.write(messages, tools))
 
     def _known(self, request: ModelRequest) -> tuple[list[int], int]:
         """Return the ids up to the last reply, and its place; none and -1 if it is not known how they were written."""
@@ -116,7 +134,8 @@ class TokenClient(OpenAIClient):
             seen.add(message)
         return ids, last
 
-    async def _ids(self, text: str) -> list[int]:
+    async def tokenize(self, text: str) -> list[int]:
+        """Return the ids of a text, without any that the tokenizer would add."""
         body = encode_json({"model": self.model, "prompt": text, "add_special_tokens": False})
         response = await transport.post(self._tokenize, body, timeout=TOKENIZE_SECONDS)
         if response.status != 200:
