@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from closeout import Agent, Boxed, RunResult, StreamHandler, tool
-from closeout.errors import JournalLocked
+from closeout.errors import DecisionRefused, JournalLocked
 from closeout.journal import events as ev
 from closeout.journal.store import close_stores, open_store
 from closeout.journal.totals import RunTotals
@@ -452,3 +452,49 @@ async def test_a_model_that_repeats_an_interrupted_payment_at_once_is_asked_to_c
     assert len(rolled) == (1 if checks else 5), "once it has looked, or if it insists"
     replayed, departure = await replay_run(payer.plan(), "r", list(open_store(home).rows("r")))
     assert (replayed.answer, departure) == ("done", "")
+
+
+async def test_a_person_decides_whether_a_call_that_was_cut_off_is_made_again(home: Path) -> None:
+    paid: list[str] = []
+
+    @tool(on_crash="ask")
+    def pay(invoice: str) -> str:
+        """Pay an invoice."""
+        paid.append(invoice)
+        return f"paid {invoice}"
+
+    def agent(run_id: str) -> Agent[Any]:
+        def script(view: RequestView) -> Turn:
+            return answer(view.last) if view.messages[-1]["role"] == "tool" else call("pay", invoice="N08")
+
+        return Agent(ScriptedClient(script), [pay], home=home / run_id)
+
+    for run_id in ("again", "not"):
+        await agent(run_id).run("Pay.", run_id=run_id)
+        await _cut_after(home / run_id, run_id, "ToolStarted", 0)
+        waiting = await agent(run_id).resume(run_id)
+        (asked,) = waiting.waiting
+        assert (waiting.status, asked.id, asked.kind, asked.tool) == ("waiting", "r1.again1", "approval", "pay")
+        assert "may have taken effect" in asked.reason
+        with pytest.raises(DecisionRefused, match="made again as it was, or denied"):
+            await agent(run_id).resume(
+                run_id, decisions={asked.id: {"verdict": "approve", "arguments": {"invoice": "N09"}}}
+            )
+        paid.clear()
+        if run_id == "again":
+            done = await agent(run_id).resume(run_id, decisions={asked.id: True})
+            assert (done.answer, paid) == ("paid N08", ["N08"])
+            assert (await agent(run_id).resume(run_id)).answer == done.answer  # nothing is asked or made again
+            await _cut_after(
+                home / run_id, run_id, "CallRepeated", 0
+            )  # the process died once more, in the repeated call
+            paid.clear()
+            waiting = await agent(run_id).resume(run_id)
+            assert ([each.id for each in waiting.waiting], paid) == (["r1.again2"], [])
+            assert (await agent(run_id).resume(run_id, decisions={"r1.again2": True})).answer == "paid N08"
+            assert paid == ["N08"]
+        else:
+            denied = {"verdict": "deny", "text": "The bank has it."}
+            done = await agent(run_id).resume(run_id, decisions={asked.id: denied})
+            assert "decided not to make it again. The bank has it." in str(done.answer)
+            assert paid == []

@@ -218,7 +218,9 @@ class ToolPolicy:
     idempotent: bool = False
     destructive: bool = False
     effects_known: bool = True  # False: an MCP tool whose server does not say whether it destroys
-    on_crash: Literal["rerun", "report"] | None = None  # None: rerun if read_only or idempotent, else report
+    # A call that was cut off by a crash: make it again, tell the model, or ask a person. None: rerun if read_only or
+    # idempotent, else report.
+    on_crash: Literal["rerun", "report", "ask"] | None = None
     # Whether a person must approve a call: "always", "never", or a function of the arguments that returns a reason (or
     # True) if so. None: "never" for a tool passed in code, and as `tools.approval` says for one of an MCP server.
     approval: Literal["always", "never"] | Callable[[Mapping[str, Any]], bool | str | None] | None = None
@@ -268,7 +270,7 @@ class ToolPolicy:
         return self.read_only and not self.destructive
 
     @property
-    def crash_rule(self) -> Literal["rerun", "report"]:
+    def crash_rule(self) -> Literal["rerun", "report", "ask"]:
         return self.on_crash or ("rerun" if self.read_only or self.idempotent else "report")
 
 

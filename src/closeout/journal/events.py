@@ -26,6 +26,7 @@ __all__ = [
     "AnswerSeen",
     "AttemptEnded",
     "AttemptStarted",
+    "CallRepeated",
     "CheckFinished",
     "CheckStarted",
     "CheckpointReached",
@@ -581,6 +582,14 @@ class AnswerGiven(Event):
 
     What the call then does counts.
     """
+
+    identity = "request"
+    request: str
+
+
+@record
+class CallRepeated(Event):
+    """A person has approved that a call which a crash cut off is made again. `request` is that of the decision."""
 
     identity = "request"
     request: str

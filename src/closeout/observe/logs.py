@@ -37,6 +37,7 @@ _FIELDS: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.DecisionRequested: ("request", "kind", "name"),
     ev.DecisionMade: ("request", "verdict", "by"),
     ev.AnswerGiven: ("request",),
+    ev.CallRepeated: ("request",),
     ev.TaskCreated: ("handle", "task"),
     ev.Repaired: ("turn", "kind", "where"),
     ev.TurnAccepted: ("attempt", "turn"),

@@ -33,6 +33,7 @@ from closeout.errors import (
 from closeout.file_values import File
 from closeout.journal.events import (
     REFUSED_CALL,
+    CallRepeated,
     DecisionMade,
     DecisionRequested,
     Event,
@@ -64,7 +65,7 @@ from closeout.run.plan import Scope, enter, leave
 from closeout.run.reply_listener import ReplyListener
 from closeout.run.server_questions import CallQuestions, may_continue
 from closeout.run.timers import CallWaits, Memo
-from closeout.run.waiting import call_digest, decide, must_rerun, question_digest
+from closeout.run.waiting import AGAIN, call_digest, decide, must_rerun, question_digest
 from closeout.tools.calls import CallOutcome
 from closeout.tools.executor import UNSURE, PlannedCall, ToolExecutor
 from closeout.tools.flow import CallLabels, Labels
@@ -92,6 +93,9 @@ UNPRICED = (
 INTERRUPTED = (
     "Interrupted: the program stopped while this call was running. It may or may not have taken effect; "
     "check before you make it again."
+)
+STAYS_INTERRUPTED = (
+    "Interrupted: the program stopped while this call was running, and a person has decided not to make it again."
 )
 OUT_OF_TIME = "Stopped: the time allowed for this run is nearly over, and the rest is needed to answer."
 
@@ -665,11 +669,12 @@ class ToolCalls:
 
         started = self._started(call, spec, handle)
         interrupted = None
-        place = scope.journal, scope.path, handle
-        if spec.policy.crash_rule == "report" and not may_continue(*place) and not awaits_login(*place):
+        again = await self._decide_again(started, call, spec)
+        if self._is_made_once(started, spec) and (again is None or again.verdict != "approve"):
 
             def interrupted() -> ToolFinished:
-                live.append(_failed(spec.name, INTERRUPTED, "Interrupted"))
+                text = INTERRUPTED if again is None else f"{STAYS_INTERRUPTED} {again.text}".rstrip()
+                live.append(_failed(spec.name, text, "Interrupted"))
                 kept = written_labels(labels.all) if labels is not None else ()
                 return _finished(scope.path, handle, spec.name, live[0], time.perf_counter(), kept)
 
@@ -680,6 +685,42 @@ class ToolCalls:
         if live:
             return plan, live[0]
         return plan, recorded_output(finished, scope.files.load)
+
+    def _is_made_once(self, started: ToolStarted, spec: ToolSpec) -> bool:
+        """Return whether a call that a crash cut off must not be made again unasked."""
+        place = self._scope.journal, started.agent, started.handle
+        return spec.policy.crash_rule != "rerun" and not may_continue(*place) and not awaits_login(*place)
+
+    async def _decide_again(self, started: ToolStarted, call: ToolCall, spec: ToolSpec) -> DecisionMade | None:
+        """Ask a person whether a call that a crash cut off is made again. None: its tool does not want that.
+
+        Raises:
+            Suspended: There is no decision yet.
+        """
+        journal, path, handle = self._scope.journal, started.agent, started.handle
+        if spec.policy.crash_rule != "ask" or not journal.has_started(started) or not self._is_made_once(started, spec):
+            return None
+        if journal.outcome_of(ToolStarted, path, handle) is not None:
+            return None
+        for number in count(1):
+            request = DecisionRequested(
+                path,
+                f"{handle}.{AGAIN}{number}",
+                "approval",
+                name=spec.name,
+                arguments=started.arguments,
+                digest=call_digest(spec, call.arguments),
+                reason="The program stopped while this call was running: it may have taken effect. Make it again?",
+            )
+            made = await decide(self._scope, request)
+            if made.verdict != "approve":
+                return made
+            was_repeated = journal.recorded(CallRepeated, path, request.request) is not None
+            journal.append(CallRepeated(path, request.request), durable=True)
+            if not was_repeated:
+                await journal.committed()
+                return made
+        return None
 
     async def _permit(
         self, executor: ToolExecutor, plan: PlannedCall, served: ToolSpec, labels: CallLabels | None

@@ -22,6 +22,7 @@ from closeout.run.plan import Scope
 from closeout.tools.mcp_questions import read_form
 
 __all__ = [
+    "AGAIN",
     "Decision",
     "Decisions",
     "PendingDecision",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 Verdict: TypeAlias = Literal["approve", "deny", "answer"]
+AGAIN = "again"  # "r3.again1": whether call r3, which a crash cut off, is made again
 EARLIEST = 1.0  # seconds since the epoch: a time that has passed, and is known
 _VERDICTS = ("approve", "deny", "answer")
 BY_PERSON = ("approval", "question")  # the kinds that a person decides
@@ -322,6 +324,8 @@ def _read(pending: PendingDecision, value: Any) -> Decision:
         raise DecisionRefused(f"{name} is the {_what(pending)}: {how}.")
     if value.arguments is not None and (value.verdict != "approve" or not isinstance(value.arguments, Mapping)):
         raise DecisionRefused(f"The arguments of the decision on {name} must be an object, and go with 'approve'.")
+    if value.arguments is not None and name.rpartition("/")[2].partition(".")[2].startswith(AGAIN):
+        raise DecisionRefused(f"{name} is a call that was interrupted: it is made again as it was, or denied.")
     if not all(isinstance(text, str) for text in (value.text, value.hash, value.by)):
         raise DecisionRefused(f"text, hash and by of the decision on {name} must be strings.")
     form = pending.arguments.get("form") if value.verdict == "answer" else None

@@ -59,7 +59,7 @@ class PolicyFields(TypedDict, total=False):
     idempotent: bool
     destructive: bool
     effects_known: bool
-    on_crash: Literal["rerun", "report"] | None
+    on_crash: Literal["rerun", "report", "ask"] | None
     approval: Literal["always", "never"] | Callable[[Mapping[str, Any]], bool | str | None] | None
     repair: Literal["full", "none"]
     timeout: float | None

@@ -10,6 +10,7 @@ from closeout.journal.events import (
     AnswerGiven,
     AttemptEnded,
     AttemptStarted,
+    CallRepeated,
     DecisionMade,
     DecisionRequested,
     Event,
@@ -182,7 +183,7 @@ class StoryItems:
 
 def _is_shown(event: Event) -> bool:
     match event:
-        case ServerAsked() | AnswerGiven() | TaskCreated():
+        case ServerAsked() | AnswerGiven() | CallRepeated() | TaskCreated():
             return False  # what follows is shown
         case AttemptStarted():
             return event.attempt > 0 or bool(event.experiences)
