@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,8 +32,43 @@ if os.getuid() == 0 and sys.platform == "linux":
             sys.exit("root's rights could not be given up")
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
+# It executes the commands that it reads, one after the other.
+COMMANDS = """
+import json, os, sys
+from cli_process import here
+from closeout.journal.store import close_stores
+for line in sys.stdin:
+    os.environ["CLOSEOUT_HOME"], *arguments = json.loads(line)
+    done = here(*arguments)
+    close_stores()
+    print(json.dumps([done.code, done.out, done.err]), flush=True)
+"""
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
+
+
+def bound(program: str) -> list[str]:
+    """The command of a program that is bound by permissions."""
+    return [sys.executable, "-c", BOUND, "-c", program]
+
+
+@pytest.fixture(scope="module")
+def closeout() -> Iterator[Callable[..., Done]]:
+    """The command as somebody who is bound by permissions has it, with a home and arguments."""
+    pipe, folder = subprocess.PIPE, Path(__file__).parent
+    with subprocess.Popen(
+        bound(COMMANDS), stdin=pipe, stdout=pipe, text=True, env=environment(), cwd=folder
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked, told = process.stdin, process.stdout
+
+        def execute(home: Path, *arguments: str) -> Done:
+            print(json.dumps([str(home), *arguments]), file=asked, flush=True)
+            return Done(*json.loads(told.readline()))
+
+        yield execute
+        asked.close()
 
 
 @contextmanager
@@ -50,13 +86,6 @@ def sealed(home: Path) -> Iterator[Path]:
             path.chmod(0o644)
 
 
-def closeout(home: Path, *arguments: str) -> Done:
-    """The command as somebody who is bound by permissions has it."""
-    command = [sys.executable, "-c", BOUND, "-m", "closeout", *arguments]
-    done = subprocess.run(command, capture_output=True, env=environment({"CLOSEOUT_HOME": str(home)}), timeout=60)
-    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
-
-
 def state(home: Path) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in home.iterdir()}
 
@@ -69,7 +98,9 @@ def begun(home: Path, run_id: str = "one") -> Journal:
     return journal
 
 
-def test_runs_are_listed_shown_and_exported_as_anywhere_and_nothing_is_written(home: Path) -> None:
+def test_runs_are_listed_shown_and_exported_as_anywhere_and_nothing_is_written(
+    home: Path, closeout: Callable[..., Done]
+) -> None:
     asyncio.run(begun(home).end(ev.RunEnded("main", "answered", "answered", answer="42")))
     close_stores()
     commands = (("runs",), ("runs", "--json"), ("runs", "one"), ("runs", "one", "--json"))
@@ -82,15 +113,15 @@ def test_runs_are_listed_shown_and_exported_as_anywhere_and_nothing_is_written(h
     assert {done.err for done in usual} == {""}
 
 
-def test_a_run_is_replayed_from_it(home: Path) -> None:
+def test_a_run_is_replayed_from_it(home: Path, closeout: Callable[..., Done]) -> None:
     agent = Agent(ScriptedClient([Turn(answer="42")]), home=home)
     run_id = agent.run_sync("6*7?").run_id
     close_stores()
     script = f"import closeout.testing as t; print(t.recorded({run_id!r}).answer)"
     before = state(home)
     with sealed(home):
-        command = [sys.executable, "-c", BOUND, "-c", script]
-        done = subprocess.run(command, capture_output=True, env=environment({"CLOSEOUT_HOME": str(home)}), timeout=60)
+        env = environment({"CLOSEOUT_HOME": str(home)})
+        done = subprocess.run(bound(script), capture_output=True, env=env, timeout=100)
         refused = closeout(home, "replay", run_id)
     assert (done.stdout, done.stderr) == (b"42\n", b"")
     assert "was not started by `closeout run`" in refused.sentence
@@ -98,7 +129,9 @@ def test_a_run_is_replayed_from_it(home: Path) -> None:
 
 
 @pytest.mark.parametrize("locks", [True, False])
-def test_a_run_that_a_crash_cut_off_is_read_from_the_log(locks: bool, home: Path, tmp_path: Path) -> None:
+def test_a_run_that_a_crash_cut_off_is_read_from_the_log(
+    locks: bool, home: Path, closeout: Callable[..., Done], tmp_path: Path
+) -> None:
     begun(home)
     left = Path(shutil.copytree(home, tmp_path / "left"))  # what a killed process leaves
     assert (left / "journal.sqlite3-wal").stat().st_size > 0
@@ -113,7 +146,7 @@ def test_a_run_that_a_crash_cut_off_is_read_from_the_log(locks: bool, home: Path
     assert state(left) == before
 
 
-def test_a_run_that_is_led_at_this_moment_is_running(home: Path) -> None:
+def test_a_run_that_is_led_at_this_moment_is_running(home: Path, closeout: Callable[..., Done]) -> None:
     begun(home)
     home.chmod(0o555)
     try:
@@ -123,7 +156,9 @@ def test_a_run_that_is_led_at_this_moment_is_running(home: Path) -> None:
     assert [run["status"] for run in done.json] == ["running"]
 
 
-def test_a_log_that_cannot_be_read_is_not_left_out_silently(home: Path, tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_is_not_left_out_silently(
+    home: Path, closeout: Callable[..., Done], tmp_path: Path
+) -> None:
     begun(home)
     left = Path(shutil.copytree(home, tmp_path / "left", ignore=shutil.ignore_patterns("*-shm")))
     with sealed(left):
@@ -136,7 +171,9 @@ def test_a_log_that_cannot_be_read_is_not_left_out_silently(home: Path, tmp_path
 
 
 @pytest.mark.parametrize("home_is", ["absent", "empty", "with an empty file"])
-def test_an_empty_home_has_no_runs_and_nothing_is_created(home_is: str, home: Path) -> None:
+def test_an_empty_home_has_no_runs_and_nothing_is_created(
+    home_is: str, home: Path, closeout: Callable[..., Done]
+) -> None:
     home.mkdir()
     if home_is == "with an empty file":
         (home / "journal.sqlite3").touch()
@@ -149,7 +186,7 @@ def test_an_empty_home_has_no_runs_and_nothing_is_created(home_is: str, home: Pa
     assert state(home) == before
 
 
-def test_a_folder_that_may_not_be_looked_into_is_named(home: Path) -> None:
+def test_a_folder_that_may_not_be_looked_into_is_named(home: Path, closeout: Callable[..., Done]) -> None:
     asyncio.run(begun(home).end(ev.RunEnded("main", "answered", "answered", answer="42")))
     home.chmod(0o000)
     try:
@@ -161,7 +198,9 @@ def test_a_folder_that_may_not_be_looked_into_is_named(home: Path) -> None:
 
 
 @pytest.mark.parametrize("left_by", ["a run that ended", "a crash"])
-def test_what_must_write_says_where_it_cannot(left_by: str, home: Path, tmp_path: Path) -> None:
+def test_what_must_write_says_where_it_cannot(
+    left_by: str, home: Path, closeout: Callable[..., Done], tmp_path: Path
+) -> None:
     journal = begun(home)
     if left_by == "a crash":
         home = Path(shutil.copytree(home, tmp_path / "left"))
