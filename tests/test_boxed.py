@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from closeout.answers.boxed import PLACEHOLDERS, Box, extract_boxed, find_boxes, reasoning_regions
@@ -160,7 +160,6 @@ TEX = ["\\boxed{", "\\boxed {", "\\fbox{", "\\boxed", "{", "}", "}}", "\\{", "\\
 PIECES = st.sampled_from([*TEX, " ", "\n", "`", "\n```\n", "a", "7", "é😀", "<think>", "</think>", "\\frac{1}{2}", "?"])
 
 
-@settings(max_examples=400)
 @given(st.lists(PIECES, max_size=40).map("".join))
 def test_the_look_up_from_the_end_agrees_with_the_definition(text: str) -> None:
     assert extract_boxed(text) == defined(text)
@@ -185,7 +184,6 @@ def unwrapped(box: Box, boxes: list[Box]) -> str:
     return unwrapped(fits[0], boxes) if box.complete and fits else box.content
 
 
-@settings(max_examples=200)
 @given(st.text())
 def test_any_text_is_read_without_an_exception(text: str) -> None:
     assert extract_boxed(text) == "" or re.search(r"\\(boxed|fbox)", text)

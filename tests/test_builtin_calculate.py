@@ -160,7 +160,6 @@ def test_hostile_sizes_are_refused_at_once(expression: str) -> None:
 
 
 @given(st.text(alphabet=string.digits + " +-*/%().,^×÷√eE" + "of加万，。％\ud800\x00" + "sqrtmax", max_size=60))
-@settings(max_examples=150)
 def test_any_text_has_a_value_or_a_tool_error(text: str) -> None:
     with contextlib.suppress(ToolError):
         assert evaluate(text)

@@ -23,6 +23,7 @@ from closeout.cli.chat_templates import ChatTemplates
 from closeout.journal.store import open_store
 from closeout.testing import Misbehaviour, RequestView, ScriptedClient, Turn, call, say, serve_script
 from closeout.testing.scripted_server import ScriptedServer
+from serving import written_model
 
 SUM = call("calculate", expression="17*2340/100")
 
@@ -200,7 +201,7 @@ class Terminal:
 def test_ctrl_c_stops_the_reply_and_not_the_program(home: Path) -> None:
     hang = Misbehaviour("hang", at=2)
     with (
-        serve_script(talk, by=lambda view: "", misbehave=hang, record=False) as server,
+        serve_script(talk, by=lambda view: "", misbehave=hang) as server,
         Terminal("chat", "-m", "openai:scripted", "--base-url", server.base_url, columns=40) as screen,
     ):
         screen.wait_for("> ")
@@ -208,6 +209,8 @@ def test_ctrl_c_stops_the_reply_and_not_the_program(home: Path) -> None:
         screen.wait_for("tokens in")
         screen.send("Wait\n")
         screen.wait_for("thinking", screen.shown.count("thinking") + 2)
+        while len(server.requests) < 2:
+            time.sleep(0.01)
         screen.send("\x03")
         screen.wait_for("Stopped. /retry continues.")
         screen.send("/retry\n")
@@ -221,17 +224,15 @@ def test_ctrl_c_stops_the_reply_and_not_the_program(home: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_an_answer_is_shown_while_it_is_written() -> None:
-    text = "这是一个很长的回答。" * 8 + "\n\nThe second paragraph. \\boxed{42}"
-    with (
-        serve_script([say(text)], by="question", pieces=(3,), pause=0.02, record=False) as server,
-        Terminal("run", "Why?", "-m", "openai:scripted", "--base-url", server.base_url, columns=40) as screen,
-    ):
-        assert screen.finish() == 0
-    before_the_end = screen.shown.partition("turn 1 (answer)")[0]
-    assert "这是一个很长的回答。这是一个" in before_the_end, (
-        "its beginning was on the screen before its end was written"
-    )
+async def test_an_answer_is_shown_while_it_is_written() -> None:
+    async with written_model() as model:
+        with Terminal("run", "Why?", "-m", "openai:scripted", "--base-url", model.base_url, columns=40) as screen:
+            reply = await model.asked()
+            reply.text("这是一个很长的回答。" * 8)
+            await asyncio.to_thread(screen.wait_for, "这是一个很长的回答。这是一个")
+            reply.text("\n\nThe second paragraph. \\boxed{42}")
+            reply.end()
+            assert await asyncio.to_thread(screen.finish) == 0
     assert screen.shown.split()[-1] == "42"
 
 

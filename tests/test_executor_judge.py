@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from closeout.messages import ToolPolicy, ToolSpec
@@ -155,7 +155,6 @@ def test_a_shipped_policy_speaks_of_the_tools_own_parameters() -> None:
         lambda x: st.lists(x) | st.dictionaries(st.sampled_from(["error", "organic", "text", "success", "x"]), x),
     )
 )
-@settings(max_examples=150)
 def test_any_value_can_be_judged(value: Any) -> None:
     for policy in (ToolPolicy(), PAGES, ToolPolicy(empty_at=("organic",))):
         judgement = judge(value, policy)

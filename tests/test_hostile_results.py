@@ -49,7 +49,7 @@ class One:
         return self.make()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(make=VALUES)
 def test_any_value_is_normalised_judged_summarised_and_presented(make: Callable[[], Any]) -> None:
     json.loads(compact_json(normalise(make())))

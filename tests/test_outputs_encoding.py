@@ -75,7 +75,6 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("form", sorted(set(FORMATS) - {"text", "toon"}))
-@settings(max_examples=120)
 @given(value=VALUES)
 def test_a_form_gives_the_value_back(form: str, value: Any) -> None:
     encoded = encode(value, form)
@@ -114,7 +113,6 @@ def test_auto_does_not_choose_a_form_that_reads_back_as_another_value() -> None:
     assert encode({"message": "word " * 100}).format == "json"
 
 
-@settings(max_examples=150)
 @given(value=VALUES)
 def test_auto_names_a_form_that_gives_the_value_back_and_is_deterministic(value: Any) -> None:
     encoded = encode(value)

@@ -103,7 +103,6 @@ def test_ordinary_text_stays_as_it_is(text: str) -> None:
     assert present(text).text == text
 
 
-@settings(max_examples=200)
 @given(
     parts=st.lists(
         st.one_of(st.sampled_from(FORGERIES), st.text(max_size=8), st.sampled_from(["\n", " ", "*", "\u2029"])),

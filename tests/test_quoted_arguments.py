@@ -4,7 +4,7 @@ import html
 import json
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from call_writers import WRITERS
@@ -59,7 +59,6 @@ def read(dialect: str, text: str, cuts=None, finish_reason: str = "stop"):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@settings(max_examples=250, deadline=None)
 @given(texts, st.booleans(), st.lists(st.integers(0, 400), max_size=6), st.sampled_from(["", "\nObservation: made up"]))
 @example("use <arguments>{}</arguments> then more", False, [], "")
 @example("</use_mcp_tool>", False, list(range(200)), "")
@@ -71,7 +70,6 @@ def test_a_text_argument_is_never_cut(dialect, text, indented, cuts, after):
         assert [(made.name, made.arguments) for made in reading.calls] == [("store", {"text": text})]
 
 
-@settings(max_examples=150, deadline=None)
 @given(texts)
 def test_the_tool_call_form_of_mcp_tags_reads_the_same(text):
     reply = reply_of("mcp_xml", json.dumps({"text": text}))

@@ -1,7 +1,7 @@
 """Properties of the ReAct parser that hold for every text: lossless, the same however it is cut, linear."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from closeout.parsing.react import CotAgentOutputParser, joined
@@ -44,7 +44,6 @@ def assert_lossless(text, events):
     assert at == len(text)
 
 
-@settings(max_examples=300)
 @given(texts, st.data())
 def test_any_split_gives_the_same_events_and_loses_nothing(text, data):
     finish_reason = data.draw(st.sampled_from(["stop", "length", None]))
@@ -66,7 +65,6 @@ def test_one_character_at_a_time_gives_the_same_events(text, finish_reason):
     assert joined(single) == joined(whole)
 
 
-@settings(max_examples=150)
 @given(texts)
 def test_there_is_one_outcome_and_then_the_end(text):
     events, parser = feed(text)

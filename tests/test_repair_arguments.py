@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from closeout.errors import ToolDefinitionError
@@ -478,7 +478,6 @@ def is_valid(call: Any, schema: dict[str, Any]) -> bool:
 
 
 @given(calls | values | st.text(max_size=40), schemas)
-@settings(max_examples=400)
 def test_what_comes_back_without_errors_validates_and_valid_calls_are_untouched(
     call: Any, schema: dict[str, Any]
 ) -> None:
@@ -503,7 +502,6 @@ bare_scalars = (
 
 
 @given(bare_scalars, schemas, st.booleans())
-@settings(max_examples=600)
 def test_a_bare_scalar_ends_as_a_valid_call_or_a_refusal(text: str, schema: dict[str, Any], truncated: bool) -> None:
     repaired = repair_arguments(text, schema, truncated=truncated)
     assert is_valid(repaired.arguments, schema) if repaired.ok else repaired.arguments is text
@@ -533,7 +531,6 @@ plain_values = (
 
 
 @given(plain_schemas, st.dictionaries(st.sampled_from("abcd"), plain_values, max_size=4))
-@settings(max_examples=400)
 def test_what_the_plainest_schemas_accept_is_what_the_validator_accepts(schema: dict[str, Any], call: Any) -> None:
     try:
         expected = jsonschema_rs.validator_for(schema).is_valid(call)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from closeout.parsing import json_text
@@ -154,7 +154,6 @@ def test_a_missing_value_is_never_invented_as_an_empty_text() -> None:
 
 
 @given(json_values)
-@settings(max_examples=150)
 def test_valid_json_is_untouched(value: Any) -> None:
     text = json.dumps(value)
     read = repair_json(text)
@@ -163,14 +162,12 @@ def test_valid_json_is_untouched(value: Any) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=6), json_values, min_size=1, max_size=4))
-@settings(max_examples=150)
 def test_python_literals_read_as_the_json_they_mean(value: dict[str, Any]) -> None:
     read = repair_json(repr(value))
     assert read.error is not None or read.value == json.loads(json.dumps(value)) or "\\" in repr(value)
 
 
 @given(st.text(alphabet=st.sampled_from("{}[]\",':\\ \n/*#`aT1-.é“”\ud800\x00"), max_size=60))
-@settings(max_examples=400)
 def test_no_text_raises_and_every_change_has_a_name(text: str) -> None:
     read = repair_json(text)
     assert (read.error is None) or (read.value is None and read.repairs == ())

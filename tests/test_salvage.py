@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from call_writers import WRITERS
@@ -268,7 +268,6 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=150)
 @given(st.lists(PIECES | st.text(max_size=8), max_size=25).map("".join), st.booleans())
 def test_any_text_is_survived_and_only_known_tools_come_back(text: str, truncated: bool) -> None:
     read = salvage(text, text, TOOLS, truncated=truncated)

@@ -1,7 +1,7 @@
 """Reasoning tags in text: what is reasoning, what is the reply, and tags that an answer only talks about."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from closeout import read_tool_calls
@@ -110,7 +110,6 @@ def test_code_streams_as_it_arrives():
         assert "".join(event.text for event in reader.feed(Delta("text", piece))) == piece
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(
         st.sampled_from(

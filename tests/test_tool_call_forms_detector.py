@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from call_writers import WRITERS
@@ -80,7 +80,6 @@ def test_json_that_is_not_a_call_is_shown() -> None:
 PIECES = st.sampled_from(["<tool_call>", "<tool", "{", '"name"', "x ", "<|", "[TOOL_", "CALLS]", "\n", "查"])
 
 
-@settings(max_examples=150)
 @example(text='\n{"name"', cuts=[1])
 @given(
     st.lists(PIECES | st.text(max_size=4), max_size=12).map("".join),

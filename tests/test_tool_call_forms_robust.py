@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from call_writers import WRITERS
@@ -36,7 +36,6 @@ PARTS = [
 GARBAGE = st.lists(st.sampled_from(PARTS) | st.text(max_size=6), max_size=30).map("".join)
 
 
-@settings(max_examples=300)
 @given(
     GARBAGE, st.sampled_from([None, "hermes", "mistral", "muse", "gemma", "qwen3_coder", "json", "pythonic", "react"])
 )
@@ -55,7 +54,6 @@ VALUES = st.recursive(
 ARGUMENTS = st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), VALUES, max_size=4)
 
 
-@settings(max_examples=120)
 @given(ARGUMENTS, st.booleans())
 @example({"a": "<atem:invoke"}, False)
 @example({"a": "<|channel|><|message|>"}, False)
@@ -91,7 +89,6 @@ def test_a_call_of_any_form_in_a_json_argument_is_data(form: str) -> None:
         assert [(call.name, call.arguments) for call in read.calls] == wanted, quoted
 
 
-@settings(max_examples=120)
 @given(ARGUMENTS)
 def test_python_style_calls_give_back_the_arguments_that_were_written(arguments: dict[str, Any]) -> None:
     written = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
