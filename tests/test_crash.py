@@ -28,7 +28,7 @@ def tried(tmp_path: Path, *options: str) -> Any:
 
 @needs_fork
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("store", "stride"), [("folder", "7"), ("database", "23")])  # bench/endurance.py kills at each
+@pytest.mark.parametrize(("store", "stride"), [("folder", "13"), ("database", "41")])  # bench/endurance.py: each
 def test_killed_at_every_event_a_run_is_resumed_to_the_same_end(
     tmp_path: Path, store: str, stride: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +60,7 @@ def test_what_a_server_asks_survives_a_kill(tmp_path: Path, scenario: str, strid
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("scenario", "payments", "events"), [("waiting", 6, 100), ("fork", 6, 60), ("timers", 1, 70)])
 def test_suspended_runs_and_forks_survive_a_kill_too(tmp_path: Path, scenario: str, payments: int, events: int) -> None:
-    found = tried(tmp_path, scenario, "16")  # every sixteenth event: all of them take minutes
+    found = tried(tmp_path, scenario, "23")  # bench/endurance.py: at each event, which takes minutes
     signals = [
         "s1=r1.wait",
         "s2=r3.wait",

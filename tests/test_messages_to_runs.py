@@ -314,7 +314,7 @@ def test_killed_at_every_event_a_run_has_each_message_once_and_in_order(tmp_path
     path = os.pathsep.join([str(HARNESS.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(
-        [sys.executable, str(HARNESS), str(tmp_path)], capture_output=True, text=True, env=environment
+        [sys.executable, str(HARNESS), str(tmp_path), "3"], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

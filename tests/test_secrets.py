@@ -496,7 +496,8 @@ async def test_a_server_gets_the_value_also_when_tools_are_searched_for(tmp_path
         agent = Agent(model, mcp_servers={"everything": server}, secrets=[secret], config=config, home=tmp_path)
         await agent.run("Say it.")
         assert "the secret:k" in str(model.requests[-1].messages[-1].content)
-    wrong = Agent(model, mcp_servers={"everything": server}, secrets=[Secret("k", SAFE, tools=["everything/shout"])])
+    none = {"command": sys.executable, "args": [str(Path(__file__).parent / "mcp_servers" / "busy.py")]}
+    wrong = Agent(model, mcp_servers={"everything": none}, secrets=[Secret("k", SAFE, tools=["everything/shout"])])
     assert "'everything/shout', which does not exist" in str((await wrong.run("Say it.")).failure)
     assert SAFE.encode() not in everything_written(tmp_path)
 

@@ -19,6 +19,7 @@ import pytest
 from cli_process import COMMAND, environment, here
 from closeout import Agent, ToolManager
 from closeout.journal.events import TurnAccepted
+from closeout.run.subagents import may_destroy
 from closeout.testing import RequestView, ScriptedClient, ScriptedServer, Turn, answer, call, once, serve_script
 from closeout.tools.mcp_prompts import listed_prompts
 
@@ -159,16 +160,17 @@ async def test_an_mcp_client_sees_progress_and_whether_calls_may_destroy(tmp_pat
     (tmp_path / "careful.py").write_text(CAREFUL)
     said: list[str] = []
     env = {**environment(), "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    for name, destructive in (("looks", False), ("pays", True), ("delegates", True)):
-        command = {"command": sys.executable, "args": ["-m", "closeout", "serve", f"careful:{name}", "--mcp"]}
-        async with ToolManager(mcp_servers={name: {**command, "env": env}}) as manager:
-            (spec,) = manager.specs()
-            assert spec.policy.destructive is destructive
-            if name == "looks":
-                await manager.call(spec, {"task": "Look."}, lambda done, total, text: said.append(text))
-                (found,) = await manager.mcp_servers[0].use(listed_prompts)
-                assert (found["name"], found["arguments"][0]["name"]) == ("find", "what")
+    command = {"command": sys.executable, "args": ["-m", "closeout", "serve", "careful:looks", "--mcp"]}
+    async with ToolManager(mcp_servers={"looks": {**command, "env": env}}) as manager:
+        (spec,) = manager.specs()
+        assert not spec.policy.destructive
+        await manager.call(spec, {"task": "Look."}, lambda done, total, text: said.append(text))
+        (found,) = await manager.mcp_servers[0].use(listed_prompts)
+        assert (found["name"], found["arguments"][0]["name"]) == ("find", "what")
     assert said == ["look"]
+    agents: dict[str, Any] = {}
+    exec(CAREFUL, agents)
+    assert [may_destroy(agents[name].plan()) for name in ("looks", "pays", "delegates")] == [False, True, True]
 
 
 CAREFUL = """

@@ -2,7 +2,7 @@
 
 Run as a script: it forks a child for each kill point, so that the dead process is really dead. Prints one JSON object.
 
-    python tests/harness/messages.py FOLDER
+    python tests/harness/messages.py FOLDER STRIDE
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def forked(act: Callable[[], object]) -> int:
         os._exit(1)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, stride: int) -> None:
     def undisturbed() -> None:
         writes = install(0, flushed=False)
         found = asyncio.run(lead(folder / "whole"))
@@ -135,7 +135,7 @@ def main(folder: Path) -> None:
     assert forked(undisturbed) == 0
     whole = json.loads((folder / "whole.json").read_text())
     problems: list[str] = []
-    for at in range(1, whole["writes"] + 1):
+    for at in range(1, whole["writes"] + 1, stride):
         place = folder / "killed"
         shutil.rmtree(place, ignore_errors=True)
 
@@ -159,5 +159,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))
     close_stores()
