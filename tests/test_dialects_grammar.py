@@ -42,8 +42,11 @@ async def client(tmp_path: Path) -> AsyncIterator[LocalClient]:
         yield client
 
 
-@pytest.mark.parametrize("tools", [TOOLS[:1], TOOLS[1:], TOOLS], ids=["no input", "some input", "a choice"])
-@pytest.mark.parametrize("primed", [False, True])
+@pytest.mark.parametrize(
+    ("tools", "primed"),
+    [(TOOLS[:1], True), (TOOLS[1:], False), (TOOLS, True)],
+    ids=["no input", "some input", "a choice"],
+)
 async def test_a_constrained_reply_is_a_call_that_fits_its_schema(
     client: LocalClient, primed: bool, tools: tuple[ToolSpec, ...]
 ) -> None:
