@@ -372,8 +372,10 @@ async def test_a_server_wakes_runs_by_the_clock_and_by_signals_of_other_processe
         assert await answered(served, run_id) == [("time", "clock"), ("7", "signal")]
 
 
-async def test_a_server_looks_again_after_an_error_but_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("closeout.server.host.LOOK_SECONDS", 0.1)
+async def test_a_server_looks_again_after_an_error_but_not_at_once_and_says_it_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("closeout.run.lookout.LOOK_SECONDS", 0.1)
     async with serving(waiter()) as served:
         run_id = await submitted(served)
         await served.host.wait(run_id)
@@ -391,6 +393,7 @@ async def test_a_server_looks_again_after_an_error_but_not_at_once(monkeypatch: 
         monkeypatch.setattr(store, "due_runs", failing)
         send_signal(store, run_id, "付款", 7)
         assert await answered(served, run_id) == [("time", "clock"), ("7", "signal")]
+    assert caplog.messages.count("No runs can be found: the disk is full") == 1
 
 
 async def test_a_signal_that_came_while_no_server_ran_and_a_cancelled_wait() -> None:

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from aiohttp import ClientSession
 
 from cli_process import start
 from closeout import Agent, RunContext, tool
-from closeout.errors import UsageError
+from closeout.errors import RunNotFound, UsageError
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.events import ToolStarted
-from closeout.journal.store import Store, open_store
+from closeout.journal.store import Row, Store, open_store
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
 
 
@@ -121,6 +121,29 @@ async def test_a_run_is_followed_and_cancelled_from_elsewhere(any_home: Home, el
     assert paid == open_store(any_home).notes_that_begin_with("cancel ") == []
 
 
+async def test_a_run_that_a_program_executes_by_itself_is_cancelled_from_elsewhere(
+    any_home: Home, elsewhere: Store
+) -> None:
+    paid: list[str] = []
+    other = in_another_process(paying_agent(any_home, paid), elsewhere)
+    running = asyncio.create_task(paying_agent(any_home, paid, seconds=600).run("now", run_id="run"))
+    while not await begun_calls(elsewhere):  # noqa: ASYNC110 - another process would do the same
+        await asyncio.sleep(0.02)
+    await other.cancel("run", timeout=60)
+    result = await running  # the program goes on
+    assert (result.status, result.answer, paid) == ("cancelled", None, [])
+    assert (await other.result("run")).status == "cancelled"
+    open_store(any_home).note("cancel run", "1")  # a request that nobody waits for
+    assert (await paying_agent(any_home, paid).resume("run")).answer == "done"
+    assert elsewhere.notes_that_begin_with("cancel ") == []
+
+
+async def begun_calls(store: Store) -> list[Row]:
+    with suppress(RunNotFound):
+        return [row for row in store.rows("run") if isinstance(row.event, ToolStarted)]
+    return []
+
+
 async def test_a_run_that_is_to_be_cancelled_is_not_taken_over(any_home: Home) -> None:
     paid: list[str] = []
     agent = paying_agent(any_home, paid)
@@ -161,7 +184,7 @@ async def test_the_clock_of_the_database_decides(database: DatabaseHome, monkeyp
 
 
 async def test_news_of_a_database_come_without_polling(database: DatabaseHome, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("run.working.LOOK_SECONDS", "journal.following.FIRST_LOOK", "journal.following.LAST_LOOK"):
+    for name in ("run.lookout.LOOK_SECONDS", "journal.following.FIRST_LOOK", "journal.following.LAST_LOOK"):
         monkeypatch.setattr(f"closeout.{name}", 600.0)
     with closing(Store(database)) as store:
         paid: list[str] = []

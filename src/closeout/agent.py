@@ -723,11 +723,13 @@ class Agent(Generic[Deps, Value]):
                 says in what, and what to do.
             DecisionRefused: The run does not wait for this decision, or it was made before.
         """
+        from closeout.run.cancelling import forget_requests
         from closeout.run.resuming import resume_run
 
         store = self._kept_runs()
         listeners = checks.check_listeners(listeners)
         plan = self.plan(streamed=bool(listeners)).given(deps)
+        forget_requests(store, run_id)  # a request that nobody waits for
         return await resume_run(
             plan,
             store,
@@ -978,17 +980,18 @@ class Agent(Generic[Deps, Value]):
             yield row
 
     async def cancel(self, run_id: str, *, timeout: float | None = 10.0) -> None:
-        """Cancel a run, wherever a worker or a server executes it, and wait until it has ended.
+        """Cancel a run, whichever process executes it, and wait until it has ended.
 
-        A run that nobody executes is ended at once. One that has ended stays as it is.
+        A run that nobody executes is ended at once. One that has ended stays as it is. In the process that executes it,
+        `run` and `resume` return a result with the status "cancelled".
 
         Args:
             run_id: The run.
             timeout: Seconds to wait; None: as long as it takes.
 
         Raises:
-            TimeoutError: The run has not ended in time. The request stays. A process that only runs an agent, and is
-                neither a worker nor a server, does not look for it: cancel the task there.
+            TimeoutError: The run has not ended in time: its process is stopped, or a tool does not end. The request
+                stays.
             RunNotFound: No run in the home has this id.
             JournalError: The journal cannot be read or written.
         """

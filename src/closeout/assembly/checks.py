@@ -242,8 +242,12 @@ def check_limit(value: Any) -> int:
 
 def check_priority(value: Any) -> int:
     """Return the priority of a run."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 9:
-        raise UsageError(f"priority must be a whole number from 0 to 9, got {value!r:.80}. Pass priority=5.")
+    from closeout.run.working import MAX_PRIORITY
+
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PRIORITY:
+        raise UsageError(
+            f"priority must be a whole number from 0 to {MAX_PRIORITY}, got {value!r:.80}. Pass priority=5."
+        )
     return value
 
 

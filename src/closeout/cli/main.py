@@ -292,7 +292,7 @@ def send(
 @app.command()
 @guarded
 def cancel(run_id: RunId, json: Json = False) -> int:
-    """Cancel a run that waits, was interrupted, or is executed by a worker or a server. It can be resumed."""
+    """Cancel a run, whichever process executes it. It can be resumed."""
     from closeout.cli.sending import cancel_command
 
     return cancel_command(full_run_id(run_id), as_json=json)

@@ -228,6 +228,8 @@ def _report(result: RunResult, display: Display | None, *, as_json: bool) -> Non
     elif result.status == "waiting":
         if not as_json:
             print(describe_pending(result.run_id, result.waiting), file=sys.stderr)
+    elif result.status == "cancelled":  # from elsewhere
+        _say_stopped(result.run_id)
     elif result.answer is None:
         reason = result.error or f"no answer was found ({result.stop_reason})."
         say_error(f"{_sentence(reason)} To see what it learned: closeout runs {result.run_id}")

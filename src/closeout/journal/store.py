@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -55,6 +55,7 @@ T = TypeVar("T")
 BODY_LIMIT = 1024  # characters: a longer field is stored once, by hash
 BODY_PART = 1 << 20  # characters of a body that are handled in one call, which holds the interpreter's lock
 RETRY_SECONDS = 0.05  # seconds until a failed commit is repeated
+GLANCE_SECONDS = 0.5  # for which notes that were read count as the latest
 _INSERT_RUN = (
     "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?) ON CONFLICT (run_id) DO NOTHING"
 )
@@ -155,6 +156,7 @@ class Store:
         self._in_commit: _EventBatch | None = None
         self._job: Future[None] | None = None  # the next commit, until it begins
         self._notes: dict[str, str] = {}
+        self._glances: dict[str, tuple[float, Collection[str]]] = {}
         self._tries_again = False  # an earlier commit may have written some of the batch
         self._ends: dict[int, _Entry] = {}  # the last events of runs, which are written together with their outcome
         self._lost: set[int] = set()  # runs that another process has taken over from this one
@@ -592,6 +594,23 @@ class Store:
         last = f"{text[:-1]}{chr(ord(text[-1]) + 1)}"
         found = self.query("SELECT name FROM notes WHERE name>=? AND name<? ORDER BY name", (text, last))
         return [name.removeprefix(text) for (name,) in found]
+
+    def glance(self, text: str) -> tuple[float, Collection[str]]:
+        """Return `notes_that_begin_with` as it was a moment ago, without waiting: many runs can look, often.
+
+        Returns:
+            When they were read, by the monotonic clock, and the rest of each name.
+        """
+        at, found = self._glances.get(text, (0.0, ()))
+        if time.monotonic() - at >= GLANCE_SECONDS:
+            self._glances[text] = time.monotonic(), found
+            self.submit(self._glance, text)
+        return at, found
+
+    def _glance(self, text: str) -> None:
+        at = time.monotonic()
+        with suppress(JournalError):
+            self._glances[text] = at, self.notes_that_begin_with(text)
 
     # -------------------------------------------------------------------------------------------- reading
 

@@ -1,12 +1,15 @@
 """Cancel a run, whichever process executes it, and leave one that was cancelled to other processes.
 
-Both are notes in the journal. Workers and servers look for them.
+Both are notes in the journal. Workers and servers look for them, and every run looks whether it is to be cancelled.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from contextlib import suppress
 from functools import partial
+from typing import Self
 
 from closeout.errors import JournalDamaged, JournalLocked, RunNotFound
 from closeout.journal.events import RunEnded
@@ -15,6 +18,7 @@ from closeout.journal.run_journal import Journal
 from closeout.journal.store import RunRecord, Store
 
 __all__ = [
+    "CancelWatch",
     "cancel_requests",
     "cancel_run",
     "forget_requests",
@@ -25,6 +29,7 @@ __all__ = [
 
 # The prefixes of the notes.
 _CANCEL, _HAND_OVER = "cancel ", "handed over "
+_LOOK_SECONDS = 0.5  # seconds between two looks of a run
 _IDLE = ("interrupted", "waiting")  # the status of runs that nobody executes, and that have no end
 
 
@@ -88,6 +93,51 @@ async def cancel_requests(store: Store) -> frozenset[str]:
         except (RunNotFound, JournalDamaged):
             forget_requests(store, run_id)
     return frozenset(executed)
+
+
+class CancelWatch:
+    """Cancels the task that executes a run when another process asks for it. A context manager.
+
+    Args:
+        store: Where the run is kept; None: nobody else knows it.
+        run_id: The run.
+    """
+
+    def __init__(self, store: Store | None, run_id: str) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._began = time.monotonic()
+        self._task: asyncio.Task[object] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_asked = False
+
+    def __enter__(self) -> Self:
+        if self._store is not None:
+            self._task = asyncio.current_task()
+            self._look()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        assert self._store is not None
+        assert self._task is not None
+        at, requests = self._store.glance(_CANCEL)
+        # What was read before may be about an earlier execution of the run.
+        if at > self._began and self._run_id in requests:
+            self._is_asked = True
+            self._task.cancel()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+
+    def is_answered(self) -> bool:
+        """Return whether a cancellation of the task was that of this watch, and of nobody else. It ends here."""
+        if not self._is_asked or self._store is None or self._task is None:
+            return False
+        forget_requests(self._store, self._run_id)
+        return self._task.uncancel() == 0
 
 
 def hand_over(store: Store, run_id: str) -> None:

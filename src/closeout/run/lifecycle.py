@@ -21,6 +21,7 @@ from closeout.journal.totals import RunTotals
 from closeout.messages import Message, ToolSpec
 from closeout.redaction import redact
 from closeout.results.artifacts import Artifact
+from closeout.run.cancelling import CancelWatch
 from closeout.run.closing import with_summary
 from closeout.run.collecting import run_telemetry
 from closeout.run.flow_watch import FlowWatch, labels_of_task, written_labels
@@ -169,18 +170,20 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
     unsubscribe = [subscribers.subscribe(totals), *(subscribers.subscribe_listener(each) for each in listeners)]
     scope = _scope(plan, task, journal, listeners)
     orchestrator: Orchestrator | None = None
+    watch = CancelWatch(journal.store, journal.run_id)
     try:
         journal.announce()
         try:
-            if task.start_at is not None:
-                await wait_for_start(scope, task.start_at)
-            await begin_servers(plan.manager, scope)
-            for note in task.notes:
-                journal.append(Noted("main", "warning", "Files", message=note))
-            plan.check_secrets()
-            plan.check_flow()
-            orchestrator = _orchestrator(await plan.with_instructions(scope), task, scope)
-            result = await orchestrator.run()
+            with watch:
+                if task.start_at is not None:
+                    await wait_for_start(scope, task.start_at)
+                await begin_servers(plan.manager, scope)
+                for note in task.notes:
+                    journal.append(Noted("main", "warning", "Files", message=note))
+                plan.check_secrets()
+                plan.check_flow()
+                orchestrator = _orchestrator(await plan.with_instructions(scope), task, scope)
+                result = await orchestrator.run()
         except Suspended as suspended:
             waits = dict.fromkeys((*suspended.requests, *scope.waits))  # also waits beside one that ended the call
             waiting = tuple(map(pending_of, waits))
@@ -195,9 +198,14 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
         await journal.end(_ended(result), due=noted_due(result.waiting))
     except asyncio.CancelledError as cancelled:
         await journal.end(RunEnded("main", "cancelled", "cancelled"))
-        if journal.store is not None:
-            cancelled.add_note(f"Run {journal.run_id} was cancelled. To continue it: closeout resume {journal.run_id}")
-        raise
+        if watch.is_answered():
+            result = AgentResult(answer=None, stop_reason="cancelled")
+        else:
+            if journal.store is not None:
+                cancelled.add_note(
+                    f"Run {journal.run_id} was cancelled. To continue it: closeout resume {journal.run_id}"
+                )
+            raise
     except BaseException:
         journal.abandon()
         raise
@@ -251,6 +259,8 @@ def _ended(result: AgentResult) -> RunEnded:
 def _status(result: AgentResult) -> Status:
     if result.stop_reason == "waiting":
         return "waiting"
+    if result.stop_reason == "cancelled":
+        return "cancelled"
     if result.stop_reason in ("journal_failed", "failed"):
         return "failed"
     if result.answer is not None:

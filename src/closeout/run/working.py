@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
-from closeout.errors import CloseoutError, JournalError, JournalLocked, LeaseLost, RunNotFound
+from closeout.errors import CloseoutError, JournalLocked, LeaseLost, RunNotFound
 from closeout.journal.events import RunStarted
-from closeout.journal.following import follow, news_of, wait_until, waited
+from closeout.journal.following import follow, news_of, wait_until
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Listener
 from closeout.messages import Usage
-from closeout.run.cancelling import cancel_requests, forget_requests, hand_over, handed_over
-from closeout.run.due import DueRuns
+from closeout.run.cancelling import forget_requests, hand_over, handed_over
 from closeout.run.handoff import is_run_of
 from closeout.run.lifecycle import as_recorded
 from closeout.run.loading import load_result
+from closeout.run.lookout import Lookout
 from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import resume_run
@@ -31,8 +31,6 @@ __all__ = ["AgentWorker", "awaited_result", "followed", "prioritise"]
 
 log = logging.getLogger("closeout")
 
-# Seconds between two searches for runs, at most and at least. Nothing reports that a lease has ended.
-LOOK_SECONDS, LOOK_SPACING = 0.5, 0.05
 # Seconds until a run that could not be resumed is tried again.
 REFUSED_SECONDS = 60.0
 MIXING_SECONDS = 10.0  # seconds for which a worker tries runs in a random order after another one was faster
@@ -69,11 +67,11 @@ class AgentWorker:
     _not_before: dict[str, float] = field(default_factory=dict)  # run → when it may be tried again
     _is_own: dict[str, bool] = field(default_factory=dict)  # run → the agent began it
     _urgent: dict[str, int] = field(default_factory=dict)  # run → its priority
-    _looked: float = 0.0
     _mixes_until: float = 0.0
-    _due: DueRuns | None = None
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _failing: str = ""
+    _lookout: Lookout = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lookout = Lookout(self.store, self._tasks, self._take)
 
     @property
     def executing(self) -> int:
@@ -83,7 +81,7 @@ class AgentWorker:
     @property
     def problem(self) -> str:
         """Why no runs can be found at the moment; empty if they can."""
-        return self._failing
+        return self._lookout.problem
 
     async def work(self, stop: asyncio.Event, *, until_idle: bool = False) -> None:
         """Execute runs until the event is set.
@@ -92,57 +90,45 @@ class AgentWorker:
             stop: Begins the end: no more runs are taken, and those at work have `drain_seconds`.
             until_idle: Return when there is nothing to do.
         """
-        self._due = DueRuns(self.store)
+        lookout = self._lookout
         async with self.plan.manager:
-            with news_of(self.store) as self._news:
+            with lookout.informed():
                 stopping = asyncio.create_task(self._wake_at(stop))
                 try:
                     while not stop.is_set():
-                        await self._look()
+                        await lookout.look()
                         if until_idle and not self._tasks:
                             return
-                        if await waited(self._news, LOOK_SECONDS) and not stop.is_set():
-                            await asyncio.sleep(self._looked + LOOK_SPACING - time.monotonic())
+                        await lookout.wait()
                 finally:
                     stopping.cancel()
                     await self._drain()
 
     async def _wake_at(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self._news.set()
+        self._lookout.news.set()
 
-    async def _look(self) -> None:
-        """Begin to execute runs, as many as there are places, and cancel those that are to be."""
-        self._looked = time.monotonic()
-        try:
-            to_cancel = await cancel_requests(self.store)
-            has_room = len(self._tasks) < self.limit
-            found = await self.store.off_loop(self._claimable) if has_room else []
-        except JournalError as error:  # a database that is away for a moment
-            if str(error) != self._failing:
-                log.warning("No runs can be found: %s", error)
-            self._failing = str(error)
-            return
-        self._failing = ""
-        for run_id in to_cancel & self._tasks.keys():
-            if not self._tasks[run_id].cancelling():
-                self._tasks[run_id].cancel()
+    async def _take(self) -> None:
+        """Begin to execute runs, as many as there are places."""
+        has_room = len(self._tasks) < self.limit
+        found = await self.store.off_loop(self._claimable) if has_room else []
         for run_id in found[: self.limit - len(self._tasks)]:
             task = self._tasks[run_id] = asyncio.create_task(self._execute(run_id), name=f"run {run_id}")
             task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task.get_name().removeprefix("run "), None)
-        self._news.set()  # there is a place for another run
+        self._lookout.news.set()  # there is a place for another run
 
     def _claimable(self) -> list[str]:
         """Return runs that may be executed: those of the highest priority first, and of these the oldest."""
-        assert self._due is not None
         now, wanted = time.monotonic(), 4 * self.limit
         self._not_before = {run_id: at for run_id, at in self._not_before.items() if at > now}
         self._urgent = prioritised(self.store)
         found: dict[str, None] = {}
-        for run_id in chain(handed_over(self.store), self._due.find(), self._urgent, self.store.interrupted_runs()):
+        for run_id in chain(
+            handed_over(self.store), self._lookout.due.find(), self._urgent, self.store.interrupted_runs()
+        ):
             if run_id not in self._tasks and run_id not in self._not_before and self._owns(run_id):
                 found[run_id] = None
                 if len(found) >= wanted:

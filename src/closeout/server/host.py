@@ -40,7 +40,7 @@ from closeout.run.cancelling import (
     handed_over,
     is_handed_over,
 )
-from closeout.run.due import DueRuns
+from closeout.run.lookout import Lookout
 from closeout.run.resuming import resume_run
 from closeout.run.subagents import servers_of
 from closeout.run.waiting import Decisions, PendingDecision, record_decisions
@@ -64,8 +64,7 @@ ORIGIN = "serve"  # the key of a run's origin under which the server keeps its o
 MAX_RESUMES = 3  # a run that makes no progress may be what kills the server
 POLL_SECONDS = 0.5  # seconds between two looks at a run that another process executes
 CANCEL_SECONDS = 10.0  # seconds to wait for another process that ends a run
-LOOK_SECONDS = 1.0  # seconds between two looks for runs that can continue because of another process
-LOOK_SPACING = 0.05  # seconds between two looks at least
+SCAN_SECONDS = 1.0  # seconds between two looks for runs that another process has left
 GRACE_SECONDS = 1.0  # seconds that the host which recorded a run has to begin it, before others do
 RETRY_SECONDS = 30.0  # seconds until a run is tried again that could not be read or written
 PRUNE_SECONDS = 86_400.0  # seconds between two deletions of old runs
@@ -124,7 +123,6 @@ class AgentHost:
         self.ended = Counter[str]()  # runs by status since the host was entered
         self.usage = Usage()
         self.stopping = False
-        self.problem = ""  # why no runs can be found at the moment
         self._origin = dict(origin or {})
         self._max_runs, self._max_active = max_runs, max_runs + max_queue
         self._drain_seconds = drain_seconds
@@ -134,8 +132,7 @@ class AgentHost:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wakeups: dict[str, Wakeup] = {}
         self._executing: set[str] = set()
-        self._due = DueRuns(self.store)
-        self._look = asyncio.Event()  # a run waits, ended, or got a signal: look for runs that can continue
+        self._lookout = Lookout(self.store, self._tasks, self._take_runs)
         self._chores: list[asyncio.Task[None]] = []
         self._left_alone: set[str] = set()  # runs of others, and those that no client comes back for
         self._free_from: dict[str, float] = {}  # run that nobody executes → when this host may take it
@@ -149,6 +146,7 @@ class AgentHost:
     async def __aenter__(self) -> Self:
         await self.agent.__aenter__()
         try:
+            await cancel_requests(self.store)
             await self._take_runs(grace=0.0)
         except BaseException:
             await self.agent.__aexit__(None, None, None)
@@ -204,22 +202,11 @@ class AgentHost:
         return True
 
     async def _keep_looking(self) -> None:
-        """Take the runs that can continue, also because of another process, and end those that it was asked to end.
-
-        It looks again and again, because nothing in the journal changes when a lease ends or a process dies.
-        """
-        with news_of(self.store) as self._look:
+        """Take the runs that can continue, also because of another process, and end those that it was asked to end."""
+        with self._lookout.informed():
             while True:
-                try:
-                    await self._take_runs()
-                    self.problem = ""
-                    pause = min(self._due.next_time - self.store.clock(), LOOK_SECONDS)
-                except JournalError as error:
-                    log.warning("The runs cannot be read: %s", error)
-                    self.problem = str(error)
-                    pause = LOOK_SECONDS
-                if await waited(self._look, max(0.0, pause)):
-                    await asyncio.sleep(LOOK_SPACING)  # more news share the look
+                await self._lookout.look()
+                await self._lookout.wait()
 
     async def _keep_pruning(self, days: float) -> None:
         """Delete the runs that ended so many days ago, now and every day."""
@@ -238,17 +225,13 @@ class AgentHost:
         Args:
             grace: Seconds for which nobody must have executed a run: its own host may be about to.
         """
-        for run_id in await cancel_requests(self.store):
-            task = self._tasks.get(run_id)
-            if isinstance(task, asyncio.Task) and not task.cancelling():
-                task.cancel()
-        for run_id in await asyncio.to_thread(lambda: list(self._due.find())):
+        for run_id in await asyncio.to_thread(lambda: list(self._lookout.due.find())):
             await self._take(run_id)
         now = time.monotonic()
         if now >= self._next_scan:
             left = await asyncio.to_thread(lambda: [*self.store.interrupted_runs(), *handed_over(self.store)])
             self._free_from = {each: self._free_from.get(each, now + grace) for each in left if self._is_new(each)}
-            self._next_scan = now + LOOK_SECONDS
+            self._next_scan = now + SCAN_SECONDS
         for run_id, free_from in list(self._free_from.items()):
             if free_from <= now and len(self._tasks) < self._max_runs:
                 await self._take(run_id)
@@ -352,7 +335,7 @@ class AgentHost:
         wakeup = self._wakeups.pop(run_id, None)
         if wakeup is not None:
             wakeup.wake()
-        self._look.set()
+        self._lookout.news.set()
 
     async def _execute(self, run_id: str) -> None:
         try:
@@ -452,7 +435,7 @@ class AgentHost:
         pending = await self._when_free(run_id, record)
         if not any(each.by_person for each in pending) and run_id not in self._tasks:
             self._launch(run_id, streamed=bool((notes or {}).get("stream")))
-        self._look.set()
+        self._lookout.news.set()
         return pending
 
     def servers(self) -> list[McpServerConfig]:
@@ -462,7 +445,7 @@ class AgentHost:
     async def signal(self, run_id: str, name: str, payload: Any = None, *, id: str = "") -> bool:  # noqa: A002
         """Send a signal to a run, as `Agent.signal` does, and resume the run if it waits for it."""
         sent = await self.agent.signal(run_id, name, payload, id=id)
-        self._look.set()
+        self._lookout.news.set()
         return sent
 
     async def _when_free(self, run_id: str, act: Callable[[], T]) -> T:
@@ -490,6 +473,11 @@ class AgentHost:
                         await asyncio.wait([task], timeout=None if run_id in self._executing else POLL_SECONDS)
 
     # ------------------------------------------------------------------------------------------ reading
+
+    @property
+    def problem(self) -> str:
+        """Why no runs can be found at the moment; empty if they can."""
+        return self._lookout.problem
 
     @property
     def active(self) -> int:
