@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -301,6 +302,23 @@ async def test_a_task_that_takes_too_long_is_cancelled(tmp_path: Path, skip_time
             await tools.call(bake, {}, look)
     assert set(looks) == {"works on a task"}
     assert shop.did == ["ordered bread as a task", "updated", "task cancelled"]
+
+
+@pytest.mark.parametrize("who", ["another process", "Ctrl-C"])
+async def test_the_task_of_a_run_is_cancelled_with_it_unless_the_run_is_only_interrupted(
+    tmp_path: Path, who: str
+) -> None:
+    shop = Shop(tmp_path, "new", lambda question: {"size": 9}, tasks=True)  # is never ready
+    running = asyncio.create_task(shop.agent(call("bake")).run("Bake", run_id="r"))
+    while "updated" not in shop.did:  # noqa: ASYNC110 - the server writes to a file
+        await asyncio.sleep(0.02)
+    if who == "Ctrl-C":
+        running.cancel()
+        await asyncio.wait([running])
+    else:
+        await shop.agent().cancel("r", timeout=60)
+        assert (await running).status == "cancelled"
+    assert shop.did == ["ordered bread as a task", "updated", *["task cancelled"] * (who != "Ctrl-C")]
 
 
 async def test_a_run_leaves_a_long_task_and_looks_again_after_a_kill_at_any_event(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Self
 
-from closeout.errors import JournalDamaged, JournalLocked, RunNotFound
+from closeout.errors import JournalDamaged, JournalError, JournalLocked, RunNotFound
 from closeout.journal.events import RunEnded
 from closeout.journal.following import wait_until
 from closeout.journal.run_journal import Journal
@@ -25,6 +25,8 @@ __all__ = [
     "hand_over",
     "handed_over",
     "is_handed_over",
+    "is_to_be_cancelled",
+    "request_cancel",
 ]
 
 # The prefixes of the notes.
@@ -58,7 +60,7 @@ async def _has_ended(store: Store, run_id: str, number: int) -> bool:
     """Return whether a run has ended. If not, end it, or ask the process that executes it to do so."""
     seen = await store.off_loop(store.run, run_id)
     if seen.status == "running":
-        store.note(f"{_CANCEL}{run_id}", "1")
+        request_cancel(store, run_id)
         store.submit(store.database.tell, number)
     elif seen.status in _IDLE:
         await _end(store, seen)
@@ -72,6 +74,18 @@ async def _end(store: Store, seen: RunRecord) -> None:
     with suppress(JournalLocked):  # another process was faster
         journal = await Journal.resume(store, seen.run_id, seen=seen)
         await journal.end(RunEnded("main", "cancelled", "cancelled"))
+
+
+def request_cancel(store: Store, run_id: str) -> None:
+    """Note that a run is to be cancelled."""
+    store.note(f"{_CANCEL}{run_id}", "1")
+
+
+def is_to_be_cancelled(store: Store, run_id: str) -> bool:
+    """Return whether a run is known to be cancelled by somebody's wish."""
+    with suppress(JournalError):
+        return bool(store.noted(f"{_CANCEL}{run_id}"))
+    return False
 
 
 async def cancel_requests(store: Store) -> frozenset[str]:
@@ -126,6 +140,8 @@ class CancelWatch:
         assert self._task is not None
         at, requests = self._store.glance(_CANCEL)
         # What was read before may be about an earlier execution of the run.
+        if self._task.cancelling():  # it is ending
+            return
         if at > self._began and self._run_id in requests:
             self._is_asked = True
             self._task.cancel()

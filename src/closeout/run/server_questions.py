@@ -17,6 +17,7 @@ from closeout.errors import Suspended
 from closeout.journal.events import AnswerGiven, DecisionMade, DecisionRequested, TaskCreated
 from closeout.journal.run_journal import Journal
 from closeout.messages import ToolSpec
+from closeout.run.cancelling import is_to_be_cancelled
 from closeout.run.plan import Scope
 from closeout.run.timers import ended_timer
 from closeout.run.waiting import decide, question_digest
@@ -182,6 +183,11 @@ class CallQuestions:
         )
         await decide(self._scope, request, partial(ended_timer, self._scope))
         self._rests += 1
+
+    def is_to_end(self) -> bool:
+        """Return whether somebody wants the run to end, and not only this process to leave it."""
+        journal = self._scope.journal
+        return journal.store is not None and is_to_be_cancelled(journal.store, journal.run_id)
 
     def _next_look(self) -> str:
         return f"{self._handle}.look{self._rests + 1}"

@@ -39,6 +39,7 @@ from closeout.run.cancelling import (
     hand_over,
     handed_over,
     is_handed_over,
+    request_cancel,
 )
 from closeout.run.lookout import Lookout
 from closeout.run.resuming import resume_run
@@ -400,6 +401,7 @@ class AgentHost:
         """Cancel a run that is executed or queued, here or elsewhere, or that waits. Waits some seconds for its end."""
         task = self._tasks.get(run_id)
         if isinstance(task, asyncio.Task):
+            request_cancel(self.store, run_id)
             task.cancel()
             await asyncio.wait([task])
         with suppress(JournalError, TimeoutError):

@@ -253,6 +253,10 @@ class CallAnswers:
                 await self._questions.rest(min(pause, LONGEST_REST))
             await asyncio.sleep(min(pause, POLL_MOST))
 
+    def is_to_end(self) -> bool:
+        """Return whether the run that makes the call was cancelled for good: nobody continues it by itself."""
+        return self.task is not None and self._questions is not None and self._questions.is_to_end()
+
     async def give_up_task(self) -> None:
         """Tell the server that nobody waits for the call's task, if it is one."""
         if self.task is not None:

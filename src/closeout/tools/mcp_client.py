@@ -482,6 +482,10 @@ class _ServerSession:
             if answers is not None and answers.stopped.done():
                 raise answers.stopped.result()
             raise _Died
+        except asyncio.CancelledError:
+            if answers is not None and answers.is_to_end():
+                await answers.give_up_task()
+            raise
         finally:
             if not request.done():
                 if answers is None or not answers.stopped.done():

@@ -126,6 +126,8 @@ class ServerQuestions(Protocol):
 
     async def rest(self, seconds: float) -> None: ...
 
+    def is_to_end(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext(Generic[Deps]):
