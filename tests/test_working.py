@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -119,6 +120,44 @@ async def test_a_run_is_followed_and_cancelled_from_elsewhere(any_home: Home, el
     assert [result.status for result in results] == ["cancelled"] * 3
     await paying_agent(any_home, paid).work(until_idle=True)
     assert paid == open_store(any_home).notes_that_begin_with("cancel ") == []
+
+
+STUBBORN = """
+import asyncio
+from closeout import Agent, tool
+from closeout.cli.main import app
+from closeout.server import serving
+from closeout.testing import ScriptedClient, Turn, call
+
+@tool
+async def hang() -> str:
+    "Hang."
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+
+agent = Agent(ScriptedClient([Turn(calls=[call("hang")])]), [hang], home={home!r})
+if __name__ == "__main__":
+    serving.LATE_SECONDS = 0.5
+    app(["work", "stubborn:agent", "--drain", "0"])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGTERM")
+def test_a_tool_that_ignores_its_cancellation_does_not_hold_up_the_end(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "stubborn.py").write_text(STUBBORN.format(home=str(home)))
+    run_id = asyncio.run(Agent(ScriptedClient([]), home=home).submit("Go"))
+    worker = subprocess.Popen([sys.executable, "stubborn.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    store = open_store(home)
+    while not any(isinstance(row.event, ToolStarted) for row in store.rows(run_id)):
+        time.sleep(0.05)
+    worker.terminate()
+    said = worker.communicate()[1]
+    assert worker.returncode == 0
+    assert said.endswith("A tool ignores its cancellation. Its run is left as after a crash.\n")
+    assert store.run(run_id).status == "interrupted"
 
 
 async def test_a_run_that_a_program_executes_by_itself_is_cancelled_from_elsewhere(

@@ -524,7 +524,7 @@ def serve(
 
         app = agent_app(served, address=host, keys=server_keys, description=description or "")
         try:
-            await serve_until_stopped(app, host, port, on_ready=ready, before_stop=stopping)
+            await serve_until_stopped(app, host, port, on_ready=ready, before_stop=stopping, drain=drain)
         finally:
             for client in clients_of(loaded.plan()):
                 await client.aclose()

@@ -61,7 +61,7 @@ def work_command(
             if health is not None:
                 url = await stack.enter_async_context(listening(_health_app(store.home, worker, health[0]), *health))
                 servers.say(f"Health: {url}/healthz")
-            on_first_signal(stopping)
+            on_first_signal(stopping, drain=drain)
             servers.say(f"Working on the runs of {agent.plan().name} in {store.home} (Ctrl-C stops)")
             try:
                 await worker.work(stop, until_idle=until_idle)

@@ -97,7 +97,7 @@ class PostgresJournal:
         with explained_postgres(home):
             self._link.connect()
             try:
-                prepare_schema(self._link)
+                self._link.patiently(lambda: prepare_schema(self._link))
             except BaseException:
                 self._link.close()
                 raise
@@ -131,7 +131,7 @@ class PostgresJournal:
             with self._link.transaction() as raw:
                 lost = self.locks.lost_of(self._link, numbers)
                 left = [row for row in rows if row[0] >> SEQ_BITS not in lost]
-                with raw.pipeline():
+                with self._link.pipeline():
                     # An earlier try that was cut off may have written them.
                     self._put(raw, left, bodies, replace=next(tries, True))
                     for number, statement, values in updates:

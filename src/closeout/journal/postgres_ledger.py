@@ -43,7 +43,7 @@ class PostgresLedger:
         with explained_postgres(home):
             self._link.connect()
             try:
-                prepare_schema(self._link)
+                self._link.patiently(lambda: prepare_schema(self._link))
                 self._link.execute(_FORGET_LONG_DEAD, (FIRST_PROCESS,))
             except BaseException:
                 self._link.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,8 +23,6 @@ PATIENCE = 20.0  # seconds that a statement waits for a database that restarts, 
 _BETWEEN = 0.1  # seconds between two tries
 # A connection whose other end is gone must not stop a worker for hours.
 _NETWORK = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
-
-_QUIET = logging.NullHandler()  # unless the user's own handlers show it
 
 Raw: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
@@ -50,8 +47,6 @@ class PostgresLink:
         """Open the connection now. Raises JournalError at once if the database cannot be reached."""
         import psycopg
 
-        # What goes wrong while a pipeline is cut off is logged there, although it is tried again.
-        logging.getLogger("psycopg").addHandler(_QUIET)
         with explained_postgres(self.home):
             options: dict[str, Any] = {**_missing_in(self.home.url), **dict(self.home.secrets)}
             raw: Raw = psycopg.connect(self.home.url, autocommit=True, **options)
@@ -130,6 +125,23 @@ class PostgresLink:
             with suppress(Exception):
                 raw.execute("ROLLBACK")
             raise
+
+    @contextmanager
+    def pipeline(self) -> Iterator[None]:
+        """Wait for the results of all statements within at once. Raises the first error of them."""
+        import psycopg
+
+        failure: psycopg.Error | None = None
+        try:
+            with self.raw.pipeline():
+                try:
+                    yield
+                except psycopg.Error as error:  # if it passed on, the library would log what else its end meets
+                    failure = error
+        except psycopg.Error as error:
+            raise failure or error from None
+        if failure is not None:
+            raise failure
 
     def forget(self) -> None:
         """Let go of the connection without closing it: in a child process it is the parent's."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import signal
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias
@@ -38,6 +41,7 @@ __all__ = [
 ]
 
 MAX_PROXY_BODY = 256 * 2**20  # bytes: conversations may hold pictures
+LATE_SECONDS = 5.0  # seconds that cancelled runs may take to end
 CLOSE_SECONDS = 2.0  # seconds that connections may take after the runs have been stopped
 IDLE_SECONDS = 20.0  # seconds until a connection without a whole request header is closed
 LOG_SECONDS = 10.0  # seconds between two reports that no connection can be accepted
@@ -142,6 +146,7 @@ async def serve_until_stopped(
     *,
     on_ready: Callable[[str], object],
     before_stop: Callable[[], object] = lambda: None,
+    drain: float | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. A second signal ends the process at once.
 
@@ -151,6 +156,7 @@ async def serve_until_stopped(
         port: The port; 0 chooses a free one.
         on_ready: Called with the URL once the server listens.
         before_stop: Called when the first signal arrives.
+        drain: Seconds that runs may continue then, if the application has some.
 
     Raises:
         ConfigError: It cannot listen there.
@@ -162,14 +168,19 @@ async def serve_until_stopped(
         stopped.set()
 
     async with listening(app, address, port) as url:
-        on_first_signal(stop)
+        on_first_signal(stop, drain=drain)
         asyncio.get_running_loop().set_exception_handler(_few_reports())
         on_ready(url)
         await stopped.wait()
 
 
-def on_first_signal(act: Callable[[], object]) -> None:
-    """Call a function at the first SIGINT or SIGTERM. A second one ends the process at once."""
+def on_first_signal(act: Callable[[], object], *, drain: float | None = None) -> None:
+    """Call a function at the first SIGINT or SIGTERM. A second one ends the process at once.
+
+    Args:
+        act: The function.
+        drain: Seconds that runs may continue after it. The process ends soon after that, also if a tool does not.
+    """
     loop = asyncio.get_running_loop()
 
     def first() -> None:
@@ -178,10 +189,21 @@ def on_first_signal(act: Callable[[], object]) -> None:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_DFL)
         act()
+        if drain is not None:
+            late = threading.Timer(drain + LATE_SECONDS, _end_late)
+            late.daemon = True
+            late.start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         with suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
             loop.add_signal_handler(number, first)
+
+
+def _end_late() -> None:
+    """End the process as a crash does: what was recorded is safe, and others continue the runs."""
+    log.warning("A tool ignores its cancellation. Its run is left as after a crash.")
+    sys.stderr.flush()
+    os._exit(0)
 
 
 @asynccontextmanager
