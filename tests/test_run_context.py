@@ -216,9 +216,9 @@ async def test_progress_after_the_call_is_ignored() -> None:
 
 
 @STREAMED
-@pytest.mark.parametrize("threaded", [False, True], ids=["async", "thread"])
+@pytest.mark.parametrize("how", ["async", "in a thread", "current() in a thread"])
 async def test_a_tools_log_is_in_the_runs_log_and_in_logging(
-    stream: bool, threaded: bool, caplog: pytest.LogCaptureFixture
+    stream: bool, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def work(context: RunContext) -> str:
         """Work."""
@@ -229,8 +229,13 @@ async def test_a_tools_log_is_in_the_runs_log_and_in_logging(
         """Work."""
         return work(context)
 
+    def work_with_current() -> str:
+        """Work."""
+        return work(RunContext.current())
+
+    made: dict[str, Any] = {"async": work_async, "in a thread": work, "current() in a thread": work_with_current}
     with caplog.at_level(logging.WARNING, "closeout.tools"):
-        noisy = tool(name="work")(work if threaded else work_async)
+        noisy = tool(name="work")(made[how])
         result, _ = await run_agent([call("work"), answer("1")], noisy, stream=stream)
     (step,) = [step for step in result.task_log.step_logs if step.name == "Tool work"]
     assert (step.level, step.message, step.metadata) == ("warning", "2 pages missing", {"handle": "r1"})

@@ -6,7 +6,6 @@ import asyncio
 import copy
 import json
 import logging
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -511,8 +510,10 @@ class ToolCalls:
         )
         self._scope.subscribers.publish(progress)
 
-    def _context(self, handle: str, spec: ToolSpec, secrets: Secrets) -> RunContext[Any]:
-        """Return what a tool may know of the run."""
+    def _context(
+        self, handle: str, spec: ToolSpec, secrets: Secrets, loop: asyncio.AbstractEventLoop
+    ) -> RunContext[Any]:
+        """Return what a tool may know of the run. It may be called in the thread of a synchronous tool."""
         scope, budget = self._scope, self._scope.budget
         return RunContext(
             deps=scope.deps,
@@ -520,7 +521,7 @@ class ToolCalls:
             user=scope.journal.started.user if scope.journal.started is not None else "",
             agent=scope.path,
             handle=handle,
-            state=copy.deepcopy(scope.state),
+            state=copy.deepcopy(dict(scope.state)),
             usage=budget.usage,
             budget=BudgetLeft(
                 turns=max(budget.limits.max_turns - self._turn - 1, 0),
@@ -529,7 +530,7 @@ class ToolCalls:
                 seconds=budget.seconds_left(closing=False),
             ),
             files=scope.files.before(scope.path, handle),
-            logger=_tool_logger(scope, handle, spec.name, secrets),
+            logger=_tool_logger(scope, handle, spec.name, secrets, loop),
             asker=partial(self._ask, handle, spec, count(), secrets),
             waits=CallWaits(scope, handle, spec, self._memo, self._logins.get(handle, 0)),
             questions=partial(self._questions_of, handle, spec, secrets),
@@ -647,7 +648,8 @@ class ToolCalls:
             if spec.server_name is not None:
                 self._logins[handle] = await take_logins(scope, handle)
             token = enter((scope, handle))
-            context = context_factory.set(partial(self._context, handle, spec, executor.secrets))
+            loop = asyncio.get_running_loop()
+            context = context_factory.set(partial(self._context, handle, spec, executor.secrets, loop))
             try:
                 async with asyncio.timeout(seconds) as deadline:
                     output = executor.post_process(plan, await executor.start(plan))
@@ -883,16 +885,15 @@ def refused_by_flow(name: str, decided: FlowDecided) -> ToolOutput:
 
 
 class _JournalHandler(logging.Handler):
-    """Writes a tool's log records into the journal, on the event loop, as tools may log from threads."""
+    """Writes a tool's log records into the journal, on the run's event loop, as tools may log from threads."""
 
-    def __init__(self, scope: Scope, handle: str, name: str, secrets: Secrets) -> None:
+    def __init__(self, scope: Scope, handle: str, name: str, secrets: Secrets, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._secrets = secrets
         self._scope = scope
         self._handle = handle
         self._name_of_tool = name
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+        self._loop = loop
 
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelname.lower() if record.levelno < logging.ERROR else "error"
@@ -903,7 +904,10 @@ class _JournalHandler(logging.Handler):
             message=self._secrets.hide(self.format(record)),
             metadata={"handle": self._handle},
         )
-        if threading.get_ident() == self._thread:
+        is_there = False
+        with suppress(RuntimeError):  # this is a thread without a loop
+            is_there = asyncio.get_running_loop() is self._loop
+        if is_there:
             self._append(noted)
         else:
             with suppress(RuntimeError):  # the loop is closed: the run is over
@@ -914,12 +918,14 @@ class _JournalHandler(logging.Handler):
             self._scope.journal.append(noted)
 
 
-def _tool_logger(scope: Scope, handle: str, name: str, secrets: Secrets) -> logging.Logger:
+def _tool_logger(
+    scope: Scope, handle: str, name: str, secrets: Secrets, loop: asyncio.AbstractEventLoop
+) -> logging.Logger:
     """Return a logger of one call, which is not registered: calls are many."""
     logger = logging.Logger(f"closeout.tools.{name}", logging.DEBUG)
     if not secrets:  # the handlers of the process would write a record as it is
         logger.parent = logging.getLogger("closeout.tools")
-    logger.addHandler(_JournalHandler(scope, handle, name, secrets))
+    logger.addHandler(_JournalHandler(scope, handle, name, secrets, loop))
     return logger
 
 
