@@ -195,6 +195,10 @@ PLANS = {
     "an alias carries it": ("a = []\nb = a\nb.append(read_page())\nsend(a[0], 'hi')", "takes to from untrusted text"),
     "a handler depends on it": ("try:\n    int(read_page())\nexcept ValueError:\n    send('bob', 'hi')", "was decided"),
     "reading decides nothing": ("page = read_page()\nsend('bob', body='hi')\nsend(crm(), body='hi')", ""),
+    "each part of a tuple has its own": (
+        "a, (b, c) = read_page(), ('hi', crm())\nsend('bob', body=b)\nsend(c, body=b)",
+        "",
+    ),
 }
 
 

@@ -24,6 +24,17 @@ for each in ["1", "2"]:
         break
     x = "b"
 """,
+    "a pair that is swapped": """
+a, b = page(), "x"
+a, b = b, a
+send(b)
+""",
+    "a pair of one list": """
+c = []
+a, b = c, c
+a.append(page())
+send(b[0])
+""",
     "continue": """
 for each in ["a", "b"]:
     if page() == "yes":

@@ -250,7 +250,8 @@ class ProgramFlow:
     def _link(self, node: ast.AST) -> None:
         match node:
             case ast.Assign(targets=targets, value=value):
-                self._join(self._sharing([*targets, value]))
+                for part in _parts(targets, value):
+                    self._join(self._sharing(part))
             case ast.AnnAssign(target=target, value=value):
                 self._join(self._sharing([target] if value is None else [target, value]))
             case ast.AugAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
@@ -420,10 +421,11 @@ class ProgramFlow:
             if any(isinstance(part, ast.Name | ast.Lambda) for part in ast.walk(each)):
                 raise _NotUnderstood  # it shares a value with the function
 
-    def _bind(self, targets: Iterable[ast.expr], value: ast.expr, pc: _Labels) -> None:
-        labels = self._value(_not_lazy(value), pc)
-        for target in targets:
-            self._assign(target, labels, pc)
+    def _bind(self, targets: Sequence[ast.expr], value: ast.expr, pc: _Labels) -> None:
+        for *bound, part in _parts(targets, value):
+            labels = self._value(_not_lazy(part), pc)
+            for target in bound:
+                self._assign(target, labels, pc)
 
     def _assign(self, target: ast.expr, labels: _Labels, pc: _Labels) -> None:
         match target:
@@ -687,6 +689,20 @@ def _functions_given(name: str, node: ast.Call) -> list[ast.expr]:
 def _parameters(arguments: ast.arguments) -> list[ast.arg]:
     others = [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
     return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *others]
+
+
+def _parts(targets: Sequence[ast.expr], value: ast.expr) -> Iterator[list[ast.expr]]:
+    """Yield the targets of an assignment with their value; of one of tuples, each target with its own."""
+    match targets:
+        case [ast.Tuple(elts=names) | ast.List(elts=names)] if (
+            isinstance(value, ast.Tuple | ast.List)
+            and len(names) == len(value.elts)
+            and not any(isinstance(each, ast.Starred) for each in (*names, *value.elts))
+        ):
+            for name, part in zip(names, value.elts, strict=True):
+                yield from _parts([name], part)
+        case _:
+            yield [*targets, value]
 
 
 def _not_lazy(node: ast.expr) -> ast.expr:
