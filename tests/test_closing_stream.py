@@ -124,8 +124,17 @@ async def test_a_closing_reply_that_repeats_itself_is_cut_off_and_asked_for_agai
 async def test_the_model_sees_why_its_repeating_reply_was_refused() -> None:
     model = ScriptedClient([call("look", key="a"), say(CIRCLE), say(BOX)])
     await watched(model)
-    assert "cut off" in model.requests[-1].messages[-1].text
+    assert "repeated itself" in model.requests[-1].messages[-1].text
     assert "over and over" not in "".join(message.text for message in model.requests[-1].messages)
+
+
+async def test_replies_that_repeat_themselves_end_a_run_in_the_same_way_whether_it_is_watched_or_not() -> None:
+    agent = Agent(ScriptedClient(lambda view: say("Delivery is on Friday, the 4th. " * 40)), home=False)
+    unwatched, stream = await agent.run("When?"), agent.stream("When?")
+    async for _ in stream:
+        pass
+    for result in (unwatched, stream.result):
+        assert (result.status, result.answer, result.usage.requests) == ("unanswered", None, 9)
 
 
 async def test_failure_experience_is_not_streamed_as_an_answer() -> None:

@@ -183,6 +183,10 @@ async def test_a_run_that_has_spent_its_share_continues_with_the_next_model() ->
     chain = Fallback([Named(first, "dear"), Named([answer("42")], "cheap")], max_cost=3.0)
     result, requests = await asked(chain)
     assert (result.answer, requests) == ("42", [3, 1])
+    assert result.warnings == ("cheap is asked instead of dear (max_cost).",)
+    unpriced = [ScriptedClient([call("lookup", key="k1"), answer("42")], name=name) for name in ("a", "b")]
+    result = await Agent(Fallback(unpriced, max_cost=3.0), [lookup]).run("What is k1?")
+    assert result.warnings == ("max_cost of the Fallback cannot be kept: the price of a is unknown.",)
 
 
 async def test_a_model_that_refused_is_asked_again_only_if_no_other_can_answer() -> None:
@@ -215,6 +219,7 @@ async def test_malformed_replies_lead_to_the_next_model_if_asked_to(malformed: i
     result, asked_each = await asked(chain)
     assert asked_each == requests
     assert result.answer == ("42" if malformed else "41")
+    assert ("b is asked instead of a (malformed)." in result.warnings) is bool(malformed)
 
 
 async def test_conditions_that_are_not_chosen_and_mistakes_are_errors() -> None:

@@ -70,11 +70,12 @@ def test_documents_and_tables_are_read_as_text() -> None:
     book = openpyxl.Workbook()
     book.active.append(["port", "height"])
     book.active.append(["Saint-Malo", 13.5])
+    book.active.append(["both", "=B2*2"])  # no program has calculated it
     book.save("tides.xlsx")
     write("page.html", "<html><title>Tides</title><body><p>High water at noon.</p></body></html>")
     write("data.json", '{"k": [1, 2]}')
     question = prepare("?", ["log.docx", "tides.xlsx", "page.html", "data.json"]).question
-    for shown in ("# Log", "| Saint-Malo | 13.5 |", "High water at noon.", '{"k": [1, 2]}'):
+    for shown in ("# Log", "| Saint-Malo | 13.5 |", "| both | =B2*2 |", "High water at noon.", '{"k": [1, 2]}'):
         assert shown in question
 
 

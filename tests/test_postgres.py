@@ -92,6 +92,7 @@ def test_a_password_is_in_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
         ("postgresql://host/runs?schema=Team;", "schema="),
         ("postgresql://host/runs?lease=0", "between 1 and"),
         ("postgresql://ann:[geheim@host/runs", "postgresql://USER@HOST"),
+        ("mysql://ann:geheim@host/runs", "not mysql://"),
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused_without_being_shown(address: str, says: str) -> None:

@@ -258,7 +258,7 @@ session.run_sync("And a whale?")
 
 
 @pytest.mark.skipif(not hasattr(os, "kill") or sys.platform == "win32", reason="kills with SIGKILL")
-async def test_a_conversation_survives_a_kill(home: Path) -> None:
+async def test_a_conversation_survives_a_kill(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serve_script(talk, by=lambda view: "", record=False) as server:
         process = await asyncio.to_thread(
             subprocess.run, [sys.executable, "-c", CHAT, server.base_url], capture_output=True, check=False
@@ -266,5 +266,9 @@ async def test_a_conversation_survives_a_kill(home: Path) -> None:
         assert process.returncode == -9, process.stderr
         assert [record.status for record in open_store(home).runs()] == ["interrupted", "answered"]
         agent = Agent("openai:scripted", [weight], base_url=server.base_url, api_key="key")
-        result = await agent.session("zoo").resume()
-        assert result.answer == "Hello | And a whale?"
+        session = agent.session("zoo")
+        assert (await session.run("Next")).answer == "Hello | Next"
+        assert "Message zoo.2 was interrupted, so the conversation goes on without it" in caplog.text
+        result = await session.resume()
+        assert (result.run_id, result.answer) == ("zoo.2", "Hello | And a whale?")
+        assert [each.text for each in session.messages if each.role == "user"] == ["Hello", "Next", "And a whale?"]

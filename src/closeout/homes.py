@@ -85,6 +85,9 @@ def as_home(value: str | os.PathLike[str] | DatabaseHome) -> Home:
     text = os.fspath(value)
     if isinstance(value, str) and text.startswith(_BEGINS):
         return _database(text)
+    if isinstance(value, str) and "://" in text:
+        scheme = text.partition(":")[0]
+        raise UsageError(f"A home is a folder or a database in PostgreSQL, not {scheme}://…. Write {_EXAMPLE}.")
     return Path(text).expanduser()
 
 

@@ -454,7 +454,8 @@ def enforceable(constraint: Constraint | None, can: Capabilities) -> Constraint 
     return constraint if (can.json_schema if constraint.kind == "json_schema" else can.grammar) else None
 
 
-_SPOILED = ("tool_call", "invented", "empty", "cut")  # Defects of form: they say nothing about the content.
+# Defects of form: they say nothing about the content.
+_SPOILED = ("tool_call", "invented", "empty", "repeating", "cut")
 
 
 def _is_spoiled(text: str, reading: ContractReading, call: LLMCallResult) -> bool:

@@ -10,6 +10,7 @@ from closeout.answers.contracts import ContractReading
 from closeout.answers.reading import said, stated
 from closeout.parsing.forms.reader import find_call_mark
 from closeout.parsing.read_reply import invents_result
+from closeout.parsing.repetition import repeated_tail
 
 __all__ = [
     "ReplyProblem",
@@ -19,7 +20,9 @@ __all__ = [
     "problem_of",
 ]
 
-Kind = Literal["empty", "tool_call", "invented", "cut", "refusal", "announced", "format_missing", "contract"]
+Kind = Literal[
+    "empty", "tool_call", "invented", "repeating", "cut", "refusal", "announced", "format_missing", "contract"
+]
 
 _REFUSAL = re.compile(
     r"\W*(?:(?:i'?m (?:really |very |so )?sorry|i am sorry|sorry\b)(?! to hear\b| for your\b| about your\b)"
@@ -103,6 +106,8 @@ def problem_of(text: str, reading: ContractReading, *, called_tools: bool = Fals
         return ReplyProblem("invented", hint)
     if not text.strip():
         return ReplyProblem("empty", "Your last reply was empty.")
+    if repeated_tail(text) >= 0:  # a watched stream is stopped there
+        return ReplyProblem("repeating", "Your last reply repeated itself. Be brief, and give the answer.")
     if cut:
         return ReplyProblem("cut", "Your last reply was cut off before it came to its answer. Be much shorter.")
     if is_refusal(text):

@@ -142,6 +142,8 @@ class FallbackClient(BaseClient):
         self._first = 0  # the model that this run prefers now
         self._spare: list[int] = []  # models that it left for their replies: asked again only if no other can answer
         self._cost = [0.0] * len(self.clients)  # the cost of this run, by model
+        self._notes: list[str] = []  # warnings for the next reply
+        self._knows_cost = rules.max_cost is None or self.price is not None
 
     def for_run(self) -> Self:
         return type(self)(self.clients, self._rules, self._retry)
@@ -179,13 +181,15 @@ class FallbackClient(BaseClient):
     def rolled_back(self, times: int) -> None:
         every = self._rules.malformed
         if every is not None and times and times % every == 0:
-            self._leave(self._first, spare=True)
+            self._leave(self._first, spare=True, because="malformed")
 
-    def _leave(self, number: int, *, spare: bool = False) -> None:
-        """Continue the run with the models after this one."""
+    def _leave(self, number: int, *, spare: bool = False, because: str = "") -> None:
+        """Continue the run with the models after this one. The next reply says so if a reason is given."""
         if spare and number not in self._spare:
             self._spare.append(number)
-        self._first = min(max(self._first, number + 1), len(self.clients) - 1)
+        before, self._first = self._first, min(max(self._first, number + 1), len(self.clients) - 1)
+        if because and self._first > before:
+            self._notes.append(f"{self._labels[self._first]} is asked instead of {self._labels[number]} ({because}).")
 
     # -------------------------------------------------------------------------------------------- requests
 
@@ -242,7 +246,11 @@ class FallbackClient(BaseClient):
                 refused = reply.finish_reason == "content_filter" and "refusal" in self._rules.on
                 if not (refused and following):
                     usage = spent + reply.usage if spent.requests else reply.usage
-                    return replace(reply, usage=usage, model=asked, warnings=(*reply.warnings, *warnings))
+                    notes, self._notes = self._notes, []
+                    if not self._knows_cost and reply.usage.cost_usd is None:
+                        self._knows_cost = True  # said once
+                        notes.append(f"max_cost of the Fallback cannot be kept: the price of {asked} is unknown.")
+                    return replace(reply, usage=usage, model=asked, warnings=(*reply.warnings, *notes, *warnings))
                 spent = spent + reply.usage
                 condition, why = "refusal", PermanentModelError("The reply was refused.")
             if condition in ("refusal", "context"):
@@ -265,7 +273,7 @@ class FallbackClient(BaseClient):
         """Return the numbers of the models to ask, in order: at least one."""
         cap, last = self._rules.max_cost, len(self.clients) - 1
         while cap is not None and self._first < last and self._cost[self._first] >= cap:
-            self._leave(self._first)
+            self._leave(self._first, because="max_cost")
         left, now = range(self._first, last + 1), time.monotonic()
         closed = [number for number in left if self._breakers[number].until <= now]
         return closed or sorted(left, key=lambda number: self._breakers[number].until)

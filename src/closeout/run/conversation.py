@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -33,6 +34,7 @@ else:
 
 __all__ = ["Session"]
 
+log = logging.getLogger("closeout")
 REPLIED = frozenset({"answered", "unanswered"})
 BUSY_SECONDS = 0.25  # seconds between two looks at a message that another process answers
 FULL = 0.5  # Share of the model's context that the history may take.
@@ -161,6 +163,13 @@ class Session(Generic[Value, Deps]):
                         f"{resume}.resume({target}decisions={{…}}), or closeout approve {waiting}. After a time or a "
                         "signal: agent.resume_due()."
                     )
+                for left in (record.run_id for record in runs if record.status == "interrupted"):
+                    log.warning(
+                        "Message %s was interrupted, so the conversation goes on without it. To continue it: "
+                        "session.resume(), or closeout resume %s",
+                        left,
+                        left,
+                    )
                 run_id = self._id_after(runs)
                 history = await self._fitting_history()
                 try:
@@ -197,16 +206,24 @@ class Session(Generic[Value, Deps]):
         await asyncio.to_thread(mailbox.send, text, to=to, by=by, interrupt=interrupt)
 
     async def resume(self, **options: Any) -> RunResult[Value]:
-        """Continue the last run, if it was interrupted, cancelled or failed. The options are those of `Agent.resume`.
+        """Continue the last message if it was interrupted, cancelled or failed, else the last one that was interrupted.
+
+        The options are those of `Agent.resume`.
 
         Raises:
-            RunNotFound: There is no such run.
+            RunNotFound: There is no such message.
         """
         async with self._turn:
             runs = await self._idle_runs()
-            if not runs or runs[-1].status in REPLIED:
-                raise RunNotFound(f"The last message of session {self.id} has its reply: there is nothing to resume.")
-            return self._keep(await self._resume(runs[-1].run_id, **options))
+            left = [record for record in runs if record.status == "interrupted"]
+            left += [record for record in runs[-1:] if record.status not in REPLIED]
+            if not left:
+                raise RunNotFound(f"The messages of session {self.id} have their replies: there is nothing to resume.")
+            result = await self._resume(left[-1].run_id, **options)
+            if left[-1] is runs[-1]:
+                return self._keep(result)
+            await self._idle_runs()  # its reply follows those that were given meanwhile
+            return result
 
     def _keep(self, result: RunResult[Value]) -> RunResult[Value]:
         if result.status in REPLIED:

@@ -9,8 +9,9 @@ import re
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from importlib.util import find_spec
+from itertools import repeat, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ MAX_SMALL = 4_000_000  # bytes
 MAX_SECONDS = 20.0
 # Cells of a sheet, empty ones included: a sheet may claim 16,384 columns for each of a million rows.
 MAX_CELLS = 20_000_000
+_FORMULA = re.compile(rb"<f[ >]")
 ROW_COST = 16  # a row without cells takes as long as so many of them
 MAX_SPAN = 63  # columns that one cell of a Word table may take: Word's own limit
 # A merged cell's text up to this length is repeated in each place; longer text is written once.
@@ -191,21 +193,46 @@ def _read_xlsx(path: Path) -> str:
     with (
         _errors_named(path, "an Excel workbook"),
         closing(openpyxl.load_workbook(path, read_only=True, data_only=True)) as workbook,
+        closing(openpyxl.load_workbook(path, read_only=True)) if _has_formulas(path) else nullcontext() as written,
     ):
-        return _joined(_sheets(workbook))
+        return _joined(_sheets(workbook, written or workbook))
 
 
-def _sheets(workbook: Any) -> _Pieces:
-    for sheet in workbook.worksheets:
+def _has_formulas(path: Path) -> bool:
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.startswith("xl/worksheets/"):
+                with archive.open(name) as sheet:
+                    tail = b""
+                    while part := sheet.read(1 << 20):
+                        if _FORMULA.search(tail + part):
+                            return True
+                        tail = part[-2:]
+    return False
+
+
+def _sheets(workbook: Any, written: Any) -> _Pieces:
+    """The sheets as tables. A formula that no program has calculated stands in place of its value.
+
+    Args:
+        workbook: With the values of formulas.
+        written: With the formulas; the same one if there are none.
+    """
+    for sheet, source in zip(workbook.worksheets, written.worksheets, strict=True):
         yield f"## {sheet.title}\n"
         if (sheet.max_row or 1) * (sheet.max_column or 1) > MAX_CELLS:
             sheet.reset_dimensions()  # formatted to its end, or wrong: each row is as long as its cells
+            source.reset_dimensions()
         first, walked = True, 0
-        for row in sheet.iter_rows(values_only=True):
+        formulas = repeat(()) if source is sheet else source.iter_rows(values_only=True)
+        for row, formulas_of_row in zip(sheet.iter_rows(values_only=True), formulas, strict=False):
             walked += len(row) + ROW_COST
             if walked > MAX_CELLS:
                 break
-            cells = ["" if value is None else str(value) for value in row]
+            cells = [
+                str(value if value is not None else getattr(formula, "text", formula) or "")
+                for value, formula in zip_longest(row, formulas_of_row)
+            ]
             if not any(cells):
                 yield None
                 continue
