@@ -18,6 +18,7 @@ from closeout.errors import UsageError
 from closeout.evaluate.overview import delete_evaluation, list_evaluations
 from closeout.evaluate.trials import TrialStore, evaluation_file
 from closeout.journal.store import close_stores, open_store
+from closeout.testing import RequestView, Turn, answer, serve_script
 
 AGENT = """
 import sys
@@ -157,6 +158,32 @@ def test_evaluations_are_compared_scored_again_and_exported(folder: Path) -> Non
     assert [[message["loss"] for message in line["messages"]] for line in lines] == [[False, True]] * 4
     call("export", "first", "-o", "rows.jsonl", "--format", "rows", "--which", "finished")
     assert json.loads((folder / "rows.jsonl").read_text().splitlines()[1])["correct"] is True
+
+
+def test_models_are_evaluated_on_the_same_tasks_and_shown_in_one_table(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reply(request: RequestView) -> Turn:
+        good = request.body["model"] == "good" or request.question in ("1?", "2?")
+        return answer(request.question.removesuffix("?") if good else "no")
+
+    with serve_script(reply, by="question") as server:
+        command = ("matrix", "tasks.jsonl", "-m", "openai:bad", "-m", "openai:good", *RUN[3:9], "--name", "m")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "key")
+        found = json.loads(call(*command, "--json").stdout)
+        assert [each["name"] for each in found["evaluations"]] == ["m-openai-bad", "m-openai-good"]
+        assert found["differences"][0]["difference"] == 0.5
+        assert list(found["tasks"].values()) == [[0.0, 1.0], [1.0, 1.0], [1.0, 1.0], [0.0, 1.0]]
+        asked = len(server.requests)
+        shown = call(*command, "--tasks", "--markdown", "m.md", "--html", "m.html")
+    assert len(server.requests) == asked == 8  # the same command repeats nothing
+    assert shown.stdout.splitlines()[0].split()[:3] == ["score", "95", "%"]
+    assert "+50.0" in shown.stdout
+    assert "| +50.0 |" in (folder / "m.md").read_text()
+    assert "Score and cost" in (folder / "m.html").read_text()
+    assert "Give -m for each of several models" in call(*command[:4], code=2).stderr
+    assert "No such option: --bogus" in call(*command, "--bogus", code=2).stderr
 
 
 def test_a_doubtful_comparison_warns_in_every_form(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from closeout.dialects.constrain import PROGRAM_GRAMMAR
 from closeout.messages import Constraint, Delta, Message, ModelRequest
 from closeout.models.connect import connect
 from closeout.models.openai import OpenAIClient
+from closeout.models.token_in import TokenClient
 from tiny_gguf import write_model
 
 xllamacpp = pytest.importorskip("xllamacpp")
@@ -89,3 +91,23 @@ async def test_it_takes_the_grammar_of_programs_for_a_text(client: OpenAIClient)
     constraint = Constraint("grammar", PROGRAM_GRAMMAR)
     reply = await client.complete(ModelRequest(prompt="abc", constraint=constraint, max_tokens=24))
     assert reply.text.startswith("```python\n")
+
+
+async def test_a_conversation_by_token_ids_is_one_sequence(address: str) -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>"
+    )
+    template += "{% endif %}"
+    client = TokenClient("alphabet", address, template=template, server="llama.cpp", max_tokens=5)
+    first = chat("a", max_tokens=5)
+    reply = await client.complete(first)
+    assert (len(reply.text), reply.finish_reason) == (5, "length")
+    said = Message(role="assistant", content=reply.text, attached=reply.attached)
+    later = await client.complete(replace(first, messages=[*first.messages, said, Message(role="user", content="b")]))
+    await client.aclose()
+    one, two = reply.tokens, later.tokens
+    assert one is not None
+    assert two is not None
+    assert len(one.ids) == len(one.logprobs) == 5
+    assert two.prompt[: len(one.prompt) + 5] == (*one.prompt, *one.ids)
+    assert later.usage.input_tokens == len(two.prompt)

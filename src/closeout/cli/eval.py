@@ -242,6 +242,32 @@ def compare_(
     return OK
 
 
+@eval_app.command("matrix", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@guarded
+def matrix_(
+    context: typer.Context,
+    tasks: Annotated[str, typer.Argument(help="As for `closeout eval run`")],
+    model: Annotated[
+        list[str], typer.Option("--model", "-m", help="A model; give the option for each, the first to compare with")
+    ],
+    name: Annotated[str, typer.Option(help="The evaluations are named NAME-MODEL")] = "",
+    cluster: Annotated[str, typer.Option(help="As for `closeout eval compare`")] = "",
+    by_task: Annotated[bool, typer.Option("--tasks", help="Show each task too")] = False,
+    html: Html = None,
+    markdown: Markdown = None,
+    json: Json = False,
+) -> int:
+    """Evaluate several models on the same tasks, and show one table. Other options are those of `closeout eval run`."""
+    from closeout.cli.eval_reports import print_matrix
+    from closeout.cli.evaluating import run_models
+
+    names = run_models(eval_app, tasks, model, name, context.args)
+    if isinstance(names, int):
+        return names
+    print_matrix(names, cluster=cluster, by_task=by_task, html=html, markdown=markdown, as_json=json)
+    return OK
+
+
 @eval_app.command("edit")
 @guarded
 def edit_(

@@ -10,18 +10,22 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from closeout.cli.eval_display import EvalDisplay
 from closeout.cli.terminal import Column, fit_table, make_console, print_json, say_error, width_of
 from closeout.config import home_folder
 from closeout.errors import JournalError, UsageError
-from closeout.evaluate.report import Report
+from closeout.evaluate.matrix import MATRIX_COLUMNS, ScoreMatrix
+from closeout.evaluate.report import Report, load_report
 from closeout.evaluate.report_html import write_html
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
 from closeout.evaluate.wording import SLICE_COLUMNS, percent
 
-__all__ = ["opened", "print_evaluations", "print_report", "watch"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["opened", "print_evaluations", "print_matrix", "print_report", "watch"]
 
 SHOW_SECONDS = 1.0  # seconds between two looks at the progress
 
@@ -69,12 +73,40 @@ def print_report(
         return
     console = make_console()
     console.print(str(report), markup=False)
-    columns = [Column(SLICE_COLUMNS[0], least=12), *(Column(name, right=True) for name in SLICE_COLUMNS[1:])]
     for name in by:
         console.print(f"\nby {name}", markup=False)
-        rows = [[(cell, "") for cell in line] for line in report.slice_lines(name)]
-        for line in fit_table(columns, rows, width_of(console)):
-            console.print(line)
+        _print_table(console, SLICE_COLUMNS, report.slice_lines(name))
+
+
+def print_matrix(
+    names: Sequence[str], *, cluster: str, by_task: bool, html: str | None, markdown: str | None, as_json: bool
+) -> None:
+    """Print the table of evaluations of the same tasks; the parameters are those of `closeout eval matrix`.
+
+    Raises:
+        UsageError: They cannot be compared.
+    """
+    found = ScoreMatrix.of([load_report(name) for name in names], cluster=cluster)
+    if html:
+        write_html(found.reports[0], html, against=found.comparisons)
+    if markdown:
+        Path(markdown).write_text(found.markdown(), "utf-8")
+    if as_json:
+        print_json(found.to_dict())
+        return
+    console = make_console()
+    _print_table(console, MATRIX_COLUMNS, found.lines())
+    if by_task:
+        console.print()
+        _print_table(console, ("task", *names), found.task_lines())
+    for warning in found.warnings():
+        console.print(f"Warning: {warning}", markup=False)
+
+
+def _print_table(console: Console, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    shown = [Column(columns[0], least=12), *(Column(name, right=True) for name in columns[1:])]
+    for line in fit_table(shown, [[(cell, "") for cell in line] for line in lines], width_of(console)):
+        console.print(line)
 
 
 class opened:  # noqa: N801 - used like a function

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
 from typing import Any, TypeAlias
+
+import typer
 
 from closeout.agent import Agent
 from closeout.assembly.parts import answer_of, without_parts
@@ -21,12 +25,21 @@ from closeout.config import home_folder, load_config
 from closeout.errors import UsageError
 from closeout.evaluate.benchmarks import Benchmark
 from closeout.evaluate.comparison import power_of_plan
+from closeout.evaluate.evaluation import name_of_evaluation
 from closeout.evaluate.report import Report
 from closeout.evaluate.sweep import Sweep
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import TrialStore
 
-__all__ = ["OnStart", "agents_of", "concurrency_of", "fields_of", "run_work", "share_of"]
+__all__ = [
+    "OnStart",
+    "agents_of",
+    "concurrency_of",
+    "fields_of",
+    "run_models",
+    "run_work",
+    "share_of",
+]
 
 OnStart: TypeAlias = Callable[[Sweep, TrialStore], object]
 """Receives the sweep and the store of an evaluation that begins."""
@@ -95,6 +108,30 @@ def run_work(
     if totals.suspended and totals.finished + totals.suspended == totals.planned:
         return WAITING
     return UNANSWERED if totals.finished < totals.planned else OK
+
+
+def run_models(
+    commands: typer.Typer, tasks: str, models: Sequence[str], name: str, arguments: Sequence[str]
+) -> list[str] | int:
+    """Run `closeout eval run` for each model, its report on stderr.
+
+    Returns:
+        The names of the evaluations; or the exit code of the first one that did not end.
+
+    Raises:
+        UsageError: A model is named twice, or there is only one.
+    """
+    names = [name_of_evaluation(f"{name or Path(tasks).stem}-{model}") for model in models]
+    if len(set(names)) < max(len(names), 2):
+        raise UsageError(f"Give -m for each of several models, got {', '.join(models)}.")
+    for model, each in zip(models, names, strict=True):
+        try:
+            with redirect_stdout(sys.stderr):
+                commands(["run", tasks, "-m", model, "--name", each, *arguments], prog_name="closeout eval")
+        except SystemExit as ended:
+            if ended.code:
+                return int(ended.code)
+    return names
 
 
 def agents_of(benchmark: Benchmark, agent: Agent[Any], options: RunOptions) -> Callable[[EvalTask], Agent[Any]]:

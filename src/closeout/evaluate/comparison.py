@@ -14,7 +14,7 @@ from closeout.evaluate.estimates import PairedEstimate, holm, paired_estimate, t
 from closeout.evaluate.report import Report
 from closeout.evaluate.wording import amount, finite, markdown_table, percent
 
-__all__ = ["Comparison", "compare", "compare_all", "power_of_plan"]
+__all__ = ["Comparison", "compare", "compare_all", "power_of_plan", "task_means"]
 
 SEEN = 0.03  # The difference of scores for which comparisons say how many tasks it needs.
 
@@ -44,14 +44,14 @@ class Comparison:
     @cached_property
     def changed(self) -> list[tuple[str, float, float]]:
         """The tasks whose mean scores differ, the worst losses first: id, first score, second score."""
-        first, second = _task_means(self.first), _task_means(self.second)
+        first, second = task_means(self.first), task_means(self.second)
         found = [(task, first[task], second[task]) for task in first if task in second]
         return sorted((each for each in found if each[1] != each[2]), key=lambda each: each[2] - each[1])
 
     def lines(self) -> list[tuple[str, ...]]:
         """Return what a table of the comparison shows: label, first, second, difference."""
         one, two, estimate = self.first, self.second, self.estimate
-        firsts, seconds = _task_means(one), _task_means(two)
+        firsts, seconds = task_means(one), task_means(two)
         shared = firsts.keys() & seconds.keys()
         found: list[tuple[str, ...]] = [
             (
@@ -141,7 +141,7 @@ def compare(first: Report, second: Report, *, cluster: str = "") -> Comparison:
             f"{first.name} and {second.name} ask different questions under {len(other):,} of {len(pairs):,} shared "
             f"ids: {', '.join(other[:3])}. Compare evaluations of the same tasks."
         )
-    firsts, seconds = _task_means(first), _task_means(second)
+    firsts, seconds = task_means(first), task_means(second)
     shared = [asked[task] for task in firsts if task in seconds]
     if not shared:
         raise UsageError(f"{first.name} and {second.name} share no finished task, so they cannot be compared.")
@@ -209,7 +209,7 @@ def _power(detectable: float, needed: float) -> str:
     )
 
 
-def _task_means(report: Report) -> dict[str, float]:
+def task_means(report: Report) -> dict[str, float]:
     """Return the mean score of each task whose trials have all ended."""
     return {
         task: fmean(map(report.value_of, trials))

@@ -331,9 +331,12 @@ async def _score(store: TrialStore, scorer: Scorer, numbers: Sequence[int], home
 def default_name(tasks: TaskSource, agent: Agent[Any]) -> str:
     """Return the default name of an evaluation. It is the same for the same tasks and model."""
     what = Path(tasks).stem if isinstance(tasks, str | Path) else "tasks"
-    model = agent.plan().client.name.rpartition("/")[2]
-    readable = "".join(c if c.isalnum() or c in "._-" else "-" for c in f"{what}-{model}")
-    return readable.strip(".-")[:100] or "tasks"
+    return name_of_evaluation(f"{what}-{agent.plan().client.name.rpartition('/')[2]}") or "tasks"
+
+
+def name_of_evaluation(text: str) -> str:
+    """Return a text as the name of an evaluation: letters, digits, `.`, `_` and `-`."""
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in text).strip(".-")[:100]
 
 
 def shard_of(number: int, shard: int, shards: int) -> range:

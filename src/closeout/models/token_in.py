@@ -1,4 +1,4 @@
-"""The client for servers that take and return token ids: vLLM's text completions and SGLang's `/generate`.
+"""The client for servers that take and return token ids: vLLM, SGLang and llama.cpp.
 
 A chat server writes every prompt anew from messages. It may leave out the thinking of earlier turns, write calls in its
 own way, and tokenize what the model sampled differently. Here a prompt is, id for id, the prompt before it, the sampled
@@ -25,6 +25,7 @@ from closeout.models.openai import OpenAIClient, finish_reason, read_completion,
 __all__ = ["TokenClient"]
 
 TOKENIZE_SECONDS = 60.0
+_PATHS = {"sglang": "/generate", "llama.cpp": "/completion"}
 
 
 class TokenClient(OpenAIClient):
@@ -39,7 +40,7 @@ class TokenClient(OpenAIClient):
         model: The model's name on the server.
         base_url: The server's address, which usually ends in `/v1`.
         template: The model's chat template: its text, a file, or the model's folder.
-        server: "vllm" or "sglang".
+        server: "vllm", "sglang" or "llama.cpp".
         api_key: Sent as a bearer token, if set.
         options: Further arguments of `OpenAIClient`, such as `temperature`, `max_tokens` and `extra_body`.
 
@@ -53,12 +54,12 @@ class TokenClient(OpenAIClient):
         base_url: str,
         *,
         template: ChatTemplate | str | Path,
-        server: Literal["vllm", "sglang"] = "vllm",
+        server: Literal["vllm", "sglang", "llama.cpp"] = "vllm",
         api_key: str | None = None,
         **options: Any,
     ) -> None:
-        if server not in ("vllm", "sglang"):
-            raise ConfigError(f"server must be 'vllm' or 'sglang', got {server!r}.")
+        if server not in ("vllm", *_PATHS):
+            raise ConfigError(f"server must be 'vllm', 'sglang' or 'llama.cpp', got {server!r}.")
         known = Capabilities(streaming=False, json_schema=False, known=True)
         super().__init__(model, base_url, api_key, server=server, small=False, capabilities=known, **options)
         self._template = template if isinstance(template, ChatTemplate) else ChatTemplate(template)
@@ -66,8 +67,8 @@ class TokenClient(OpenAIClient):
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         headers |= options.get("headers") or {}
         self._tokenize = transport.Endpoint(f"{root}/tokenize", headers)
-        if server == "sglang":
-            self._completions = transport.Endpoint(f"{root}/generate", headers)
+        if server in _PATHS:
+            self._completions = transport.Endpoint(root + _PATHS[server], headers)
 
     async def _attempt_request(
         self, request: ModelRequest, on_delta: OnDelta | None, timeout: float | None
@@ -79,7 +80,8 @@ class TokenClient(OpenAIClient):
         reply = await self.generate(prompt, request, on_delta=on_delta, timeout=timeout)
         if reply.tokens is None or not reply.tokens.ids:
             raise BadRequest(
-                f"{self.base_url} states no token ids. TokenClient needs a vLLM that knows return_token_ids, or SGLang."
+                f"{self.base_url} states no token ids. TokenClient needs a vLLM that knows return_token_ids, SGLang or "
+                "llama.cpp."
             )
         kept = {"prompt": added, "reply": list(reply.tokens.ids), "seen": _seen(request), "anew": not before}
         return replace(
@@ -136,8 +138,10 @@ class TokenClient(OpenAIClient):
 
     async def tokenize(self, text: str) -> list[int]:
         """Return the ids of a text, without any that the tokenizer would add."""
-        body = encode_json({"model": self.model, "prompt": text, "add_special_tokens": False})
-        response = await transport.post(self._tokenize, body, timeout=TOKENIZE_SECONDS)
+        body: dict[str, Any] = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        if self._kind == "llama.cpp":
+            body = {"content": text, "add_special": False, "parse_special": True}
+        response = await transport.post(self._tokenize, encode_json(body), timeout=TOKENIZE_SECONDS)
         if response.status != 200:
             said = await response.read_start()
             raise error_from_response(response.status, response.headers, said, response.origin)
@@ -148,7 +152,7 @@ class TokenClient(OpenAIClient):
             raise ServerFailed(told, about_request=True)
         return tokens
 
-    # -------------------------------------------------------------------------------- the two protocols
+    # -------------------------------------------------------------------------------- the protocols
 
     def _body(self, request: ModelRequest, *, stream: bool) -> bytes:
         if "prompt" not in request.extra_body:
@@ -156,6 +160,9 @@ class TokenClient(OpenAIClient):
         options = self._options(request, stream)
         if self._kind == "vllm":
             return encode_json({"return_token_ids": True, "logprobs": 1, "skip_special_tokens": False, **options})
+        if self._kind == "llama.cpp":
+            named = {"n_predict" if name == "max_tokens" else name: value for name, value in options.items()}
+            return encode_json({"return_tokens": True, "n_probs": 1, **named})
         names = {"max_tokens": "max_new_tokens"}
         ours = {"model", "prompt"}
         sampling = {names.get(name, name): value for name, value in options.items() if name not in ours}
@@ -166,7 +173,25 @@ class TokenClient(OpenAIClient):
         })  # fmt: skip
 
     def _read(self, value: Any) -> ModelReply | None:
+        if self._kind == "llama.cpp":
+            return _read_llama_cpp(value)
         return read_completion(value) if self._kind == "vllm" else _read_generated(value)
+
+
+def _read_llama_cpp(value: Any) -> ModelReply | None:
+    """Return the reply in the body of llama.cpp's `/completion`; None if it is something else."""
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+        return None
+    ids, stated = value.get("tokens"), value.get("completion_probabilities")
+    ids = ids if isinstance(ids, list) and all(type(token) is int for token in ids) else []
+    stated = stated if isinstance(stated, list) and len(stated) == len(ids) else []
+    found = [each.get("logprob") if isinstance(each, dict) else None for each in stated]
+    logprobs = tuple(float(each) for each in found if isinstance(each, int | float))
+    tokens = ReplyTokens(ids=tuple(ids), logprobs=logprobs if len(logprobs) == len(ids) else ())
+    counts = [value.get(name) for name in ("tokens_evaluated", "tokens_predicted")]
+    read, written = (count if type(count) is int else 0 for count in counts)
+    reason = "length" if value.get("stop_type") == "limit" else "stop"
+    return ModelReply(value["content"], finish_reason=reason, usage=Usage(read, written, requests=1), tokens=tokens)
 
 
 def _read_generated(value: Any) -> ModelReply | None:
