@@ -15,7 +15,7 @@ import disk
 import soak
 from database_homes import CUTS, DATABASE, Wire
 
-from cli_process import closeout
+from cli_process import closeout, here
 from closeout.testing import Turn, answer, call, serve_script
 from postgres_server import PostgresServer
 
@@ -104,7 +104,7 @@ def test_closeout_run_says_that_the_disk_is_full_and_the_run_can_be_resumed(
         assert "is full. Free some space first." in said
         run_id = said.partition("closeout resume ")[2]
         assert bool(run_id) == (at > 1), "the first write fails before there is a run"
-        resumed = closeout("resume", run_id) if run_id else closeout("run", "Pay.", *model)
+        resumed = here("resume", run_id) if run_id else here("run", "Pay.", *model)
     assert resumed.code == 0
     booked = paid.read_text().split() if paid.exists() else []
     assert len(booked) == len(set(booked))
