@@ -157,6 +157,7 @@ class Store:
         self._job: Future[None] | None = None  # the next commit, until it begins
         self._notes: dict[str, str] = {}
         self._glances: dict[str, tuple[float, Collection[str]]] = {}
+        self._glancing: set[str] = set()  # what is being read
         self._tries_again = False  # an earlier commit may have written some of the batch
         self._ends: dict[int, _Entry] = {}  # the last events of runs, which are written together with their outcome
         self._lost: set[int] = set()  # runs that another process has taken over from this one
@@ -602,15 +603,18 @@ class Store:
             When they were read, by the monotonic clock, and the rest of each name.
         """
         at, found = self._glances.get(text, (0.0, ()))
-        if time.monotonic() - at >= GLANCE_SECONDS:
-            self._glances[text] = time.monotonic(), found
+        if text not in self._glancing and time.monotonic() - at >= GLANCE_SECONDS:
+            self._glancing.add(text)
             self.submit(self._glance, text)
         return at, found
 
     def _glance(self, text: str) -> None:
         at = time.monotonic()
-        with suppress(JournalError):
-            self._glances[text] = at, self.notes_that_begin_with(text)
+        try:
+            with suppress(JournalError):
+                self._glances[text] = at, self.notes_that_begin_with(text)
+        finally:
+            self._glancing.discard(text)
 
     # -------------------------------------------------------------------------------------------- reading
 
