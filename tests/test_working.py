@@ -124,6 +124,7 @@ async def test_a_run_is_followed_and_cancelled_from_elsewhere(any_home: Home, el
 
 STUBBORN = """
 import asyncio
+from pathlib import Path
 from closeout import Agent, tool
 from closeout.cli.main import app
 from closeout.server import serving
@@ -132,6 +133,7 @@ from closeout.testing import ScriptedClient, Turn, call
 @tool
 async def hang() -> str:
     "Hang."
+    Path("at_work").touch()
     while True:
         try:
             await asyncio.sleep(600)
@@ -150,14 +152,13 @@ def test_a_tool_that_ignores_its_cancellation_does_not_hold_up_the_end(home: Pat
     (tmp_path / "stubborn.py").write_text(STUBBORN.format(home=str(home)))
     run_id = asyncio.run(Agent(ScriptedClient([]), home=home).submit("Go"))
     worker = subprocess.Popen([sys.executable, "stubborn.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    store = open_store(home)
-    while not any(isinstance(row.event, ToolStarted) for row in store.rows(run_id)):
+    while not (tmp_path / "at_work").exists():
         time.sleep(0.05)
     worker.terminate()
     said = worker.communicate()[1]
     assert worker.returncode == 0
     assert said.endswith("A tool ignores its cancellation. Its run is left as after a crash.\n")
-    assert store.run(run_id).status == "interrupted"
+    assert open_store(home).run(run_id).status == "interrupted"
 
 
 async def test_a_run_that_a_program_executes_by_itself_is_cancelled_from_elsewhere(
