@@ -22,6 +22,7 @@ from closeout.cli.options import RunOptions, make_agent
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import amount, duration, make_console, print_answer, printable, say_error, usage_line
 from closeout.errors import CloseoutError
+from closeout.journal.events import REPLIED
 from closeout.visible import visible
 
 if TYPE_CHECKING:
@@ -357,7 +358,7 @@ class _TerminalChat:
 
     def _show(self, result: RunResult[Any], display: Display | None) -> None:
         self._code = exits.OUTCOMES.get(result.status, exits.FAILED)
-        reply = result.closing_text or result.answer if result.status in ("answered", "unanswered") else None
+        reply = result.closing_text or result.answer if result.status in REPLIED else None
         if reply:
             print_answer(reply)
         if result.status == "waiting":

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 from closeout.cli.options import RunOptions, is_from_command, options_in
 from closeout.config import home_folder
 from closeout.errors import UsageError
-from closeout.journal.events import RunStarted
+from closeout.journal.events import REPLIED, RunStarted
 from closeout.journal.readonly import open_to_read
+from closeout.journal.run_names import session_of
 from closeout.journal.store import RunRecord, Store
 
 __all__ = ["last_conversation", "options_of_session"]
-
-REPLIED = ("answered", "unanswered")
-_NUMBERED = re.compile(r"(.+)\.\d{1,9}")  # the runs of a session
 
 
 def last_conversation() -> str:
@@ -26,8 +22,7 @@ def last_conversation() -> str:
     with open_to_read(home_folder()) as store:
         for record in store.each_run():
             if record.status in REPLIED and _options_of(store, record) is not None:
-                numbered = _NUMBERED.fullmatch(record.run_id)
-                return numbered[1] if numbered else record.run_id
+                return session_of(record.run_id) or record.run_id
     raise UsageError('There is no conversation to continue. Begin one: closeout chat, or closeout run "…".')
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from closeout.errors import JournalError
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.database import CHECKED, FILE_NAME, LOCK_SECONDS, explained, version_of
+from closeout.journal.events import REPLIED
 from closeout.journal.journal_database import SEQ_BITS, EventRow, SqlConnection
 from closeout.journal.on_sqlite import references
 from closeout.journal.readonly import open_to_read
@@ -21,8 +22,7 @@ __all__ = ["copy_runs"]
 
 RUNS_AT_ONCE = 100  # runs in one commit, so that other writers do not wait for long
 ROWS_AT_ONCE = 1000
-_KEPT = ("answered", "unanswered", "running")  # the status of runs that a copy does not replace
-_OVER = ("answered", "unanswered")
+_KEPT = (*REPLIED, "running")  # the status of runs that a copy does not replace
 _COLUMNS = "run_id, started, ended, status, task, model, answer, stop_reason"
 _SELECT_RUNS = f"SELECT id, {_COLUMNS} FROM runs ORDER BY id"  # noqa: S608 - constant
 _INSERT_RUN = f"INSERT INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?)"  # noqa: S608 - constant
@@ -108,7 +108,7 @@ def _copy(theirs: _RunSource, db: SqlConnection, store: Store, row: tuple[Any, .
     number, run_id, _, _, status, *_ = row
     for own, own_status in db.execute(_SELECT_OWN, (run_id,)).fetchall():
         is_interrupted = own_status == "running" and not store.database.locks.held_anywhere(own)
-        if (own_status in _KEPT and not is_interrupted) or status not in _OVER:
+        if (own_status in _KEPT and not is_interrupted) or status not in REPLIED:
             return False
         store.database.discard(db, run_id, own)
     db.execute(_INSERT_RUN, row[1:])

@@ -20,6 +20,7 @@ __all__ = [
     "EVENT_TYPES",
     "HANDOFF",
     "REFUSED_CALL",
+    "REPLIED",
     "AgentEnded",
     "AgentStarted",
     "AnswerGiven",
@@ -783,6 +784,7 @@ class Compacted(Event):
 HANDOFF = "handoff"  # Replaces a call in the path of an agent that was handed the conversation.
 _LEADERS = re.compile(rf"main(/{HANDOFF}:[^/]*)*")
 REFUSED_CALL = "Refused call"  # the name of the note of a call that was not made; its turn shows it, too
+REPLIED = ("answered", "unanswered")  # the status of runs that ended with a reply, and are not continued
 
 
 @record

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from closeout.errors import SignalRefused
+from closeout.journal.events import REPLIED
 from closeout.journal.journal_database import SqlConnection
 from closeout.journal.store import Store
 from closeout.records import record
@@ -31,7 +32,6 @@ __all__ = [
 
 MAX_PAYLOAD = 2**20  # characters of JSON: what is larger belongs into a file or a database, and its address here
 MAX_NAME = 200  # characters
-_OVER = ("answered", "unanswered")  # the status of runs that receive nothing any more
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS signals (
@@ -90,7 +90,7 @@ def send_signal(store: Store, run_id: str, name: str, payload: Any = None, *, id
             "Store it elsewhere, and send its address."
         )
     status = store.run(run_id).status
-    if status in _OVER:
+    if status in REPLIED:
         raise SignalRefused(f"Run {run_id} is over ({status}), so it receives no signals.")
 
     row = (run_id, id or secrets.token_hex(10), name, text, time.time())

@@ -11,6 +11,7 @@ from closeout.answers.reading import Value
 from closeout.dialects.text_chat import fit_history, historic_prompt
 from closeout.errors import DecisionRefused, MessageRefused, RunExists, RunNotFound, UsageError
 from closeout.file_values import File
+from closeout.journal.events import REPLIED
 from closeout.journal.inbox import mailbox_of
 from closeout.journal.run_names import is_new_run_id
 from closeout.journal.store import RunRecord, Store
@@ -35,7 +36,6 @@ else:
 __all__ = ["Session"]
 
 log = logging.getLogger("closeout")
-REPLIED = frozenset({"answered", "unanswered"})
 BUSY_SECONDS = 0.25  # seconds between two looks at a message that another process answers
 FULL = 0.5  # Share of the model's context that the history may take.
 WORTH_ASKING = 1_000  # tokens: a server need not be asked how much fits while the history is shorter

@@ -33,6 +33,7 @@ from closeout.errors import (
     RunNotFound,
     UsageError,
 )
+from closeout.journal.events import REPLIED
 from closeout.journal.store import RunRecord, Store
 from closeout.messages import Usage, UsageSum
 from closeout.run.lifecycle import as_recorded, recorded_task
@@ -45,7 +46,6 @@ __all__ = ["ManyRuns", "MapProgress", "Once", "OnceRunner", "TaskItem", "check_k
 
 logger = logging.getLogger("closeout")
 
-ENDED = frozenset({"answered", "unanswered"})
 LOCKED_SECONDS = 0.25  # seconds between two looks at a run that another process executes
 MAX_NAME = 200  # characters of a key or a session's name
 
@@ -127,7 +127,7 @@ class OnceRunner(Generic[Value]):
             recorded = recorded_task(rows, run_id, load=store.content)
             if recorded.text != task:
                 raise ResumeRefused(f"Run {run_id} has another task: {recorded.text!r:.80}. Use another name.")
-            if record.status in ENDED or (record.status == "failed" and not self.retry_failed):
+            if record.status in REPLIED or (record.status == "failed" and not self.retry_failed):
                 loaded = load_result(run_id, rows, plan.contract, lambda: store.read(run_id).rows, load=store.content)
                 return Once(loaded, loaded=True)
             listeners = options.get("listeners", ())

@@ -17,13 +17,13 @@ from closeout.homes import Home, as_home
 from closeout.journal.events import RunEnded, RunStarted, ToolFinished
 from closeout.journal.ledger import forget_key, spent_by_day
 from closeout.journal.readonly import has_journal, open_to_read
+from closeout.journal.run_names import session_of
 from closeout.journal.store import Row, RunRecord, Store, open_store
 from closeout.journal.text_search import forget_deleted
 from closeout.records import record
 
 __all__ = ["PersonalData", "delete_data", "export_data", "find_data"]
 
-_NUMBERED = re.compile(r"(.+)\.\d{1,9}")  # the runs of a session
 _UNSAFE = re.compile(r"[^\w.-]")  # characters that are replaced in the name of a folder
 _BUSY = {"running": "being executed", "waiting": "waiting"}
 
@@ -80,8 +80,8 @@ def find_data(user: str = "", *, session: str = "", home: str | Path | None = No
             found = {run.run_id: run for run in _runs_of_person(store, user)}
         sessions = [session] if session and found else []
         for run_id in tuple(found) if user else ():
-            name = _session_of(run_id)
-            if name and name not in sessions:
+            name = session_of(run_id)
+            if name and name != run_id and name not in sessions:
                 sessions.append(name)
                 siblings = (run for run in _session_runs(store, name) if run.run_id not in found)
                 found |= {run.run_id: run for run in siblings if not _persons(store, run.run_id) - {user}}
@@ -216,12 +216,7 @@ def _persons(store: Store, run_id: str) -> set[str]:
 def _session_runs(store: Store, session: str) -> list[RunRecord]:
     """Return the runs of a session, and the run that it was begun with."""
     found = store.runs_under(session)
-    return [run for run in found if run.run_id == session or _session_of(run.run_id) == session]
-
-
-def _session_of(run_id: str) -> str:
-    numbered = _NUMBERED.fullmatch(run_id)
-    return numbered[1] if numbered else ""
+    return [run for run in found if run.run_id == session or session_of(run.run_id) == session]
 
 
 # ------------------------------------------------------------------------------------------------ writing

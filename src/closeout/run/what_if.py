@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from closeout.errors import CloseoutError, JournalError, UsageError
 from closeout.journal.events import (
+    REPLIED,
     Event,
     HandedOver,
     MessageReceived,
@@ -39,7 +40,6 @@ from closeout.run.recorded_effects import CostLimit, KnownTools, RecordedEffects
 
 __all__ = ["Lane", "WhatIfCase", "run_again"]
 
-_ENDED = ("answered", "unanswered")
 _SHOWN = 200  # characters of a task
 
 
@@ -240,7 +240,7 @@ def _chosen(store: Store, name: str, runs: int | Iterable[str]) -> list[str]:
         raise UsageError(f"runs must be run ids or the number of runs, at least 1; got {number}.")
     found: list[str] = []
     for run in store.each_run(not_under=[LAB]):
-        if run.status not in _ENDED:
+        if run.status not in REPLIED:
             continue
         first = next(store.rows(run.run_id), None)
         if first is not None and isinstance(first.event, RunStarted) and first.event.name == name:
@@ -376,7 +376,7 @@ async def _kept(lane: KeptLane, found: Lane, journal: WhatIfJournal, *, differs:
 def _unfit(rows: Sequence[Row]) -> str:
     """Return why a run cannot be run again; empty if it can."""
     last = rows[-1].event
-    if not isinstance(last, RunEnded) or last.status not in (*_ENDED, "failed"):
+    if not isinstance(last, RunEnded) or last.status not in (*REPLIED, "failed"):
         return "The run has not ended with an answer or without one."
     if any(isinstance(row.event, HandedOver) for row in rows):
         return "The conversation was handed over to another agent, and its model is not recorded."
