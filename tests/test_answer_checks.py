@@ -10,9 +10,9 @@ import pytest
 from closeout import Agent, Boxed, Check, CheckedRun, Number, Text, tool
 from closeout.errors import UsageError
 from closeout.journal import events as ev
-from closeout.journal.store import close_stores, open_store
+from closeout.journal.store import open_store
 from closeout.testing import ScriptedClient, Turn, answer, call, say
-from journal_file import as_if_killed, store_events, stored_events
+from journal_file import cut_after
 
 PROBLEM = "The answer must be even."
 
@@ -253,11 +253,7 @@ async def test_a_resumed_run_repeats_no_check_that_has_ended(home: Path) -> None
     check = Recording(PROBLEM, None)
     replies = [call("look", key="ab"), answer("5"), answer("6")]
     first = await checking(home, check, replies)[0].run("How many?", run_id="r")
-    close_stores()
-    events = stored_events(home)
-    ended = [place for place, event in events.items() if event[1] == "CheckFinished"]
-    store_events(home, {place: event for place, event in events.items() if place <= ended[0]})
-    as_if_killed(home)
+    cut_after(home, "CheckFinished")
 
     again = Recording()
     agent, client = checking(home, again, [answer("6")])
@@ -269,11 +265,7 @@ async def test_a_resumed_run_repeats_no_check_that_has_ended(home: Path) -> None
 
 async def test_a_check_that_was_interrupted_is_made_again(home: Path) -> None:
     await checking(home, Recording(), [answer("6")])[0].run("How many?", run_id="r")
-    close_stores()
-    events = stored_events(home)
-    begun = next(place for place, event in events.items() if event[1] == "CheckStarted")
-    store_events(home, {place: event for place, event in events.items() if place <= begun})
-    as_if_killed(home)
+    cut_after(home, "CheckStarted")
 
     again = Recording()
     result = await checking(home, again, [])[0].resume("r")

@@ -18,7 +18,7 @@ from closeout.journal.store import close_stores, open_store
 from closeout.run.lifecycle import replay_run
 from closeout.server.host import AgentHost
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
-from journal_file import as_if_killed, store_events, stored_events
+from journal_file import cut_after, cuts, stored_events
 from serving import serving
 
 
@@ -128,19 +128,14 @@ async def test_killed_at_every_event_a_run_keeps_its_instructions_and_gets_its_d
     agent, client = shop_agent(instructions=greeting)
     await agent.run("Order tea.", run_id="whole", deps=Shop("Bern"))
     first = system(client)
-    close_stores()
-    events = stored_events(home)
-    places = list(events)
-    for kept in range(1, len(places)):
-        store_events(home, {place: events[place] for place in places[:kept]})
-        as_if_killed(home)
+    whole = [event[1] for event in stored_events(home).values()]
+    for kept in cuts(home):
         agent, client = shop_agent(instructions=greeting)
         result = await agent.resume("whole", deps=Shop("Bern", ["earlier"]))
         assert result.status == "answered", kept
         # Until the function's text is on disk the run has not shown it to anybody.
-        written = any(events[place][1] == "InstructionsWritten" for place in places[:kept])
+        written = "InstructionsWritten" in whole[:kept]
         assert not written or all(system(client, number) == first for number in range(len(client.requests))), kept
-        close_stores()
 
 
 async def test_a_replay_needs_no_dependencies(home: Path) -> None:
@@ -231,11 +226,7 @@ async def test_each_request_gets_dependencies_of_its_own_also_after_a_restart(ho
     assert b"not kept" not in kept
     assert b"a-key-of-ann" not in kept
 
-    close_stores()
-    events = stored_events(home)
-    begun = [place for place, event in events.items() if event[1] == "RunStarted"][-1]
-    store_events(home, {place: event for place, event in events.items() if place <= begun})
-    as_if_killed(home)
+    cut_after(home, "RunStarted", -1)
     async with serving(shop_agent()[0], **host) as served:
         await served.host.wait(started["run_id"])
     assert SHOPS["rome"].orders == ["tea"] * 3  # once before the kill, and the resumed run orders in its shop too

@@ -16,7 +16,7 @@ from closeout.journal.store import open_store
 from closeout.journal.totals import RunTotals
 from closeout.run.lifecycle import replay_run
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
-from journal_file import as_if_killed, store_events, stored_events
+from journal_file import cuts
 from serving import serving, written_model
 from test_serve_crash import client_of
 
@@ -90,20 +90,13 @@ async def test_the_session_goes_on_with_the_other_agent_also_in_another_process(
 
 async def test_killed_after_any_event_the_run_is_resumed_to_the_same_end(home: Path) -> None:
     await agents(home).run("The first message.", run_id="r")
-    whole = stored_events(home)
-    places = sorted(whole)
-    assert len(places) > 20
-    for kept in range(1, len(places)):
-        from closeout.journal.store import close_stores
-
-        close_stores()
-        store_events(home, {place: whole[place] for place in places[:kept]})
-        as_if_killed(home)
+    for kept in cuts(home):
         result = await agents(home).resume("r")
         assert (result.answer, result.handed_to) == ("first, [a] known, [b] known", ("billing",)), kept
         handed = [row.event for row in open_store(home).rows("r") if isinstance(row.event, ev.HandedOver)]
         assert len(handed) == 1, kept
         assert result.usage.requests in (4, 5), kept
+    assert kept > 20
 
 
 async def test_a_message_reaches_the_agent_that_has_the_conversation(home: Path) -> None:

@@ -24,7 +24,7 @@ from closeout.journal.totals import RunTotals
 from closeout.messages import Usage
 from closeout.run.lifecycle import replay_run
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once
-from journal_file import as_if_killed, store_events, stored_events
+from journal_file import cut_after, cut_record
 
 TURNS = 6
 
@@ -105,10 +105,7 @@ async def test_a_killed_batch_is_resumed_run_by_run(home: Path, after: int) -> N
 async def test_a_record_without_its_last_rows_is_resumed_to_the_same_end(home: Path, lost: int) -> None:
     first = await make_agent(home).run("Do a", run_id="run")
     whole = kinds(events_of(home, "run"))
-    close_stores()
-    events = stored_events(home)
-    store_events(home, {place: events[place] for place in list(events)[:-lost]})
-    as_if_killed(home)
+    cut_record(home, -lost)
     ran: list[str] = []
     again = await make_agent(home, ran).resume("run")
     assert (again.answer, again.turns, again.usage.total_tokens) == (
@@ -378,20 +375,10 @@ def _changed_agent(home: Path, key_type: type, *calls: Turn, paid: list[int] | N
     return Agent(model, tools, home=home), model
 
 
-async def _cut_after(home: Path, run_id: str, kind: str, number: int) -> None:
-    """Leave the record up to an event of a kind, as a process that was killed then does."""
-    rows = [type(row.event).__name__ for row in open_store(home).rows(run_id)]
-    end = [place for place, name in enumerate(rows) if name == kind][number] + 1
-    close_stores()
-    events = stored_events(home)
-    store_events(home, {place: events[place] for place in list(events)[:end]})
-    as_if_killed(home)
-
-
 async def test_a_changed_agent_gets_no_result_of_another_call(home: Path) -> None:
     calls = [call("look", key="1"), call("look", key="2")]
     await _changed_agent(home, str, *calls)[0].run("x", run_id="r")
-    await _cut_after(home, "r", "ToolFinished", 1)
+    cut_after(home, "ToolFinished", 1)
     agent, model = _changed_agent(home, int)
     await agent.resume("r", despite_changes=True)
     shown = [str(each["content"]) for each in model.requests[-1].messages if each["role"] == "tool"]
@@ -400,9 +387,9 @@ async def test_a_changed_agent_gets_no_result_of_another_call(home: Path) -> Non
 
 async def test_a_changed_call_that_was_interrupted_gets_no_result_of_the_former_one(home: Path) -> None:
     await _changed_agent(home, str, call("look", key="1"))[0].run("x", run_id="r")
-    await _cut_after(home, "r", "ToolFinished", 0)
+    cut_after(home, "ToolFinished")
     await _changed_agent(home, int)[0].resume("r", despite_changes=True)
-    await _cut_after(home, "r", "ToolStarted", 1)  # the process died while the changed call was made
+    cut_after(home, "ToolStarted", 1)  # the process died while the changed call was made
     agent, model = _changed_agent(home, int)
     await agent.resume("r", despite_changes=True)
     assert [each["content"] for each in model.requests[-1].messages if each["role"] == "tool"] == ["found 1"]
@@ -411,7 +398,7 @@ async def test_a_changed_call_that_was_interrupted_gets_no_result_of_the_former_
 async def test_a_changed_agent_repeats_no_payment_that_was_interrupted(home: Path) -> None:
     paid: list[int] = []
     await _changed_agent(home, str, call("look", key="1"), call("pay", amount=5), paid=paid)[0].run("x", run_id="r")
-    await _cut_after(home, "r", "ToolStarted", 1)
+    cut_after(home, "ToolStarted", 1)
     agent, model = _changed_agent(home, int, paid=paid)
     await agent.resume("r", despite_changes=True)
     assert paid == [5]
@@ -443,7 +430,7 @@ async def test_a_model_that_repeats_an_interrupted_payment_at_once_is_asked_to_c
 
     payer = Agent(ScriptedClient(script), [pay, was_paid], home=home)
     await payer.run("x", run_id="r")
-    await _cut_after(home, "r", "ToolStarted", 0)
+    cut_after(home, "ToolStarted")
     result = await payer.resume("r")
     assert result.answer == "done"
     assert len(paid) == 2
@@ -471,7 +458,7 @@ async def test_a_person_decides_whether_a_call_that_was_cut_off_is_made_again(ho
 
     for run_id in ("again", "not"):
         await agent(run_id).run("Pay.", run_id=run_id)
-        await _cut_after(home / run_id, run_id, "ToolStarted", 0)
+        cut_after(home / run_id, "ToolStarted")
         waiting = await agent(run_id).resume(run_id)
         (asked,) = waiting.waiting
         assert (waiting.status, asked.id, asked.kind, asked.tool) == ("waiting", "r1.again1", "approval", "pay")
@@ -485,9 +472,7 @@ async def test_a_person_decides_whether_a_call_that_was_cut_off_is_made_again(ho
             done = await agent(run_id).resume(run_id, decisions={asked.id: True})
             assert (done.answer, paid) == ("paid N08", ["N08"])
             assert (await agent(run_id).resume(run_id)).answer == done.answer  # nothing is asked or made again
-            await _cut_after(
-                home / run_id, run_id, "CallRepeated", 0
-            )  # the process died once more, in the repeated call
+            cut_after(home / run_id, "CallRepeated")  # the process died once more, in the repeated call
             paid.clear()
             waiting = await agent(run_id).resume(run_id)
             assert ([each.id for each in waiting.waiting], paid) == (["r1.again2"], [])

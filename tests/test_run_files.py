@@ -22,7 +22,7 @@ from closeout.journal.store import close_stores, open_store
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from closeout.tools.builtin import python_tool
 from closeout.tools.mcp_result import McpResult
-from journal_file import as_if_killed, store_events, stored_events
+from journal_file import cut_after, cuts
 
 run_python = python_tool(isolation="none")  # test_python_isolation.py runs scripts in a sandbox
 CREW = "name,age\nAda,36\nBlaise,39\n"
@@ -287,14 +287,9 @@ async def test_a_run_killed_at_any_event_has_the_same_files_when_it_is_resumed(h
     whole = await script_agent(home, *codes, python=rerun).run("Count.", files=[crew], run_id="run")
     assert shown(whole)[1].startswith("(2, ['crew.csv', 'out'])")
     crew.unlink()  # noqa: ASYNC240
-    close_stores()
-    events = stored_events(home)
-    for kept in range(1, len(events)):
-        store_events(home, {place: events[place] for place in list(events)[:kept]})
-        as_if_killed(home)
+    for kept in cuts(home):
         again = await script_agent(home, *codes, python=rerun).resume("run")
         assert (again.files, shown(again)) == (whole.files, shown(whole)), kept
-        close_stores()
 
 
 async def test_a_fork_has_the_files_up_to_its_place(home: Path, crew: Path) -> None:
@@ -434,14 +429,9 @@ async def test_programs_read_and_write_the_same_files(home: Path, crew: Path) ->
     assert results(whole)[0] == "2\nFiles written: sum.txt (text/plain, 17 bytes)"
     assert results(whole)[2].startswith("(['crew.csv', 'one.txt', 'out', 'sum.txt'], 'Ada,36', 'Ada,36;Blaise,39;1')")
     assert "A program can open them by their names." in whole.messages[0].text + whole.messages[1].text
-    close_stores()
-    events = stored_events(home)
-    for kept in range(1, len(events), 3):  # killed at every third event
-        store_events(home, {place: events[place] for place in list(events)[:kept]})
-        as_if_killed(home)
+    for kept in cuts(home, 3):
         again = await program_agent(home, *PROGRAMS).resume("run")
         assert (again.files, results(again)[-1]) == (whole.files, results(whole)[-1]), kept
-        close_stores()
 
 
 async def test_programs_stay_within_the_files_and_limits_of_a_run(home: Path, crew: Path) -> None:
@@ -530,11 +520,7 @@ async def test_what_an_mcp_server_hands_over_becomes_a_file_and_is_there_after_a
     result = await first.run("Draw.", run_id="r")
     assert [file.name for file in result.files] == ["image.png"]
     assert (result.answer, len(client.requests)) == ("done", 3)
-    close_stores()
-    events = stored_events(home)
-    kept = next(place for place, event in events.items() if event[1] == "ToolFinished")
-    store_events(home, {place: event for place, event in events.items() if place <= kept})
-    as_if_killed(home)
+    cut_after(home, "ToolFinished")
     again, client = agent()
     resumed = await again.resume("r")
     assert resumed.files[0].data == result.files[0].data

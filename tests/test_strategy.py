@@ -10,12 +10,12 @@ import pytest
 from closeout import Agent, AskOnce, CallFirst, Majority, ModelTurn, Number, Strategy, tool
 from closeout.errors import ResumeRefused, ServerFailed, UsageError
 from closeout.journal import events as ev
-from closeout.journal.store import close_stores, open_store
+from closeout.journal.store import open_store
 from closeout.journal.subscribers import Progress
 from closeout.messages import Reading
 from closeout.run.lifecycle import replay_run
 from closeout.testing import RequestView, ScriptedClient, answer, call
-from journal_file import as_if_killed, store_events, stored_events
+from journal_file import cut_after, cut_record
 
 
 @tool(read_only=True)
@@ -212,11 +212,7 @@ async def test_a_request_beside_the_turns_own_needs_a_purpose() -> None:
 async def test_a_killed_run_is_resumed_without_repeating_a_request(home: Path, replies: int) -> None:
     agent, _ = opinions(home)
     first = await agent.run("How many?", run_id="r")
-    close_stores()
-    events = stored_events(home)
-    replied = [place for place, event in events.items() if event[1] == "ModelReplied"]
-    store_events(home, {place: event for place, event in events.items() if place <= replied[replies - 1]})
-    as_if_killed(home)
+    cut_after(home, "ModelReplied", replies - 1)
 
     seen = len(purposes(home, "r"))
     client = ScriptedClient(lambda view: answer("6") if "[a] is known" in view.text else call("look", key="a"))
@@ -230,10 +226,7 @@ async def test_a_killed_run_is_resumed_without_repeating_a_request(home: Path, r
 async def test_another_strategy_does_not_continue_a_run(home: Path, other: Any) -> None:
     agent, _ = opinions(home)
     await agent.run("How many?", run_id="r")
-    close_stores()
-    events = stored_events(home)
-    store_events(home, {place: events[place] for place in list(events)[:6]})
-    as_if_killed(home)
+    cut_record(home, 6)
     with pytest.raises(ResumeRefused, match="strategy"):
         await opinions(home, other)[0].resume("r")
 

@@ -12,11 +12,11 @@ import pytest
 from closeout import Agent, ToolManager, tool
 from closeout.errors import ConfigError
 from closeout.journal import events as ev
-from closeout.journal.store import Row, close_stores, open_store
+from closeout.journal.store import Row, open_store
 from closeout.journal.subscribers import Progress
 from closeout.run.plan import MAX_DEPTH
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
-from journal_file import as_if_killed, store_events, stored_events
+from journal_file import cut_after
 
 
 @tool(read_only=True)
@@ -239,11 +239,7 @@ async def test_a_sub_agent_that_reached_its_limit_is_not_begun_again(
     result = await made().run("What?", run_id="stubborn")
     assert (result.answer, result.stop_reason) == ("done", "rollbacks")
     look(result.read_rows())
-    close_stores()
-    stored = stored_events(home)
-    second = [place for place, event in stored.items() if event[1] == "TurnRolledBack"][1]
-    store_events(home, {place: event for place, event in stored.items() if place <= second})
-    as_if_killed(home)
+    cut_after(home, "TurnRolledBack", 1)
     resumed = await made().resume("stubborn")
     assert (resumed.answer, resumed.stop_reason) == ("done", "rollbacks")
     look(resumed.read_rows())

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from closeout import Agent, ToolOutput, tool
-from closeout.journal.store import close_stores, open_store
+from closeout.journal.store import open_store
 from closeout.run.lifecycle import replay_run
 from closeout.testing import RequestView, ScriptedClient, answer, call
-from journal_file import as_if_killed, store_events, stored_events
+from journal_file import cuts
 
 
 @tool(read_only=True)
@@ -54,15 +54,9 @@ async def test_a_tool_is_offered_when_the_state_has_what_it_needs(home: Path, di
 
 async def test_killed_after_any_event_the_tool_is_there_where_it_was(home: Path) -> None:
     await shop(home)[0].run("Which orders?", run_id="r")
-    close_stores()
-    events = stored_events(home)
-    places = list(events)
-    for kept in range(1, len(places)):
-        store_events(home, {place: events[place] for place in places[:kept]})
-        as_if_killed(home)
+    for kept in cuts(home):
         result = await shop(home)[0].resume("r")
         assert (result.answer, result.state) == ("A1, A2", {"account": "ann"}), kept
-        close_stores()
 
 
 async def test_a_message_of_a_session_and_programs_have_the_tool_from_the_beginning(home: Path) -> None:
