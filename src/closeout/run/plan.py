@@ -324,7 +324,8 @@ class AgentPlan:
     def check_flow(self) -> None:
         """Check the names of the tools in the flow rules. The manager must be open.
 
-        Rules also hold for the tools of sub-agents, so that only an agent without any is checked.
+        Rules also hold for the tools of sub-agents, and those of settings for all agents in them, so that only an agent
+        that has none and is none of them is checked.
 
         Raises:
             UsageError: A name is neither a tool nor a server.
@@ -335,9 +336,10 @@ class AgentPlan:
         known = {tool.name for tool in tools if tool.server_name is None}
         known |= {name for tool in tools if (name := tool.server_name) is not None}
         known |= {f"{tool.server_name}/{tool.name}" for tool in tools if tool.server_name is not None}
-        if unknown := next((name for name in self.flow.names if name not in known), None):
+        unknown = next((name for name in self.flow.names if name not in known), None)
+        if unknown is not None and not self.manager.shares_policies:
             hint = suggestion(unknown, known, f"It has: {', '.join(sorted(known)) or 'no tools'}.")
-            raise UsageError(f"flow names {unknown!r}, but the agent has no such tool or server. {hint}")
+            raise UsageError(f"flow names {unknown!r}, but the agent {self.name} has no such tool or server. {hint}")
         self._check_allowed(tools)
 
     def _check_allowed(self, tools: Iterable[ToolSpec]) -> None:
