@@ -74,8 +74,9 @@ def agent(*script: Any, **options: Any) -> Agent[Any]:
         ({"tools": [look_up, look_up]}, "Two tools are named 'look_up'"),
         ({"dialect": "react"}, "No dialect is called 'react'. Choose one of"),
         ({"mcp_servers": "python server.py"}, "mcp_servers must be a list"),
+        ({"name": ""}, "The name of an agent must be a printable text, got ''."),
     ],
-    ids=range(23),
+    ids=range(24),
 )
 def test_what_an_agent_does_not_take_is_refused_with_the_fix(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as refused:
@@ -97,8 +98,9 @@ def test_what_an_agent_does_not_take_is_refused_with_the_fix(given: dict[str, An
         ({"model": "openai:gpt-5"}, "Everything else is set on the Agent."),
         ({"max_turns": 0}, "Invalid value for 'agent.main_agent.max_turns': 0."),
         ({"temperature": "hot"}, "Invalid value for 'llm.temperature': 'hot'."),
+        ({"run_id": "x\ny"}, "run_id must be a printable text, got 'x\\ny'."),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_what_a_run_does_not_take_is_refused_before_it_begins(given: dict[str, Any], message: str) -> None:
     client = ScriptedClient([say("Hello.")])

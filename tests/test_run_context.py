@@ -118,6 +118,17 @@ async def test_the_copy_in_the_context_cannot_change_the_state() -> None:
     assert result.state == {"seen": True}
 
 
+async def test_a_state_that_is_not_json_is_a_warning() -> None:
+    @tool
+    def keep() -> ToolOutput:
+        """Keep something."""
+        return ToolOutput(result="done", state_update={"数": object()})
+
+    result, _ = await run_agent([call("keep"), answer("1")], keep)
+    (warning,) = result.warnings
+    assert warning.startswith("What the state_update of keep holds is not all JSON")
+
+
 async def test_a_failed_call_updates_nothing_and_names_no_checkpoint(home: Path) -> None:
     @tool
     def fail() -> ToolOutput:

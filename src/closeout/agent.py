@@ -458,7 +458,7 @@ class Agent(Generic[Deps, Value]):
         )
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
-            journal = await start_journal(plan, prepared, self.store(), run_id)
+            journal = await start_journal(plan, prepared, self.store(), checks.check_run_id(run_id))
             return await execute_run(plan, prepared, journal, listeners)
 
     def session(
@@ -654,6 +654,11 @@ class Agent(Generic[Deps, Value]):
         from closeout.run.lifecycle import start_journal, with_read_result
         from closeout.run.working import prioritise
 
+        if "deps" in settings:
+            raise UsageError(
+                "A submitted run takes no deps: they are not recorded. Its worker gives them, agent.with_deps(…), or "
+                "agent.resume(run_id, deps=…). Pass user=…, and tools find the person as context.user."
+            )
         store, plan = self._kept_runs(), plan_after(self.plan(), handed_to).overridden(settings)
         start_at, priority = checks.check_time("start_at", start_at), checks.check_priority(priority)
         prepared = await prepare_task(plan, task, files, history, work_files=work_files)
@@ -666,7 +671,7 @@ class Agent(Generic[Deps, Value]):
         )
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
-            journal = await start_journal(plan, prepared, store, run_id)
+            journal = await start_journal(plan, prepared, store, checks.check_run_id(run_id))
         if priority:
             prioritise(store, journal.run_id, priority)
         await store.off_loop(journal.abandon)
@@ -841,7 +846,7 @@ class Agent(Generic[Deps, Value]):
             at=at,
             set_results=set_results,
             note=note,
-            new_id=new_run_id,
+            new_id=checks.check_run_id(new_run_id),
             origin=origin,
         )
         return await self.resume(found, listeners=listeners, deps=deps)

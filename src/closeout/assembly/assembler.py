@@ -113,6 +113,8 @@ class Assembler:
         answer = parts.answer() if answer is None else answer
         # The policies of the settings may name tools of any of the agents in them.
         self._shares_policies = shares_policies or bool(config.agent.sub_agents)
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise UsageError(f"The name of an agent must be a printable text, got {name!r:.80}.")
         self._name = name
         self._base_url = base_url
         self._api_key = api_key

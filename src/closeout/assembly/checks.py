@@ -32,6 +32,7 @@ __all__ = [
     "check_list",
     "check_listeners",
     "check_part",
+    "check_run_id",
     "check_state",
     "check_task",
     "check_tasks",
@@ -257,6 +258,13 @@ def check_time(name: str, value: Any) -> datetime | None:
         return value
     example = "datetime.now(UTC) + timedelta(hours=1)"
     raise UsageError(f"{name} must be a datetime with a time zone, got {value!r:.80}. Pass {example}.")
+
+
+def check_run_id(value: Any) -> str:
+    """Return the id of a new run; empty: a new one is made."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise UsageError(f"run_id must be a printable text, got {value!r:.80}.")
+    return value
 
 
 def check_user(value: Any) -> str:

@@ -425,7 +425,8 @@ class Attempt:
             self._non_answers = 0
             return Stop(reason="insisted", reading=reading)
         if self._rollbacks.spent:
-            return Stop(reason="rollbacks", failure=Failure("", back.detail or back.hint))
+            told = f"The model's replies were rolled back {self._rollbacks.total} times. It was told last: {back.hint}"
+            return Stop(reason="rollbacks", failure=Failure("", back.detail or told))
         change = self._rollbacks.roll_back(back)
         tokens = self._budget.last.total_tokens
         self._journal.append(

@@ -380,5 +380,6 @@ def check_key(name: str, value: Any) -> str:
         UsageError: It is not a printable text of a sensible length.
     """
     if not isinstance(value, str) or not value.strip() or len(value) > MAX_NAME or not value.isprintable():
-        raise UsageError(f"{name} must be a short text, got {value!r:.80}. Pass {name}='my-sweep'.")
+        most = f"printable, at most {MAX_NAME} characters"
+        raise UsageError(f"{name} must be a short text ({most}), got {value!r:.80}.")
     return value

@@ -26,7 +26,7 @@ from closeout.repair.argument_repair import RepairedArguments
 from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
 from closeout.results.encoding import Encoding, known_encodings
 from closeout.results.escape import break_markers
-from closeout.results.normal import compact_json, is_large, normalise
+from closeout.results.normal import EncodingError, compact_json, is_large, normalise
 from closeout.results.present import Presented, present
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter
@@ -473,6 +473,7 @@ class ToolExecutor:
         presented = await run_in_thread(show) if is_large(output.result) else show()
         presented, own_problem = self._observed(output, plan.handle, presented)
         text, tokens, warning = self._formatted(tool_result, presented, plan.handle)
+        own_problem = own_problem or _state_problem(spec, output)
         if plan.note:
             text, tokens = f"{plan.note}\n{text}", tokens + count_tokens(plan.note, self.model)
         output.compressed = output.compressed or presented.truncated or presented.saved_tokens > 0
@@ -825,6 +826,17 @@ class ToolExecutor:
             step = f"{agent_name} | Turn: {turn_count} | Tool Call"
             self.task_log.log_step(level, step, message.replace("{}", str(duration_ms), 1))
         return SingleCall(tool_result, duration_ms, [entry])
+
+
+def _state_problem(spec: ToolSpec, output: ToolOutput) -> str:
+    """Return what is wrong with a call's update of the state; empty if it is JSON."""
+    if not output.state_update:
+        return ""
+    try:
+        normalise(output.state_update, strict=True)
+    except EncodingError as error:
+        return f"What the state_update of {spec.name} holds is not all JSON, and recorded as text: {error}"
+    return ""
 
 
 def _shortened(text: str) -> str:
