@@ -344,6 +344,8 @@ def test_two_evaluations_are_compared_task_by_task() -> None:
     first = run(Scripted(lambda q, n: "1"), 8)
     second = run(Scripted(echo), 8, name="other")
     found = compare(first, second)
+    named = next(text for label, *_, text in found.lines() if label == "tasks that changed, losses first")
+    assert named == "t0 (0 → 1), t2 (0 → 1), t3 (0 → 1), t4 (0 → 1), t5 (0 → 1), and 2 more (--json)"
     assert found.estimate.difference == pytest.approx(7 / 8)
     assert (found.estimate.only_first, found.estimate.only_second) == (0, 7)
     assert found.changed[0] == ("t0", 0.0, 1.0)

@@ -108,7 +108,7 @@ def test_export_and_import_explain_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a journal " * 100)
     done = here("runs", "import", str(tmp_path / "text"))
     assert done.code in (2, 3)
-    assert "Traceback" not in done.err
+    assert "is no journal, such as `closeout runs export` writes" in done.sentence
     assert list(tmp_path.glob(".closeout-export-*")) == []
 
 

@@ -426,6 +426,12 @@ async def test_the_end_of_the_script_and_unknown_paths_are_clear_errors():
             await client.complete(asked())
         with pytest.raises(ModelError, match="Unknown path /wrong/chat/completions"):
             await OpenAIClient("m", f"{server.url}/wrong").complete(asked())
+    async with serve_script(lambda view: view.nothing) as server:
+        with pytest.raises(
+            BadRequest, match=r"The script raised AttributeError: .*nothing.* \(test_scripted\.py:\d+\)"
+        ):
+            await OpenAIClient("m", server.base_url, retry=QUICK).complete(asked())
+        assert len(server.requests) == 1
 
 
 async def test_the_servers_model_list():

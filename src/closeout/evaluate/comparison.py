@@ -16,6 +16,7 @@ from closeout.evaluate.wording import amount, finite, markdown_table, percent
 
 __all__ = ["Comparison", "compare", "compare_all", "power_of_plan", "task_means"]
 
+NAMED = 5  # tasks whose scores differ that a comparison names
 SEEN = 0.03  # The difference of scores for which comparisons say how many tasks it needs.
 
 
@@ -71,6 +72,10 @@ class Comparison:
                 f"McNemar p = {estimate.mcnemar_p:.3g}",
             ),
         ]
+        if changed := self.changed:
+            named = [f"{task} ({first:.3g} → {second:.3g})" for task, first, second in changed[:NAMED]]
+            rest = f", and {len(changed) - NAMED:,} more (--json)" if len(changed) > NAMED else ""
+            found.append(("tasks that changed, losses first", "", "", f"{', '.join(named)}{rest}"))
         if not math.isnan(estimate.detectable):
             found.append(("power", "", "", _power(estimate.detectable, estimate.tasks_to_see(SEEN))))
         for label, name in (("turns", "turns"), ("input tokens", "input_tokens"), ("output tokens", "output_tokens")):

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from closeout.errors import JournalError
+from closeout.errors import JournalDamaged, JournalError
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.database import CHECKED, FILE_NAME, LOCK_SECONDS, explained, version_of
 from closeout.journal.events import REPLIED
@@ -73,7 +73,14 @@ def _opened(source: Home) -> Iterator[_RunSource]:
     file = source if source.is_file() else source / FILE_NAME
     if not file.exists():
         raise JournalError(f"There is no journal in {source}.")
-    with explained(file), closing(_JournalFile(file)) as opened:
+    try:
+        with explained(file):
+            journal = _JournalFile(file)
+    except JournalDamaged:
+        raise JournalDamaged(
+            f"{file} is no journal, such as `closeout runs export` writes, or damaged. Nothing of it was imported."
+        ) from None
+    with explained(file), closing(journal) as opened:
         yield opened
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self
 
 from aiohttp import web
@@ -182,6 +184,10 @@ class ScriptedServer:
             performance = self._player.play(view)
         except ModelError as error:
             return _error(error.status or 400, str(error))
+        except (AttributeError, LookupError, NameError, TypeError) as error:  # a mistake in the script
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(place.filename).name}:{place.lineno}"
+            return _error(400, f"The script raised {type(error).__name__}: {error} ({where}).")
         received.conversation, received.turn = performance.conversation, performance.turn
         received.fault = performance.fault.kind if performance.fault is not None else None
         try:
