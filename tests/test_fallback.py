@@ -71,7 +71,8 @@ async def test_another_vendor_continues_a_run(home: Any, fault: str, condition: 
 
     faults = [] if fault == "too_long" else [Misbehaviour(fault, at=2, times=None, seconds=60.0)]
     async with serve_script(first, misbehave=faults) as one, serve_script(talk) as two:
-        agent = Agent(Fallback(models(one, two), seconds=0.5), [lookup], stream=stream)
+        limit = 2 if fault == "hang" else 60  # seconds; a slow machine must not reach it by itself
+        agent = Agent(Fallback(models(one, two), seconds=limit), [lookup], stream=stream)
         result = await agent.run("What is k1?", run_id="r")
         rows = open_store(home).read("r").rows
         assert (result.answer, result.rollbacks, lookups) == ("42", 0, ["k1"])
@@ -132,7 +133,8 @@ async def test_evaluations_maps_and_sub_agents_fall_back_too(home: Any) -> None:
             assert two.requests
 
 
-async def test_a_server_that_failed_is_left_alone_by_all_runs_of_the_process() -> None:
+async def test_a_server_that_failed_is_left_alone_by_all_runs_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("closeout.models.fallback.FIRST_WAIT", 60.0)
     async with serve_script(talk, misbehave=Misbehaviour("overloaded", times=None)) as one, serve_script(talk) as two:
         for _ in range(3):  # agents of their own
             assert (await Agent(models(one, two), [lookup]).run("What is k1?")).answer == "42"
