@@ -37,6 +37,9 @@ COPY data/ /srv/work/data/
 COPY notes.txt .
 RUN mkdir -p /data && \\
     echo "$GREETING" > /data/greeting
+RUN echo "$0" > /data/shells
+SHELL ["/bin/bash", "-c"]
+RUN echo "$0" >> /data/shells
 CMD ["bash"]
 """
 TEST = """
@@ -99,7 +102,7 @@ def test_commands_and_files_stay_in_the_sandbox(folder: Path, home: Path, tmp_pa
     secret.write_text("SECRET")
     listening = socket.create_server(("127.0.0.1", 0))  # that of the host is not in reach
     turns = [
-        call("bash", command="cat notes.txt /data/greeting; pwd; echo $GREETING"),
+        call("bash", command="cat notes.txt /data/greeting; pwd; echo $GREETING; cat /data/shells"),
         call("bash", command=f"cat {secret}; ls {home}; false"),
         call("bash", command=f"exec 3<>/dev/tcp/127.0.0.1/{listening.getsockname()[1]}"),
         call("write_file", path="out/oldest.csv", content="ada,36\n"),
@@ -112,7 +115,7 @@ def test_commands_and_files_stay_in_the_sandbox(folder: Path, home: Path, tmp_pa
         report = judged(folder, lambda task: Agent(client, sandbox_tools(task), home=True))
     assert report.totals.correct == 1
     shown = [str(message["content"]) for message in client.requests[-1].messages if message["role"] == "tool"]
-    assert shown[0].splitlines() == ["笔记good day", "/srv/work", "good day"]
+    assert shown[0].splitlines() == ["笔记good day", "/srv/work", "good day", "/bin/sh", "/bin/bash"]
     assert "SECRET" not in shown[1]
     assert shown[1].count("No such file") == 2
     assert "[exit code 1]" in shown[1]
@@ -139,6 +142,7 @@ def test_a_trial_cannot_lead_its_tests_out_of_the_sandbox(folder: Path, home: Pa
         ("RUN apt-get update && exit 100", "needs an image"),
         ("ADD https://example.org/x /x", "ADD"),
         ("COPY --from=build /a /b", "needs an image"),
+        ("SHELL /bin/bash", "must be a list"),
     ],
 )
 def test_a_task_that_needs_an_image_says_which_line(folder: Path, home: Path, line: str, said: str) -> None:

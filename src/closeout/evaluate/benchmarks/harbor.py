@@ -43,7 +43,7 @@ VERIFIER_SECONDS = 600.0
 MAX_REWARD_BYTES = 100_000
 # Lines of a Dockerfile that do not matter here.
 _IGNORED = frozenset(
-    {"FROM", "LABEL", "USER", "EXPOSE", "CMD", "ENTRYPOINT", "SHELL", "MAINTAINER", "HEALTHCHECK", "STOPSIGNAL"}
+    {"FROM", "LABEL", "USER", "EXPOSE", "CMD", "ENTRYPOINT", "MAINTAINER", "HEALTHCHECK", "STOPSIGNAL"}
 )
 
 
@@ -121,13 +121,16 @@ async def _build(sandbox: TaskSandbox, task: EvalTask, lines: Sequence[tuple[int
     for name in ("app", "root", "tmp", "etc"):
         (sandbox.root / name).mkdir(parents=True, mode=0o700)
     place = "/app"
+    shell: tuple[str, ...] = ("/bin/sh", "-c")
     for number, name, text in lines:
         if name == "WORKDIR":
             place = str(PurePosixPath(place) / text)
             await _sh(sandbox, f"mkdir -p {shlex.quote(place)}", number)
         elif name == "RUN":
             sandbox.workdir = place if place != "/app" or (sandbox.root / "app").is_dir() else "/"
-            await _sh(sandbox, text, number)
+            await _sh(sandbox, text, number, shell=shell)
+        elif name == "SHELL":
+            shell = _shell(text, number)
         elif name == "COPY":
             *sources, target = [part for part in shlex.split(text) if not part.startswith("--chown")]
             if any(part.startswith("--") for part in sources) or not sources:
@@ -138,13 +141,30 @@ async def _build(sandbox: TaskSandbox, task: EvalTask, lines: Sequence[tuple[int
     await _sh(sandbox, f"mkdir -p {shlex.quote(place)}", 0)
 
 
-async def _sh(sandbox: TaskSandbox, command: str, number: int, mounts: Mapping[str, Path] | None = None) -> None:
-    done = await sandbox.run(["/bin/bash", "-c", command], seconds=BUILD_SECONDS, mounts=mounts)
+async def _sh(
+    sandbox: TaskSandbox,
+    command: str,
+    number: int,
+    mounts: Mapping[str, Path] | None = None,
+    *,
+    shell: Sequence[str] = ("/bin/sh", "-c"),
+) -> None:
+    done = await sandbox.run([*shell, command], seconds=BUILD_SECONDS, mounts=mounts)
     if done.code:
         raise ToolError(
             f"Line {number} of the Dockerfile ({command:.80}) failed on this machine, so the task needs an image: "
             f"{done.output[-300:].strip()}"
         )
+
+
+def _shell(text: str, number: int) -> tuple[str, ...]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not found or not all(isinstance(each, str) for each in found):
+        raise ToolError(f"Line {number} of the Dockerfile (SHELL {text:.80}) must be a list of strings.")
+    return tuple(found)
 
 
 async def _copy(sandbox: TaskSandbox, context: Path, source: str, into: str, number: int) -> None:
@@ -178,7 +198,7 @@ def _dockerfile(environment: Path) -> Iterator[tuple[int, str, str]]:
             continue
         name, _, rest = (whole + line).strip().partition(" ")
         whole, name = "", name.upper()
-        if name in ("WORKDIR", "ENV", "ARG", "COPY", "RUN"):
+        if name in ("WORKDIR", "ENV", "ARG", "COPY", "RUN", "SHELL"):
             yield number, name, rest.strip()
         elif name not in _IGNORED:
             raise ToolError(
