@@ -232,6 +232,24 @@ async def test_each_request_gets_dependencies_of_its_own_also_after_a_restart(ho
     assert SHOPS["rome"].orders == ["tea"] * 3  # once before the kill, and the resumed run orders in its shop too
 
 
+async def test_a_worker_makes_the_dependencies_of_each_run_by_its_user(home: Path) -> None:
+    shops = {"bern": Shop("Bern"), "rome": Shop("Rome")}
+
+    def made(request: ClientRequest) -> Shop:
+        return shops[request.user]
+
+    agent, _ = shop_agent()
+    with pytest.raises(UsageError, match="so submit takes none"):
+        await agent.submit("Order tea.", deps=shops["bern"])  # type: ignore[call-arg]
+    ids = [await agent.submit("Order tea.", user=user) for user in ("bern", "rome", "paris")]
+    with pytest.raises(UsageError, match="needs dependencies"):
+        await agent.work(until_idle=True)
+    await agent.work(until_idle=True, make_deps=made)
+    assert [shop.orders for shop in shops.values()] == [["tea"], ["tea"]]
+    statuses = {record.run_id: record.status for record in open_store(home).runs()}
+    assert [statuses[each] for each in ids] == ["answered", "answered", "interrupted"], "paris can be tried again"
+
+
 def test_a_settings_file_names_what_makes_the_dependencies(tmp_path: Path, home: Path) -> None:
     (tmp_path / "desk.py").write_text(
         "from closeout import ClientRequest, RunContext\n"
@@ -244,7 +262,7 @@ def test_a_settings_file_names_what_makes_the_dependencies(tmp_path: Path, home:
         json.dumps({"agent": parts, "llm": {"model_name": "openai:x", "api_key": "k"}})
     )
     agent = Agent.from_yaml(tmp_path / "agent.yaml")
-    with pytest.raises(UsageError, match="closeout serve --deps"):
+    with pytest.raises(UsageError, match="closeout work with --deps"):
         AgentHost(agent)
     make = deps_maker(None, agent.config)
     assert AgentHost(agent, deps=make, deps_headers=agent.config.agent.deps_headers).deps

@@ -100,13 +100,13 @@ if TYPE_CHECKING:
     from closeout.run.conversation import Session
     from closeout.run.event_stream import RunStream
     from closeout.run.handoff import Handoff
+    from closeout.run.made_deps import ClientRequest
     from closeout.run.many import ManyRuns, MapProgress
     from closeout.run.orchestrator import Orchestrator
     from closeout.run.personal_data import PersonalData, delete_data, export_data, find_data
     from closeout.run.result import RunResult
     from closeout.run.strategy import AskOnce, CallFirst, Majority, ModelTurn, Strategy
     from closeout.run.waiting import Decision, PendingDecision
-    from closeout.server.client_request import ClientRequest
     from closeout.strategies.small_model import SmallModel
     from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, ToolExecutor
     from closeout.tools.flow import CallLabels, Flow
@@ -287,7 +287,7 @@ _HOMES = {
     "CheckedCall": "answers.user_checks",
     "CheckedRun": "answers.user_checks",
     "Choice": "answers.contracts",
-    "ClientRequest": "server.client_request",
+    "ClientRequest": "run.made_deps",
     "CloseoutError": "errors",
     "Config": "config",
     "ConfigError": "errors",

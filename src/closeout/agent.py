@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from closeout.run.event_stream import RunStream
     from closeout.run.gate import RequestGate
     from closeout.run.handoff import Handoff
+    from closeout.run.made_deps import ClientRequest
     from closeout.run.many import ManyRuns, MapProgress, Once, OnceRunner
     from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator, OnChange
     from closeout.run.result import RunResult
@@ -634,7 +635,7 @@ class Agent(Generic[Deps, Value]):
     ) -> str:
         """Record a run without starting it. A worker or `resume(run_id)` starts it, also in another process.
 
-        The arguments are those of `run`, and two more.
+        The arguments are those of `run`, and two more. Dependencies are not kept: `work` makes them.
 
         Args:
             start_at: When the run is to begin, with a time zone. It waits until then, like a timer.
@@ -656,8 +657,8 @@ class Agent(Generic[Deps, Value]):
 
         if "deps" in settings:
             raise UsageError(
-                "A submitted run takes no deps: they are not recorded. Its worker gives them, agent.with_deps(…), or "
-                "agent.resume(run_id, deps=…). Pass user=…, and tools find the person as context.user."
+                "Dependencies are not recorded, so submit takes none. Workers make them: agent.work(make_deps=…), or "
+                "closeout work --deps package.module:function."
             )
         store, plan = self._kept_runs(), plan_after(self.plan(), handed_to).overridden(settings)
         start_at, priority = checks.check_time("start_at", start_at), checks.check_priority(priority)
@@ -919,6 +920,7 @@ class Agent(Generic[Deps, Value]):
         until_idle: bool = False,
         listeners: Sequence[Listener] = (),
         deps: Deps | None = None,
+        make_deps: Callable[[ClientRequest], Any] | None = None,
     ) -> None:
         """Execute the agent's runs that were submitted, interrupted, or can continue, until it is stopped.
 
@@ -932,18 +934,25 @@ class Agent(Generic[Deps, Value]):
             until_idle: Return when there is nothing to do.
             listeners: As for `run`.
             deps: As for `run`, for all of the runs.
+            make_deps: Makes the dependencies of each run instead, from a `ClientRequest` with its `run_id` and `user`.
 
         Raises:
             UsageError: An argument is not valid, or the agent keeps its runs in memory.
         """
         import asyncio
 
+        from closeout.run.made_deps import DepsMaker
         from closeout.run.working import AgentWorker
 
         store, listeners = self._kept_runs(), checks.check_listeners(listeners)
-        plan = self.plan(streamed=bool(listeners)).given(deps)
+        plan = self.plan(streamed=bool(listeners))
         worker = AgentWorker(
-            plan, store, limit=checks.check_limit(limit), drain_seconds=drain_seconds, listeners=listeners
+            plan if make_deps is not None else plan.given(deps),
+            store,
+            limit=checks.check_limit(limit),
+            drain_seconds=drain_seconds,
+            listeners=listeners,
+            deps=DepsMaker(make_deps),
         )
         await worker.work(stop or asyncio.Event(), until_idle=until_idle)
 

@@ -549,6 +549,9 @@ def work(
         int | None, typer.Option(help="Offer /healthz at this port; 0 chooses a free one", min=0, max=65535)
     ] = None,
     host: Annotated[str, typer.Option(help="Where /healthz listens")] = "127.0.0.1",
+    deps: Annotated[
+        str | None, typer.Option(help="package.module:function, which makes the dependencies of each run")
+    ] = None,
     json: Json = False,
 ) -> int:
     """Execute an agent's runs that were submitted, interrupted, or whose time or signal has come.
@@ -560,7 +563,7 @@ def work(
 
     place = None if health is None else (host, health)
     return work_command(
-        options_in(locals()), limit=limit, drain=drain, until_idle=until_idle, health=place, as_json=json
+        options_in(locals()), limit=limit, drain=drain, until_idle=until_idle, health=place, deps=deps, as_json=json
     )
 
 

@@ -12,6 +12,7 @@ from closeout.cli import exits, servers
 from closeout.cli.options import RunOptions, make_agent
 from closeout.cli.terminal import amount, print_json
 from closeout.errors import UsageError
+from closeout.run.made_deps import DepsMaker
 from closeout.run.working import AgentWorker
 from closeout.server.app import create_app
 from closeout.server.safety import is_loopback
@@ -30,6 +31,7 @@ def work_command(
     drain: float,
     until_idle: bool,
     health: tuple[str, int] | None,
+    deps: str | None,
     as_json: bool,
 ) -> int:
     """Execute the runs of an agent until SIGINT or SIGTERM. Return the exit code.
@@ -39,6 +41,7 @@ def work_command(
         limit: The most runs at the same time.
         drain: Seconds that runs may continue after the signal.
         until_idle: Return when there is nothing to do.
+        deps: What makes the dependencies of each run: `package.module:function`. None: what the settings name.
         health: The address and the port of `/healthz`; None: it is not offered.
         as_json: Print what was done as JSON.
     """
@@ -48,7 +51,9 @@ def work_command(
     store = agent.store()
     if store is None:
         raise UsageError("This agent keeps its runs in memory (home: false), so others cannot submit any.")
-    worker = AgentWorker(agent.plan(), store, limit=limit, drain_seconds=drain)
+    make = DepsMaker(servers.deps_maker(deps, agent.config))
+    plan = agent.plan() if make else agent.plan().given(None)
+    worker = AgentWorker(plan, store, limit=limit, drain_seconds=drain, deps=make)
 
     async def work() -> None:
         stop = asyncio.Event()

@@ -204,7 +204,7 @@ class AgentPlan:
         if plan.deps is None:
             raise UsageError(
                 f"The agent needs dependencies. Pass deps= with an object of the type {name}, use agent.with_deps(…), "
-                "or serve it: closeout serve --deps package.module:function."
+                "or have them made for each run: closeout serve or closeout work with --deps package.module:function."
             )
         if is_plain_class(self.deps_type) and not isinstance(plan.deps, self.deps_type):
             raise UsageError(f"deps must be of the type {name}, got one of the type {type(plan.deps).__name__}.")

@@ -8,11 +8,12 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
-from closeout.errors import CloseoutError, JournalLocked, LeaseLost, RunNotFound
+from closeout.errors import CloseoutError, JournalLocked, LeaseLost, RunNotFound, UsageError
 from closeout.journal.events import RunStarted
 from closeout.journal.following import follow, news_of, wait_until
 from closeout.journal.store import Row, Store
@@ -23,6 +24,7 @@ from closeout.run.handoff import is_run_of
 from closeout.run.lifecycle import as_recorded
 from closeout.run.loading import load_result
 from closeout.run.lookout import Lookout
+from closeout.run.made_deps import DepsMaker
 from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import resume_run
@@ -52,6 +54,7 @@ class AgentWorker:
         limit: The most runs at the same time.
         drain_seconds: How long runs may continue after the stop. Then they are left to other workers.
         listeners: As for `Agent.run`.
+        deps: Makes the dependencies of each run; without a function, the agent's are those of all.
         ended: The number of runs that were executed, by status.
         usage: What they used.
     """
@@ -61,6 +64,7 @@ class AgentWorker:
     limit: int = 10
     drain_seconds: float = 30.0
     listeners: Sequence[Listener] = ()
+    deps: DepsMaker = field(default_factory=lambda: DepsMaker(None))
     ended: Counter[str] = field(default_factory=Counter)
     usage: Usage = field(default_factory=Usage)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -159,7 +163,9 @@ class AgentWorker:
                 self._mixes_until = time.monotonic() + MIXING_SECONDS
                 return
             if seen.status in ("interrupted", "waiting", "cancelled"):
-                result = await resume_run(self.plan, self.store, run_id, self.listeners, seen=seen)
+                async with AsyncExitStack() as stack:
+                    plan = await self._with_deps(stack, run_id)
+                    result = await resume_run(plan, self.store, run_id, self.listeners, seen=seen)
                 self.ended[result.status] += 1
                 self.usage += result.usage
             forget_requests(self.store, run_id)
@@ -174,6 +180,17 @@ class AgentWorker:
             self.ended["refused"] += 1
             self._not_before[run_id] = time.monotonic() + REFUSED_SECONDS
             log.warning("Run %s cannot be executed: %s", run_id, error)
+
+    async def _with_deps(self, stack: AsyncExitStack, run_id: str) -> AgentPlan:
+        """Return the agent with the dependencies of a run. Raises UsageError if they cannot be made."""
+        if not self.deps:
+            return self.plan
+        started = (await self.store.off_loop(self.store.rows_from, run_id, 0, 1))[0].event
+        user = started.user if isinstance(started, RunStarted) else ""
+        try:
+            return self.plan.given(await self.deps.entered(stack, run_id, {"user": user}))
+        except Exception as error:
+            raise UsageError(f"Its dependencies cannot be made: {error or type(error).__name__}") from error
 
     async def _drain(self) -> None:
         """Let the runs at work end. Those that do not in time are left to other workers."""

@@ -42,11 +42,12 @@ from closeout.run.cancelling import (
     request_cancel,
 )
 from closeout.run.lookout import Lookout
+from closeout.run.made_deps import ClientRequest
 from closeout.run.resuming import resume_run
 from closeout.run.subagents import servers_of
 from closeout.run.waiting import Decisions, PendingDecision, record_decisions
 from closeout.server.admission import Busy
-from closeout.server.client_request import ClientRequest, RequestDeps
+from closeout.server.client_request import RequestDeps
 from closeout.server.reply_text import ReplyRecorder
 from closeout.server.response_view import RESPONSE_NOTE
 
