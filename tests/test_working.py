@@ -206,7 +206,7 @@ async def test_workers_begin_with_the_highest_priority_and_not_before_the_time(a
     assert (store.run(later).status, store.notes_that_begin_with("priority ")) == ("waiting", [])
     with pytest.raises(UsageError, match="start_at must be a datetime with a time zone"):
         await agent.submit("x", start_at=datetime.now())
-    with pytest.raises(UsageError, match="A submitted run takes no deps"):
+    with pytest.raises(UsageError, match="so submit takes none"):
         await agent.submit("x", deps=5)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match="from 0 to 9"):
         await agent.submit("x", priority=10)
