@@ -229,7 +229,7 @@ class ToolExecutor:
             calls: The calls as the model made them.
             agent: The calling agent's name.
             allow_duplicates: The rollback budget is spent: a call that was made before gets its earlier result if the
-                tool is read-only, and runs again if it is not.
+                tool is read-only, and runs again if it is idempotent. One with effects does not.
             handles: Returns the name under which the result of call number n is stored.
             turn: The number of the turn, for `execute_single_tool_call`.
         """
@@ -878,8 +878,10 @@ class _GovernedManager:
 def _is_to_run(plan: PlannedCall, allow_duplicates: bool) -> bool:
     if plan.refusal or plan.spec is None or plan.twin >= 0:
         return False
-    has_result = plan.earlier is not None and plan.spec.policy.read_only
-    return not has_result and (allow_duplicates or not plan.repeated)
+    policy = plan.spec.policy
+    has_result = plan.earlier is not None and policy.read_only
+    # What a model insists on is not done twice if it has effects.
+    return not has_result and (not plan.repeated or (allow_duplicates and policy.crash_rule == "rerun"))
 
 
 def _with_twins(plans: Sequence[PlannedCall]) -> list[PlannedCall]:
