@@ -329,7 +329,7 @@ async def test_an_approval_shows_the_name_and_a_resumed_run_uses_the_value(tmp_p
     ("make", "says"),
     [
         (lambda: Secret("a b", SAFE, tools=["x"]), "letters, digits and _ only"),
-        (lambda: Secret("k", SAFE, tools=[]), "needs the names of the tools"),
+        (lambda: Secret("k", SAFE), "needs the names of the tools"),
         (lambda: Secret("k", SAFE, tools="greet"), "needs the names of the tools"),
         (lambda: Secret("k", "short", tools=["x"]), "8 characters or more"),
         (lambda: Secret("k", SAFE, tools=["x"], hosts="x.example"), "must be a list of hosts"),

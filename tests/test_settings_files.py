@@ -18,7 +18,7 @@ from closeout.errors import ConfigError, UsageError
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
 from closeout.settings_schema import settings_schema
-from closeout.testing import RequestView, ScriptedClient, answer, call, serve_script
+from closeout.testing import RequestView, ScriptedClient, always, answer, call, serve_script
 from serving import serving
 from test_observe_otel import Backend
 from test_serve_api import fetch
@@ -306,7 +306,7 @@ def test_the_schema_accepts_what_is_read_and_refuses_what_is_not(team: Path) -> 
 
 async def test_models_to_fall_back_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
-    async with serve_script(lambda view: {"status": 503}) as down, serve_script([answer("4")]) as up:
+    async with serve_script([answer("3")], misbehave=always("server_error")) as down, serve_script([answer("4")]) as up:
         (tmp_path / "a.yaml").write_text(
             f"llm:\n  model_name: first\n  base_url: {down.base_url}\n  max_retries: 0\n"
             f"  fallback:\n    models: [{{model: 'openai:second', base_url: '{up.base_url}'}}]\n"
@@ -374,7 +374,7 @@ def test_an_agent_in_python_or_in_yaml_for_every_command(
     wrong = {
         "whole:nothing": "has no nothing", "whole:not_one": "must be an Agent",
         "whole:fails": "whole:fails raised RuntimeError: the vault is sealed", "whole": "is neither a settings file",
-        "none.yaml": "No such file",
+        "none.yaml": "No such file", "whole:agnet": "Did you mean 'agent'?", "whole.py:agent": "without the suffix",
     }  # fmt: skip
     for source, said in wrong.items():
         assert said in here("run", "Q", "-a", source).sentence

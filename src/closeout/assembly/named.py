@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from closeout.errors import UsageError
+from closeout.spelling import suggestion
 
 __all__ = ["named_object"]
 
@@ -33,7 +34,8 @@ def named_object(name: str) -> Any:
     found: Any = _imported(module, folder if slash else None)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise UsageError(f"The module {module} has no {attribute}.")
+            hint = suggestion(part, [each for each in vars(found) if not each.startswith("_")], "")
+            raise UsageError(f"The module {module} has no {attribute}. {hint}".rstrip())
         found = getattr(found, part)
     return found
 
@@ -46,6 +48,8 @@ def _imported(name: str, folder: Path | None) -> ModuleType:
             raise UsageError(f"{name} cannot be imported: it needs the module {error.name}.") from error
         if folder is not None:
             raise UsageError(f"There is no module {name} in {folder}.") from None
+        if name.endswith(".py"):
+            raise UsageError(f"{name} is a file. Write its module without the suffix: {name[:-3]}:NAME.") from None
         raise UsageError(f"There is no module {name}. Start the command in the folder that contains it.") from None
     except Exception as error:
         raise UsageError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error

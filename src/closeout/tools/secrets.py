@@ -69,7 +69,7 @@ class Secret:
         name: str,
         value: Value | None = None,
         *,
-        tools: Sequence[str],
+        tools: Sequence[str] = (),
         hosts: Sequence[str] = (),
         description: str = "",
     ) -> None:
