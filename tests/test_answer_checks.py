@@ -236,6 +236,7 @@ async def test_a_check_that_raises_fails_the_run_which_is_resumed_with_a_mended_
     failed = await agent.run("How many?", run_id="r")
     assert (failed.status, failed.answer, failed.error_kind) == ("failed", None, "ZeroDivisionError")
     assert "a mistake of mine" in failed.error
+    assert "broken raised it. It gets the answer as text; run.value is its value." in failed.error
 
     agent, client = checking(home, even, [answer("6")])
     result = await agent.resume("r")

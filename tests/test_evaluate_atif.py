@@ -55,6 +55,12 @@ def exported(home: Path, form: Any, **options: Any) -> Any:
     return asyncio.run(work())
 
 
+def test_the_form_of_openai_begins_with_the_recorded_prompt_and_tools(home: Path) -> None:
+    [record], [with_agent] = exported(home, "openai")
+    assert record["messages"][0]["role"] == "system"
+    assert (record["messages"], record["tools"]) == (with_agent["messages"], with_agent["tools"])
+
+
 def test_a_run_is_an_atif_document_with_system_prompt_tools_and_metrics(home: Path) -> None:
     [document], _ = exported(home, "atif")
     assert document["schema_version"] == "ATIF-v1.7"

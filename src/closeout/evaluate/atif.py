@@ -16,7 +16,7 @@ from closeout.journal.events import ModelReplied, ModelRequested, RunEnded, RunS
 from closeout.journal.store import Row
 from closeout.journal.token_record import load_tokens
 
-__all__ = ["from_atif", "load_atif", "to_atif"]
+__all__ = ["RecordedTrajectory", "from_atif", "load_atif", "to_atif"]
 
 VERSION = "ATIF-v1.7"
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -43,7 +43,7 @@ def to_atif(
     """
     from closeout import __version__
 
-    record = _Record(rows)
+    record = RecordedTrajectory(rows)
     head = [{"role": "system", "content": record.system}] if record.system else []
     agent: dict[str, Any] = {"name": "closeout", "version": __version__}
     if record.model:
@@ -64,7 +64,7 @@ def to_atif(
     }
 
 
-class _Record:
+class RecordedTrajectory:
     """The parts of a run's record that a document needs beside the messages."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
@@ -113,7 +113,7 @@ class _Record:
         return found
 
 
-def _steps(messages: Sequence[Mapping[str, Any]], record: _Record) -> Iterator[dict[str, Any]]:
+def _steps(messages: Sequence[Mapping[str, Any]], record: RecordedTrajectory) -> Iterator[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     for message in messages:
         role, content = message["role"], _content(message.get("content"))
@@ -130,7 +130,7 @@ def _steps(messages: Sequence[Mapping[str, Any]], record: _Record) -> Iterator[d
     yield from steps
 
 
-def _of_agent(message: Mapping[str, Any], record: _Record) -> dict[str, Any]:
+def _of_agent(message: Mapping[str, Any], record: RecordedTrajectory) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if message.get("reasoning_content"):
         found["reasoning_content"] = message["reasoning_content"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from closeout.dialects.function_call import FunctionCall
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import RunNotFound, UsageError
-from closeout.evaluate.atif import to_atif
+from closeout.evaluate.atif import RecordedTrajectory, to_atif
 from closeout.evaluate.token_samples import token_samples
 from closeout.journal.events import (
     AttemptStarted,
@@ -55,7 +55,8 @@ def export_trials(
             and the tools; "rows": the flat records of `report.rows()`.
         which: Trials that are right, that answered, or that have ended.
         rolled_back: Include rolled-back replies, marked, with no loss. Otherwise they are left out.
-        agent: The agent that made the runs, if it is at hand: its system prompt and its tools are included.
+        agent: The agent whose system prompt and tools are included. Defaults to those of the record, which a run in a
+            text dialect that called tools has not: its system prompt asks for calls in another form than OpenAI's.
 
     Raises:
         UsageError: There is no such format or choice, or a trial has no token ids.
@@ -87,9 +88,11 @@ def export_trials(
                 found = token_samples(rows, rolled_back=rolled_back)
                 yield from ({**sample, **about, "rewards": rewards} for sample in found)
                 continue
-            messages = [*head.get("system", ()), *conversation(rows, rolled_back=rolled_back)]
+            messages = conversation(rows, rolled_back=rolled_back)
+            found_head = head or _recorded_head(rows, messages)
+            messages = [*found_head["system"], *messages]
             if form == "openai":
-                tools = {"tools": head["tools"]} if head.get("tools") else {}
+                tools = {"tools": found_head["tools"]} if found_head["tools"] else {}
                 yield {"messages": messages, **tools, **about}
             else:
                 yield {**chatml(messages), **about}
@@ -124,6 +127,15 @@ def _head_of(agent: Agent[Any]) -> dict[str, Any]:
         "system": [{**message, "loss": False} for message in messages if message["role"] == "system"],
         "tools": [{"type": "function", "function": function} for function in functions],
     }
+
+
+def _recorded_head(rows: Sequence[Row], messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the system message and the tools that the model was given, if its calls have the form of the messages."""
+    record = RecordedTrajectory(rows)
+    if not record.tools and any(message.get("tool_calls") for message in messages):
+        return {"system": [], "tools": []}
+    system = [{"role": "system", "content": record.system, "loss": False}] if record.system else []
+    return {"system": system, "tools": record.tools}
 
 
 def conversation(rows: Sequence[Row], *, rolled_back: bool = False, numbered: bool = False) -> list[dict[str, Any]]:

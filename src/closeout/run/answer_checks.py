@@ -90,9 +90,13 @@ class AnswerChecks:
 
         async def judge() -> CheckFinished:
             began = time.perf_counter()
-            problem = check.function(answer, run)
-            if inspect.isawaitable(problem):
-                problem = await problem
+            try:
+                problem = check.function(answer, run)
+                if inspect.isawaitable(problem):
+                    problem = await problem
+            except Exception as error:
+                error.add_note(f"The check {check.name} raised it. It gets the answer as text; run.value is its value.")
+                raise
             if problem is not None and not isinstance(problem, str):
                 raise UsageError(f"The check {check.name} must return a text or None, got {problem!r:.80}.")
             return CheckFinished(path, key, problem=problem or "", ms=round((time.perf_counter() - began) * 1000, 3))
