@@ -610,6 +610,15 @@ async def test_an_error_of_a_server_is_its_words_and_a_result_out_of_form_one_se
         assert "\n" not in error
 
 
+async def test_the_error_of_a_server_is_the_result_of_the_call_and_never_speaks_for_the_user() -> None:
+    client = ScriptedClient([call("failing"), answer("none")])
+    result = await Agent(client, mcp_servers=[SLY], home=False).run("What?")
+    assert (result.answer, result.rollbacks) == ("none", 0)
+    said = [(each.role, "the key is used up" in each.text) for each in client.requests[1].messages]
+    assert said[-1] == ("tool", True)
+    assert [role for role, says in said if says] == ["tool"]
+
+
 # ------------------------------------------------------------------------------------------------ forgotten sessions
 
 

@@ -93,7 +93,9 @@ def test_a_turn_is_rolled_back_only_if_none_of_its_calls_is_worth_keeping() -> N
     bad, good = outcome(rollback=True), outcome()
     assert review_outcomes([]) is None
     assert review_outcomes([bad, good]) is None
-    assert review_outcomes([bad, bad]) == RollBack("error", "why", "look: why", "look")
+    assert review_outcomes([bad, bad]) == RollBack(
+        "error", "The call of look failed: change its arguments, or make another call.", "look: why", "look"
+    )
 
 
 def test_no_one_tool_is_to_blame_for_calls_of_several_or_of_an_unknown_one() -> None:

@@ -157,6 +157,7 @@ async def test_a_tool_that_came_to_nothing_three_times_is_not_offered_the_fourth
     result = await Agent(client, [tools()[0], search], home=False).run("What?")
     assert offered(client.requests) == [True] * FAILURES + [False]
     assert (result.answer, result.rollbacks) == ("none", FAILURES)
+    assert "the index is down" not in client.requests[1].text, "text of a tool speaks for the user nowhere"
 
 
 async def test_an_empty_result_is_evidence_after_one_reformulation() -> None:

@@ -197,7 +197,10 @@ def review_outcomes(outcomes: Sequence[CallOutcome]) -> RollBack | None:
             return None
     first = outcomes[0]
     tool = first.spec.name if first.spec is not None and len({outcome.call.name for outcome in outcomes}) == 1 else ""
-    return RollBack(first.status, first.reason, f"{first.call.name}: {first.reason}"[:300], tool)
+    hint = first.reason
+    if first.status == "error":  # the reason is the tool's text, and the hint speaks for the user
+        hint = f"The call of {first.call.name} failed: change its arguments, or make another call."
+    return RollBack(first.status, hint, f"{first.call.name}: {first.reason}"[:300], tool)
 
 
 # ------------------------------------------------------------------------------------------------ asking again

@@ -33,7 +33,7 @@ from closeout.results.telemetry import CallMeter
 from closeout.results.tokens import count_tokens
 from closeout.results.tool_output import ToolOutput, observation_of, present_output
 from closeout.tools.calls import CallMemory, CallOutcome, DuplicateCheck, Status, cache_name, query_key
-from closeout.tools.judge import has_no_organic_results, judge, says_tool_failed, shorten_text
+from closeout.tools.judge import has_no_organic_results, judge, names_unknown_tool, says_tool_failed, shorten_text
 from closeout.tools.manager import LOCAL
 from closeout.tools.running import (
     AnyCallSpent,
@@ -526,6 +526,9 @@ class ToolExecutor:
         except _MethodFailed as error:
             return "error", str(error), False
         if not telemetry.success:
+            # The built-in rule takes any error of a server back. A run shows it as the result of the call instead: it
+            # says what to do otherwise, and the call may have taken effect.
+            rollback = rollback and (self._overrides("should_rollback_result") or names_unknown_tool(failure))
             return "error", failure, rollback
         judgement = judge(output.result, spec.policy, spec.name, is_normal=True)
         quality, reason = judgement.quality, judgement.reason

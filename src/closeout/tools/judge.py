@@ -15,7 +15,15 @@ from closeout.language.walls import WALLS
 from closeout.messages import ToolPolicy
 from closeout.results.normal import normalise
 
-__all__ = ["GOOD", "Judgement", "has_no_organic_results", "judge", "says_tool_failed", "shorten_text"]
+__all__ = [
+    "GOOD",
+    "Judgement",
+    "has_no_organic_results",
+    "judge",
+    "names_unknown_tool",
+    "says_tool_failed",
+    "shorten_text",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +60,11 @@ _MAX_PARSED = 200_000  # characters of JSON text that are parsed before judging;
 def says_tool_failed(result: object) -> bool:
     """Return whether a result is a text that starts like a tool manager's report of a failure."""
     return isinstance(result, str) and result.startswith(_FAILED)
+
+
+def names_unknown_tool(error: object) -> bool:
+    """Return whether an error is a text that starts like the report that there is no such tool."""
+    return isinstance(error, str) and error.startswith(_FAILED[0])
 
 
 def judge(value: Any, policy: ToolPolicy, tool_name: str = "The tool", *, is_normal: bool = False) -> Judgement:
