@@ -300,8 +300,21 @@ async def test_a_tool_that_hangs_is_ended_at_its_deadline() -> None:
             ended.set()
 
     outcome = await one(ToolExecutor(Source(tool("t", hangs, timeout=0.01))), "t")
-    assert outcome.text == "Error: t did not finish within 0.01 seconds"
+    late = "Error: t did not finish within 0.01 seconds"
+    assert outcome.text == f"{late}. It may or may not have taken effect; check before you make it again."
     assert ended.is_set()
+    outcome = await one(ToolExecutor(Source(tool("t", hangs, timeout=0.01, read_only=True, retries=0))), "t")
+    assert outcome.text == late
+
+
+async def test_a_late_call_that_is_declared_to_have_effects_is_not_made_again_at_once() -> None:
+    async def hangs() -> None:
+        await asyncio.sleep(3600)
+
+    for policy, status in (({"destructive": True}, "duplicate"), ({"on_crash": "ask"}, "duplicate"), ({}, "error")):
+        executor = ToolExecutor(Source(tool("t", hangs, timeout=0.01, **policy)))
+        await one(executor, "t")
+        assert (await one(executor, "t")).status == status
 
 
 async def test_cancellation_reaches_the_tools_and_passes_on() -> None:

@@ -435,7 +435,7 @@ async def test_a_model_that_repeats_an_interrupted_payment_at_once_is_asked_to_c
     assert result.answer == "done"
     assert len(paid) == (2 if checks else 1), "one that insists does not get it"
     rolled = [row.event.detail for row in result.read_rows() if isinstance(row.event, ev.TurnRolledBack)]
-    assert rolled[0].startswith("pay: pay was interrupted with these arguments and may have taken effect:")
+    assert rolled[0].startswith("pay: pay was cut off with these arguments and may have taken effect:")
     assert len(rolled) == (1 if checks else 5), "once it has looked, or if it insists"
     replayed, departure = await replay_run(payer.plan(), "r", list(open_store(home).rows("r")))
     assert (replayed.answer, departure) == ("done", "")

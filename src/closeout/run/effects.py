@@ -69,6 +69,7 @@ from closeout.tools.calls import CallOutcome
 from closeout.tools.executor import UNSURE, PlannedCall, ToolExecutor
 from closeout.tools.flow import CallLabels, Labels
 from closeout.tools.run_context import BudgetLeft, RunContext, Sample, context_factory
+from closeout.tools.running import MAY_HAVE_EFFECT
 from closeout.tools.secrets import Secrets
 from closeout.tools.threads import run_in_thread
 
@@ -89,10 +90,7 @@ UNPRICED = (
     "max_cost cannot be kept: the price of {} is unknown. Set max_tokens or max_seconds instead, "
     "or state the price as llm.prices={{MODEL: [INPUT, OUTPUT]}}, in dollars per million tokens."
 )
-INTERRUPTED = (
-    "Interrupted: the program stopped while this call was running. It may or may not have taken effect; "
-    "check before you make it again."
-)
+INTERRUPTED = f"Interrupted: the program stopped while this call was running. {MAY_HAVE_EFFECT}"
 STAYS_INTERRUPTED = (
     "Interrupted: the program stopped while this call was running, and a person has decided not to make it again."
 )

@@ -446,7 +446,7 @@ class ToolExecutor:
                 outcomes.append(await self._finish(*ran[index], agent, allow_duplicates))
             else:
                 outcomes.append(self._without_running(plan, outcomes, allow_duplicates))
-        interrupted = {plan.query for plan, one in zip(plans, outcomes, strict=True) if one.status == "interrupted"}
+        interrupted = {plan.query for plan, one in zip(plans, outcomes, strict=True) if _is_unsure(one)}
         if interrupted:
             self._unsure[agent] = {query for query in interrupted if query is not None}
         elif any(outcome.was_executed for outcome in outcomes):
@@ -609,7 +609,7 @@ class ToolExecutor:
         reason = f"You already called {spec.name} with these arguments: use its result, or ask something else."
         if plan.code == UNSURE:
             reason = (
-                f"{spec.name} was interrupted with these arguments and may have taken effect: check that with another "
+                f"{spec.name} was cut off with these arguments and may have taken effect: check that with another "
                 "call first, or say so in your answer."
             )
         elif spec.name == RUN_PROGRAM:  # a model that writes programs may not know the tool by its name
@@ -876,6 +876,14 @@ class _GovernedManager:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
+
+
+def _is_unsure(outcome: CallOutcome) -> bool:
+    """Return whether nobody knows if a call has taken effect: it was interrupted, or late and declared to have some."""
+    policy = None if outcome.spec is None else outcome.spec.policy
+    has_effects = policy is not None and (policy.destructive or policy.on_crash in ("report", "ask"))
+    is_late = outcome.output.telemetry.error_code in ("TimeoutError", "OutOfTime")
+    return outcome.status == "interrupted" or (is_late and has_effects)
 
 
 def _is_to_run(plan: PlannedCall, allow_duplicates: bool) -> bool:

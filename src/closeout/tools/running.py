@@ -42,6 +42,7 @@ TRACEBACK_FRAMES = 20  # innermost ones that the record keeps
 _MAX_MESSAGE = 2_000  # characters of an exception's text that are kept
 _MAX_DELAY = 8.0  # seconds
 # The smallest limit of the large vendors; all of them scale a picture down to far less before the model sees it.
+MAY_HAVE_EFFECT = "It may or may not have taken effect; check before you make it again."
 MAX_IMAGE_BYTES = 5_000_000
 
 logger = logging.getLogger("closeout.tools")
@@ -116,7 +117,8 @@ async def run_tool(
         except BaseException as error:
             failure = error
             if isinstance(error, TimeoutError) and deadline.expired():
-                failure = TimeoutError(f"{spec.name} did not finish within {spec.policy.timeout:g} seconds")
+                late = f"{spec.name} did not finish within {spec.policy.timeout:g} seconds"
+                failure = TimeoutError(late if spec.policy.crash_rule == "rerun" else f"{late}. {MAY_HAVE_EFFECT}")
         else:
             meter.stop()
             value, result = _bare_result(value)
