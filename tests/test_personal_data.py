@@ -212,6 +212,7 @@ def test_data_on_the_command_line(home: Path, tmp_path: Path) -> None:
     assert here("data", "delete", "--user", "安", "--dry-run").err == "1 run would be deleted.\n"
     assert here("data", "delete", "--user", "安", "--yes", "--json").json["deleted"] is True
     assert here("data", "list", "--user", "安").out == ""
+    assert "nothing is kept of 'Ann'" in here("data", "delete", "--user", "Ann", "--yes").err
     assert [run.run_id for run in open_store(home).runs()] == ["r2"]
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from closeout.cli.exits import OK, guarded
 from closeout.cli.option_types import Json
+
+if TYPE_CHECKING:
+    from closeout.run.personal_data import PersonalData
 
 __all__ = ["data_app"]
 
@@ -29,6 +32,7 @@ def list_data(user: User = "", session: SessionId = "", json: Json = False) -> i
     from closeout.visible import visible
 
     data = find_data(user, session=session)
+    _warn_of_nothing(data)
     if json:
         print_json(data.to_dict())
         return OK
@@ -53,6 +57,7 @@ def export(
     from closeout.run.personal_data import export_data
 
     data = export_data(output, user, session=session)
+    _warn_of_nothing(data)
     if json:
         print_json({"exported": len(data.runs), "folder": output})
     else:
@@ -75,6 +80,7 @@ def delete(
     from closeout.run.personal_data import delete_data
 
     data = delete_data(user, session=session, waiting=waiting, dry_run=True)
+    _warn_of_nothing(data)
     what = amount(len(data.runs), "run")
     deleted = not dry_run and (not (data.runs or data.budget_keys) or yes or confirmed("data delete", what))
     if deleted:
@@ -85,3 +91,11 @@ def delete(
         done = "deleted" if deleted else "would be deleted" if dry_run else "left as they are"
         print(f"{what} {done}.", file=sys.stderr)
     return OK
+
+
+def _warn_of_nothing(data: PersonalData) -> None:
+    """Say that nothing was found: a misspelt name must not look as if it was done."""
+    if not (data.runs or data.budget_keys):
+        from closeout.cli.terminal import say_error
+
+        say_error(f"nothing is kept of {data.user or data.session!r}. Names count letter by letter, capitals too.")
