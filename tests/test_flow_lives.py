@@ -110,6 +110,13 @@ async def test_the_rules_hold_in_later_messages_of_a_conversation_that_was_hande
     result = await session.run("Now send")
     assert decisions(result) == ["send refuse"]
     assert not desk.sent
+    for each in session.runs:  # as another process reads it
+        loaded = await first.result(each.run_id)
+        assert (loaded.handed_to, loaded.labels) == (
+            ("reader",),
+            ("trusted" if each.run_id[-1] == "1" else "untrusted",),
+        )
+    assert (loaded.handed_to, loaded.labels) == (result.handed_to, result.labels)
 
 
 async def test_a_resumed_run_knows_what_its_earlier_programs_have_read(tmp_path: Path) -> None:

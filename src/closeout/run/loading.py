@@ -13,6 +13,8 @@ from closeout.journal.store import Row
 from closeout.journal.totals import RunTotals
 from closeout.results.telemetry import TelemetryCollector
 from closeout.run.effects import refused_calls
+from closeout.run.flow_watch import labels_of_events
+from closeout.run.handoff import handed_to_of
 from closeout.run.kept_files import Load, files_of
 from closeout.run.result import RunResult, Status, outputs_of, state_of
 
@@ -69,9 +71,11 @@ def load_result(
         usage=totals.usage,
         seconds=round(RecordedRun(tuple(rows)).work, 3),
         candidates=tuple((str(answer), float(share)) for answer, share in ended.candidates),
+        labels=labels_of_events(events),
         state=state_of(events),
         files=files.left(),
         work_files=files.all(),
+        handed_to=handed_to_of(events),
         telemetry=telemetry,
         task=started.task,
         task_id=started.task_id,

@@ -229,7 +229,7 @@ class ToolExecutor:
             calls: The calls as the model made them.
             agent: The calling agent's name.
             allow_duplicates: The rollback budget is spent: a call that was made before gets its earlier result if the
-                tool is read-only, and runs again if it is idempotent. One with effects does not.
+                tool is read-only, and runs again if it is idempotent, or was cut off and is not destructive.
             handles: Returns the name under which the result of call number n is stored.
             turn: The number of the turn, for `execute_single_tool_call`.
         """
@@ -890,9 +890,15 @@ def _is_to_run(plan: PlannedCall, allow_duplicates: bool) -> bool:
     if plan.refusal or plan.spec is None or plan.twin >= 0:
         return False
     policy = plan.spec.policy
+    if not plan.repeated:
+        return plan.earlier is None or not policy.read_only
+    # What a model insists on is done again if it has no effects, or if it was cut off, so that there is no result, and
+    # neither destroys nor needs a person for that.
+    may_repeat = policy.crash_rule == "rerun" or (
+        plan.code == UNSURE and not policy.destructive and policy.crash_rule != "ask"
+    )
     has_result = plan.earlier is not None and policy.read_only
-    # What a model insists on is not done twice if it has effects.
-    return not has_result and (not plan.repeated or (allow_duplicates and policy.crash_rule == "rerun"))
+    return allow_duplicates and may_repeat and not has_result
 
 
 def _with_twins(plans: Sequence[PlannedCall]) -> list[PlannedCall]:
