@@ -131,7 +131,13 @@ async def test_a_recorded_effect_serves_one_call_only(world: World) -> None:
     def twice(view: Any) -> Any:
         return call("pay", amount=5)
 
-    (case,) = (await what_if(buyer(world, twice, instructions="Pay twice."), ["r"])).cases
+    @tool(name="pay", description="Pay.", approval="never", repeatable=True)
+    def pay_again(amount: int) -> str:
+        world.paid.append(amount)
+        return "receipt 17"
+
+    agent = buyer(world, twice, instructions="Pay twice.", tools=lambda price, _: [price, pay_again])
+    (case,) = (await what_if(agent, ["r"])).cases
     assert case.now.calls == ('pay({"amount": 5})',) * 2
     assert case.now.left == 'pay({"amount": 5})'
     assert world.paid == []
