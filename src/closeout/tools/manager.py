@@ -242,9 +242,20 @@ class ToolManager:
             self._name_all()
 
     async def aclose(self) -> None:
-        """Close the sessions that this event loop opened, and end their processes."""
-        if self._servers:
-            await asyncio.gather(*(server.aclose() for server in self._servers))
+        """Close the sessions that this event loop opened, and end their processes, even if cancelled."""
+        if not self._servers:
+            return
+        closing = [asyncio.create_task(server.aclose()) for server in self._servers]
+        cancelled: asyncio.CancelledError | None = None
+        while not all(task.done() for task in closing):
+            try:
+                await asyncio.wait(closing)  # `gather` would cancel a task that has not begun, and leave its server
+            except asyncio.CancelledError as error:
+                cancelled = error
+        for task in closing:
+            task.result()
+        if cancelled is not None:
+            raise cancelled
 
     async def __aenter__(self) -> Self:
         if self._servers:
