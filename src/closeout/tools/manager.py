@@ -18,7 +18,7 @@ from closeout.errors import Suspended, ToolDefinitionError, ToolError, UsageErro
 from closeout.messages import ToolSpec
 from closeout.overrides import is_overridden
 from closeout.tools.calls import Progress
-from closeout.tools.mcp_client import LoginNeeded, McpServer, McpServerFailed, ServerOffer, require_mcp
+from closeout.tools.mcp_client import LoginNeeded, McpServer, McpServerFailed, ServerOffer, require_mcp, wait_out
 from closeout.tools.mcp_config import McpEntry, McpServerConfig, read_servers
 from closeout.tools.mcp_lock import PinnedTools
 from closeout.tools.run_context import RunContext, reporting_to
@@ -246,16 +246,11 @@ class ToolManager:
         if not self._servers:
             return
         closing = [asyncio.create_task(server.aclose()) for server in self._servers]
-        cancelled: asyncio.CancelledError | None = None
-        while not all(task.done() for task in closing):
-            try:
-                await asyncio.wait(closing)  # `gather` would cancel a task that has not begun, and leave its server
-            except asyncio.CancelledError as error:
-                cancelled = error
-        for task in closing:
-            task.result()
-        if cancelled is not None:
-            raise cancelled
+        try:
+            await wait_out(closing)
+        finally:
+            for task in closing:
+                task.result()
 
     async def __aenter__(self) -> Self:
         if self._servers:

@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -57,7 +57,16 @@ if TYPE_CHECKING:
     )
     from mcp.types import Tool as McpTool
 
-__all__ = ["POLICY_KEY", "STATED_FIELDS", "LoginNeeded", "McpServer", "McpServerFailed", "ServerOffer", "require_mcp"]
+__all__ = [
+    "POLICY_KEY",
+    "STATED_FIELDS",
+    "LoginNeeded",
+    "McpServer",
+    "McpServerFailed",
+    "ServerOffer",
+    "require_mcp",
+    "wait_out",
+]
 
 # The key in a tool's `_meta` under which a Closeout server states its policy.
 POLICY_KEY = "closeout/policy"
@@ -257,6 +266,21 @@ class _Died(Exception):
     def __init__(self, text: str = "", *, is_forgotten: bool = False) -> None:
         super().__init__(text)
         self.is_forgotten = is_forgotten  # the server runs, but no longer knows the session
+
+
+async def wait_out(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Wait until all tasks have ended, even if cancelled, and raise the cancellation then.
+
+    `gather` would cancel the tasks too, also those that have not begun.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not all(task.done() for task in tasks):
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 class _ServerSession:
@@ -542,14 +566,7 @@ class _ServerSession:
             return
         if not self._ready.done():
             self._connecting.cancel()
-        cancelled: asyncio.CancelledError | None = None
-        while not task.done():
-            try:
-                await asyncio.wait((task,))
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
+        await wait_out((task,))
 
     async def _own(self) -> None:
         """Hold the session open until it must stop. Failures before it is ready are raised by `start`."""
