@@ -16,7 +16,7 @@ from closeout.journal.events import ModelReplied, ModelRequested, RunEnded, RunS
 from closeout.journal.store import Row
 from closeout.journal.token_record import load_tokens
 
-__all__ = ["RecordedTrajectory", "from_atif", "load_atif", "to_atif"]
+__all__ = ["from_atif", "load_atif", "recorded_head", "to_atif"]
 
 VERSION = "ATIF-v1.7"
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -43,7 +43,7 @@ def to_atif(
     """
     from closeout import __version__
 
-    record = RecordedTrajectory(rows)
+    record = _Record(rows)
     head = [{"role": "system", "content": record.system}] if record.system else []
     agent: dict[str, Any] = {"name": "closeout", "version": __version__}
     if record.model:
@@ -64,12 +64,26 @@ def to_atif(
     }
 
 
-class RecordedTrajectory:
+def recorded_head(rows: Iterable[Row]) -> tuple[str, list[Mapping[str, Any]]]:
+    """Return the system prompt and the tools, in OpenAI's form, that the main model was given first."""
+    system, tools = "", list[Mapping[str, Any]]()
+    for event in (row.event for row in rows):
+        if not isinstance(event, ModelRequested) or event.agent != "main":
+            continue
+        if not system:
+            contents = (m.get("content") for m in event.added if m.get("role") == "system")
+            system = next((text for text in contents if isinstance(text, str)), "")
+        if event.tools and not tools:
+            tools = [{"type": "function", "function": each} for each in json.loads(event.tools)]
+    return system, tools
+
+
+class _Record:
     """The parts of a run's record that a document needs beside the messages."""
 
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self.system = self.model = self.agent = ""
-        self.tools: list[Mapping[str, Any]] = []
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.model = self.agent = ""
+        self.system, self.tools = recorded_head(rows)
         self.replies: dict[int, tuple[str, ModelReplied, dict[str, Any]]] = {}
         self.ended: dict[str, Any] = {}
         self._usages: list[Mapping[str, Any]] = []
@@ -84,8 +98,6 @@ class RecordedTrajectory:
                 self.agent = event.name
             elif isinstance(event, RunEnded):
                 self.ended = {"status": event.status, "stop_reason": event.stop_reason, "answer": event.answer}
-            elif isinstance(event, ModelRequested):
-                self._note_head(event)
             elif isinstance(event, ModelReplied):
                 self.model = self.model or event.model
                 stated: dict[str, Any] = {}
@@ -95,13 +107,6 @@ class RecordedTrajectory:
                     found = {"completion_token_ids": tokens.ids, "logprobs": tokens.logprobs}
                     stated = {name: list(value) for name, value in found.items() if value}
                 self.replies[event.call] = _timestamp(row.time), event, stated
-
-    def _note_head(self, event: ModelRequested) -> None:
-        if not self.system:
-            contents = (m.get("content") for m in event.added if m.get("role") == "system")
-            self.system = next((text for text in contents if isinstance(text, str)), "")
-        if event.tools and not self.tools:
-            self.tools = [{"type": "function", "function": each} for each in json.loads(event.tools)]
 
     def sums(self) -> dict[str, Any]:
         """Return the numbers of all requests, those of sub-agents and without a step too."""
@@ -113,7 +118,7 @@ class RecordedTrajectory:
         return found
 
 
-def _steps(messages: Sequence[Mapping[str, Any]], record: RecordedTrajectory) -> Iterator[dict[str, Any]]:
+def _steps(messages: Sequence[Mapping[str, Any]], record: _Record) -> Iterator[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     for message in messages:
         role, content = message["role"], _content(message.get("content"))
@@ -130,7 +135,7 @@ def _steps(messages: Sequence[Mapping[str, Any]], record: RecordedTrajectory) ->
     yield from steps
 
 
-def _of_agent(message: Mapping[str, Any], record: RecordedTrajectory) -> dict[str, Any]:
+def _of_agent(message: Mapping[str, Any], record: _Record) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if message.get("reasoning_content"):
         found["reasoning_content"] = message["reasoning_content"]

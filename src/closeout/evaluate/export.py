@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from closeout.dialects.function_call import FunctionCall
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import RunNotFound, UsageError
-from closeout.evaluate.atif import RecordedTrajectory, to_atif
+from closeout.evaluate.atif import recorded_head, to_atif
 from closeout.evaluate.token_samples import token_samples
 from closeout.journal.events import (
     AttemptStarted,
@@ -131,11 +131,10 @@ def _head_of(agent: Agent[Any]) -> dict[str, Any]:
 
 def _recorded_head(rows: Sequence[Row], messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the system message and the tools that the model was given, if its calls have the form of the messages."""
-    record = RecordedTrajectory(rows)
-    if not record.tools and any(message.get("tool_calls") for message in messages):
+    system, tools = recorded_head(rows)
+    if not tools and any(message.get("tool_calls") for message in messages):
         return {"system": [], "tools": []}
-    system = [{"role": "system", "content": record.system, "loss": False}] if record.system else []
-    return {"system": system, "tools": record.tools}
+    return {"system": [{"role": "system", "content": system, "loss": False}] if system else [], "tools": tools}
 
 
 def conversation(rows: Sequence[Row], *, rolled_back: bool = False, numbered: bool = False) -> list[dict[str, Any]]:

@@ -890,15 +890,16 @@ def _is_to_run(plan: PlannedCall, allow_duplicates: bool) -> bool:
     if plan.refusal or plan.spec is None or plan.twin >= 0:
         return False
     policy = plan.spec.policy
+    if plan.earlier is not None and policy.read_only:
+        return False
     if not plan.repeated:
-        return plan.earlier is None or not policy.read_only
+        return True
     # What a model insists on is done again if it has no effects, or if it was cut off, so that there is no result, and
     # neither destroys nor needs a person for that.
     may_repeat = policy.crash_rule == "rerun" or (
         plan.code == UNSURE and not policy.destructive and policy.crash_rule != "ask"
     )
-    has_result = plan.earlier is not None and policy.read_only
-    return allow_duplicates and may_repeat and not has_result
+    return allow_duplicates and may_repeat
 
 
 def _with_twins(plans: Sequence[PlannedCall]) -> list[PlannedCall]:

@@ -46,7 +46,8 @@ class Judgement:
 GOOD = Judgement("good")
 
 # The MCP reference server and the research agents' tool managers start their failure texts with these.
-_FAILED = ("Unknown tool:", "Error executing tool")
+_UNKNOWN = "Unknown tool:"
+_FAILED = (_UNKNOWN, "Error executing tool")
 _ERROR_WORDS = ("Error:", "ERROR:", "Traceback (most recent call last)", "[ERROR]", "Exception:")
 _ITEM_KEYS = ("organic", "results", "items", "hits", "documents", "matches", "search_results", "webPages")
 _TEXT_KEYS = ("text", "content", "markdown", "extracted_info", "body", "html")
@@ -64,7 +65,7 @@ def says_tool_failed(result: object) -> bool:
 
 def names_unknown_tool(error: object) -> bool:
     """Return whether an error is a text that starts like the report that there is no such tool."""
-    return isinstance(error, str) and error.startswith(_FAILED[0])
+    return isinstance(error, str) and error.startswith(_UNKNOWN)
 
 
 def judge(value: Any, policy: ToolPolicy, tool_name: str = "The tool", *, is_normal: bool = False) -> Judgement:
