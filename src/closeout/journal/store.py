@@ -55,7 +55,7 @@ T = TypeVar("T")
 BODY_LIMIT = 1024  # characters: a longer field is stored once, by hash
 BODY_PART = 1 << 20  # characters of a body that are handled in one call, which holds the interpreter's lock
 RETRY_SECONDS = 0.05  # seconds until a failed commit is repeated
-GLANCE_SECONDS = 0.5  # for which notes that were read count as the latest
+GLANCE_SECONDS = 0.5  # Seconds for which notes that were read count as the latest.
 _INSERT_RUN = (
     "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?) ON CONFLICT (run_id) DO NOTHING"
 )

@@ -1,6 +1,6 @@
 """Cancel a run, whichever process executes it, and leave one that was cancelled to other processes.
 
-Both are notes in the journal. Workers and servers look for them, and every run looks whether it is to be cancelled.
+Both requests are notes in the journal. Workers and servers look for them, and every run looks for a cancellation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 # The prefixes of the notes.
 _CANCEL, _HAND_OVER = "cancel ", "handed over "
-_LOOK_SECONDS = 0.5  # seconds between two looks of a run
+_LOOK_SECONDS = 0.5  # seconds between two looks of a run at the requests
 _IDLE = ("interrupted", "waiting")  # the status of runs that nobody executes, and that have no end
 
 
@@ -77,19 +77,19 @@ async def _end(store: Store, seen: RunRecord) -> None:
 
 
 def request_cancel(store: Store, run_id: str) -> None:
-    """Note that a run is to be cancelled."""
+    """Ask the process that executes a run to cancel it."""
     store.note(f"{_CANCEL}{run_id}", "1")
 
 
 def is_to_be_cancelled(store: Store, run_id: str) -> bool:
-    """Return whether a run is known to be cancelled by somebody's wish."""
+    """Return whether somebody has asked to cancel a run. False if the journal cannot be read."""
     with suppress(JournalError):
         return bool(store.noted(f"{_CANCEL}{run_id}"))
     return False
 
 
 async def cancel_requests(store: Store) -> frozenset[str]:
-    """Return the runs that are to be cancelled and that a process executes. End those that nobody executes.
+    """Return the runs to be cancelled that a process executes. End those that nobody executes.
 
     Raises:
         JournalError: The journal cannot be read.
@@ -110,10 +110,10 @@ async def cancel_requests(store: Store) -> frozenset[str]:
 
 
 class CancelWatch:
-    """Cancels the task that executes a run when another process asks for it. A context manager.
+    """A context manager that cancels the current task when another process asks to cancel its run.
 
     Args:
-        store: Where the run is kept; None: nobody else knows it.
+        store: The store of the run. None: the run is kept in memory, and nobody else can ask.
         run_id: The run.
     """
 
@@ -139,9 +139,9 @@ class CancelWatch:
         assert self._store is not None
         assert self._task is not None
         at, requests = self._store.glance(_CANCEL)
-        # What was read before may be about an earlier execution of the run.
         if self._task.cancelling():  # it is ending
             return
+        # A request that was read earlier may be for an earlier execution of the run.
         if at > self._began and self._run_id in requests:
             self._is_asked = True
             self._task.cancel()
@@ -149,7 +149,7 @@ class CancelWatch:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 
     def is_answered(self) -> bool:
-        """Return whether a cancellation of the task was that of this watch, and of nobody else. It ends here."""
+        """Return whether only this watch has cancelled the task. The cancellation ends here."""
         if not self._is_asked or self._store is None or self._task is None:
             return False
         forget_requests(self._store, self._run_id)
@@ -157,12 +157,12 @@ class CancelWatch:
 
 
 def hand_over(store: Store, run_id: str) -> None:
-    """Note that others are to continue a run that this process is about to cancel."""
+    """Leave a run that this process is about to cancel to other processes."""
     store.note(f"{_HAND_OVER}{run_id}", "1")
 
 
 def handed_over(store: Store) -> list[str]:
-    """Return the cancelled runs that others are to continue. Raises JournalError."""
+    """Return the cancelled runs that were left to other processes. Raises JournalError."""
     found: list[str] = []
     for run_id in store.notes_that_begin_with(_HAND_OVER):
         with suppress(RunNotFound):
@@ -175,11 +175,11 @@ def handed_over(store: Store) -> list[str]:
 
 
 def is_handed_over(store: Store, run_id: str) -> bool:
-    """Return whether others are to continue a cancelled run. Raises JournalError."""
+    """Return whether a cancelled run was left to other processes. Raises JournalError."""
     return bool(store.noted(f"{_HAND_OVER}{run_id}"))
 
 
 def forget_requests(store: Store, run_id: str) -> None:
-    """Forget that a run is to be cancelled, or continued by others."""
+    """Withdraw the requests to cancel a run or to continue it elsewhere."""
     store.forget_note(f"{_CANCEL}{run_id}")
     store.forget_note(f"{_HAND_OVER}{run_id}")

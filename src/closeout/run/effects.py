@@ -702,7 +702,9 @@ class ToolCalls:
             return None
         if journal.outcome_of(ToolStarted, path, handle) is not None:
             return None
-        for number in count(1):
+        number = 0
+        while True:
+            number += 1
             request = DecisionRequested(
                 path,
                 f"{handle}.{AGAIN}{number}",
@@ -720,7 +722,6 @@ class ToolCalls:
             if not was_repeated:
                 await journal.committed()
                 return made
-        return None
 
     async def _permit(
         self, executor: ToolExecutor, plan: PlannedCall, served: ToolSpec, labels: CallLabels | None

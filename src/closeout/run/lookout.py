@@ -1,4 +1,4 @@
-"""Look again and again for the runs that a process is to cancel, and for those that it can take."""
+"""Look regularly for the runs that a process must cancel, and for those that it can take."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOK_SECONDS, LOOK_SPACING = 0.5, 0.05
 
 
 class Lookout:
-    """Looks for what a process that executes runs is to do: a worker, or a server.
+    """Finds the work of a process that executes runs: a worker, or a server.
 
     Args:
         store: Where the runs are kept.
@@ -54,7 +54,7 @@ class Lookout:
             yield
 
     async def look(self) -> None:
-        """Cancel the runs that are to be, and take others. While the journal cannot be read, say so once."""
+        """Cancel the runs that others asked to cancel, and take new ones. An unreadable journal is reported once."""
         self._looked = time.monotonic()
         try:
             for run_id in await cancel_requests(self._store):

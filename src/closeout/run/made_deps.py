@@ -1,4 +1,4 @@
-"""The dependencies of a run that a server or a worker executes, made by a function of what began the run."""
+"""The dependencies of runs that a server or a worker executes, made by a function of the request for the run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ HEADERS_NOTE, CLIENT_NOTE = "headers", "client"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
-    """What began a run: a request to a server, or `submit`; also when the run is resumed after a restart.
+    """The request that began a run, sent to a server or made by `submit`. A resumed run has the same one.
 
     Attributes:
         run_id: The run.
-        user: The user that the request or `submit` names; without one, the client. Any client may name any.
+        user: The user that the request or `submit` names; without one, the client. Clients may name any user.
         client: A short name of the API key that the request was sent with; empty if the server has no keys.
         headers: Those headers of the request that the server was told to keep, names in lower case.
     """
@@ -56,9 +56,9 @@ class DepsMaker:
         """Return the dependencies of a run, None if there is no function. Leaving the stack ends them.
 
         Args:
-            stack: What is left when the run is over.
+            stack: Left when the run is over.
             run_id: The run.
-            notes: What is recorded of its beginning.
+            notes: The recorded parts of the request.
         """
         if self._make is None:
             return None
