@@ -191,6 +191,23 @@ async def test_a_run_that_has_spent_its_share_continues_with_the_next_model() ->
     assert result.warnings == ("max_cost of the Fallback cannot be kept: the price of a is unknown.",)
 
 
+async def test_prices_of_the_settings_hold_for_clients_that_are_objects(home: Any) -> None:
+    keys = iter("abcdefgh")
+    dear = ScriptedClient(lambda view: call("lookup", key=next(keys)), name="openai:dear")
+    chain = Fallback([dear, ScriptedClient([answer("42")], name="cheap")], max_cost=100.0)
+    prices = {"dear": (1e6, 0.0), "cheap": (1.0, 1.0)}  # a token that "dear" reads costs a dollar
+    result = await Agent(chain, [lookup], config={"llm": {"prices": prices}}, home=home).run("What is k1?")
+    *before, last = [
+        (row.event.model, row.event.usage["cost_usd"], row.event.usage["input_tokens"])
+        for row in open_store(home).read(result.run_id).rows
+        if isinstance(row.event, ModelReplied)
+    ]
+    assert before == [("openai:dear", tokens, tokens) for _, _, tokens in before]
+    assert (last[0], last[1] < 0.01) == ("cheap", True), "its own price"
+    assert 100.0 <= sum(cost for _, cost, _ in before) < 100.0 + before[-1][1]
+    assert result.warnings == ("cheap is asked instead of openai:dear (max_cost).",)
+
+
 async def test_a_model_that_refused_is_asked_again_only_if_no_other_can_answer() -> None:
     filtered = ModelReply("I will", finish_reason="content_filter")
     first = Named([filtered, answer("42")], "a")

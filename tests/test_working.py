@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from cli_process import start
+from cli_process import here, start
 from closeout import Agent, RunContext, tool
-from closeout.errors import RunNotFound, UsageError
+from closeout.errors import AuthenticationFailed, RunNotFound, UsageError
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.events import ToolStarted
 from closeout.journal.store import Row, Store, open_store
+from closeout.run.made_deps import DepsMaker
+from closeout.run.working import AgentWorker
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
 
 
@@ -272,5 +274,47 @@ async def test_the_command_works_until_it_is_told_to_stop(home: Path, tmp_path: 
         assert 'closeout_runs_ended_total{status="answered"} 1' in figures
         process.send_signal(signal.SIGTERM)
         out, err = await asyncio.to_thread(process.communicate)
-    assert (process.returncode, json.loads(out)) == (0, {"runs": 1, "by_status": {"answered": 1}})
+    done = {"runs": 1, "by_status": {"answered": 1}, "failed": [], "problem": ""}
+    assert (process.returncode, json.loads(out)) == (0, done)
     assert "left to other workers" in err
+
+
+def test_the_command_names_the_runs_that_failed(home: Path, tmp_path: Path) -> None:
+    def turn(view: RequestView) -> Any:
+        return AuthenticationFailed("The key is wrong.", status=401) if "坏" in view.question else answer("好")
+
+    with serve_script(turn) as server:
+        file = tmp_path / "agent.yaml"
+        file.write_text(f"agent: {{name: clerk}}\nllm: {{model_name: x, base_url: '{server.base_url}', api_key: k}}\n")
+        command = ("work", str(file), "--until-idle")
+        idle = here(*command)
+        assert (idle.code, idle.err.splitlines()[-1]) == (0, "0 runs executed.")
+        agent = Agent.from_yaml(file)
+        asyncio.run(agent.submit("好"))
+        failed = asyncio.run(agent.submit("坏"))
+        shown = here(*command)
+        again = asyncio.run(agent.submit("又坏"))
+        printed = here(*command, "--json")
+    first, second = shown.err.splitlines()[-2:]
+    assert (shown.code, first) == (3, "2 runs executed: 1 answered, 1 failed.")
+    assert second.startswith(f"{failed}  failed: ")
+    assert "The key is wrong." in second
+    (failure,) = printed.json["failed"]
+    assert (printed.code, printed.json["runs"], printed.json["by_status"]) == (3, 1, {"failed": 1})
+    assert (failure["run_id"], failure["error_kind"]) == (again, "AuthenticationFailed")
+
+
+async def test_a_run_that_waited_and_was_continued_is_one_run(any_home: Home) -> None:
+    paid: list[str] = []
+    agent = paying_agent(any_home, paid)
+    waiting, closed = [await agent.submit(task) for task in ("wait", "x")]
+    shops = {waiting: "open"}
+    worker = AgentWorker(agent.plan(), open_store(any_home), deps=DepsMaker(lambda request: shops[request.run_id]))
+    await worker.work(asyncio.Event(), until_idle=True)
+    assert +worker.outcomes == {"waiting": 1, "refused": 1}
+    assert "dependencies cannot be made" in worker.failures[closed].error
+    shops[closed] = "open"
+    worker._not_before.clear()  # a minute later
+    await agent.signal(waiting, "money", 5)
+    await worker.work(asyncio.Event(), until_idle=True)
+    assert (+worker.outcomes, worker.ended["answered"], worker.failures) == ({"answered": 2}, 2, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -17,11 +18,14 @@ from closeout.run.working import AgentWorker
 from closeout.server.app import create_app
 from closeout.server.safety import is_loopback
 from closeout.server.serving import listening, on_first_signal, run_metrics
+from closeout.visible import visible
 
 if TYPE_CHECKING:
     from closeout.homes import Home
 
 __all__ = ["work_command"]
+
+SHOWN_FAILURES = 20  # the latest ones; --json has up to a thousand
 
 
 def work_command(
@@ -34,7 +38,7 @@ def work_command(
     deps: str | None,
     as_json: bool,
 ) -> int:
-    """Execute the runs of an agent until SIGINT or SIGTERM. Return the exit code.
+    """Execute the runs of an agent until SIGINT or SIGTERM. Return the exit code: 0 after a signal.
 
     Args:
         options: The agent.
@@ -55,7 +59,7 @@ def work_command(
     plan = agent.plan() if make else agent.plan().given(None)
     worker = AgentWorker(plan, store, limit=limit, drain_seconds=drain, deps=make)
 
-    async def work() -> None:
+    async def work() -> bool:
         stop = asyncio.Event()
 
         def stopping() -> None:
@@ -73,14 +77,27 @@ def work_command(
             finally:
                 for client in clients_of(agent.plan()):
                     await client.aclose()
+        return stop.is_set()
 
     servers.log_warnings()
-    asyncio.run(work())
+    was_stopped = asyncio.run(work())
+    _report(worker, as_json=as_json)
+    return exits.FAILED if not was_stopped and (worker.failures or worker.problem) else exits.OK
+
+
+def _report(worker: AgentWorker, *, as_json: bool) -> None:
+    """Say how the runs ended, and why the failed ones did."""
+    outcomes, failures = +worker.outcomes, list(worker.failures.values())
     if as_json:
-        print_json({"runs": sum(worker.ended.values()), "by_status": dict(worker.ended)})
-    else:
-        servers.say(f"{amount(sum(worker.ended.values()), 'run')} executed.")
-    return exits.OK
+        failed = [asdict(each) for each in failures]
+        print_json({"runs": outcomes.total(), "by_status": outcomes, "failed": failed, "problem": worker.problem})
+        return
+    by_status = ", ".join(f"{number:,} {status}" for status, number in sorted(outcomes.items()))
+    servers.say(f"{amount(outcomes.total(), 'run')} executed{by_status and ': '}{by_status}.")
+    for each in failures[-SHOWN_FAILURES:]:
+        servers.say(visible(f"{each.run_id}  {each.status}: {each.error}", keep="\n"))
+    if len(failures) > SHOWN_FAILURES:
+        servers.say("To list them all: closeout runs --status failed")
 
 
 def _health_app(home: Home, worker: AgentWorker, address: str) -> web.Application:

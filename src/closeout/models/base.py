@@ -22,7 +22,7 @@ from closeout.messages import (
     Usage,
     UsageSum,
 )
-from closeout.models.catalog import Price
+from closeout.models.catalog import Price, find_price
 from closeout.models.retry import OnRetry, RetryNote, RetryPolicy
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "UsageSummary",
     "assistant_message",
     "offered_tools",
+    "price_of",
     "run_request",
     "summarise_usage",
     "tool_call_infos",
@@ -265,6 +266,13 @@ class BaseClient(ABC):
     def format_token_usage_summary(self) -> UsageSummary:
         """Return the usage so far, as lines for people and as one line for a log."""
         return summarise_usage(self.name, self.usage)
+
+
+def price_of(client: BaseClient, prices: Mapping[str, Sequence[float]] | None) -> Price | None:
+    """Return the price of a client's model by the client or by the settings; None if it is unknown."""
+    if client.price is None and prices:  # a client that was passed as an object does not know the settings
+        return find_price(client.name.partition(":")[2] or client.name, prices, known={})
+    return client.price
 
 
 def summarise_usage(model: str, usage: Usage) -> UsageSummary:

@@ -108,7 +108,7 @@ def _fallback(
             own |= {"base_url": None, "api_key": None}
         llm = settings.model_copy(update=own)
         clients.append(connect(entry.get("model"), url, key, llm, environment=environment))
-    return FallbackClient(clients, rules, RetryPolicy(retries=settings.max_retries))
+    return FallbackClient(clients, rules, RetryPolicy(retries=settings.max_retries), settings.prices)
 
 
 def _configured_fallback(settings: LLMSettings, environment: Mapping[str, str]) -> Fallback:

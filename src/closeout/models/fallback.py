@@ -20,7 +20,7 @@ from closeout.errors import (
     UsageError,
 )
 from closeout.messages import Capabilities, ModelReply, ModelRequest, Usage
-from closeout.models.base import BaseClient, OnDelta, OnRetry, RetryNote
+from closeout.models.base import BaseClient, OnDelta, OnRetry, RetryNote, price_of
 from closeout.models.catalog import Price
 from closeout.models.retry import RetryPolicy, complete_with_retries
 
@@ -126,14 +126,23 @@ class FallbackClient(BaseClient):
         clients: The clients, the preferred one first.
         rules: When the next one is asked.
         retry: How often all of them are asked again if none could answer.
+        prices: The prices that the settings state, for clients that do not know theirs.
     """
 
-    def __init__(self, clients: Sequence[BaseClient], rules: Fallback, retry: RetryPolicy) -> None:
+    def __init__(
+        self,
+        clients: Sequence[BaseClient],
+        rules: Fallback,
+        retry: RetryPolicy,
+        prices: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
         self.clients = tuple(clients)
         self._labels = _labels(self.clients)
         self.name = " | ".join(self._labels)
         self.scripted = all(client.scripted for client in clients)
-        self.price = _highest([client.price for client in clients])
+        self._prices = [price_of(client, prices) for client in clients]
+        self._stated_prices = prices
+        self.price = _highest(self._prices)
         replies = [client.max_reply for client in clients]
         self.max_reply = None if None in replies else max(each for each in replies if each is not None)
         self._rules = rules
@@ -146,7 +155,7 @@ class FallbackClient(BaseClient):
         self._knows_cost = rules.max_cost is None or self.price is not None
 
     def for_run(self) -> Self:
-        return type(self)(self.clients, self._rules, self._retry)
+        return type(self)(self.clients, self._rules, self._retry, self._stated_prices)
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]  # clients learn theirs while they are used
@@ -227,7 +236,7 @@ class FallbackClient(BaseClient):
                 )
             except Exception as raised:
                 error = _model_error(raised, client)
-                usage = error.usage or Usage(requests=1)
+                usage = self._priced(number, error.usage or Usage(requests=1))
                 error.usage = spent = spent + usage
                 self._cost[number] += usage.cost_usd or 0.0
                 condition = _condition(error)
@@ -242,16 +251,17 @@ class FallbackClient(BaseClient):
                 why: ModelError = error
             else:
                 breaker.succeed()
-                self._cost[number] += reply.usage.cost_usd or 0.0
+                used = self._priced(number, reply.usage)
+                self._cost[number] += used.cost_usd or 0.0
                 refused = reply.finish_reason == "content_filter" and "refusal" in self._rules.on
                 if not (refused and following):
-                    usage = spent + reply.usage if spent.requests else reply.usage
+                    usage = spent + used if spent.requests else used
                     notes, self._notes = self._notes, []
-                    if not self._knows_cost and reply.usage.cost_usd is None:
+                    if not self._knows_cost and used.cost_usd is None:
                         self._knows_cost = True  # said once
                         notes.append(f"max_cost of the Fallback cannot be kept: the price of {asked} is unknown.")
                     return replace(reply, usage=usage, model=asked, warnings=(*reply.warnings, *notes, *warnings))
-                spent = spent + reply.usage
+                spent = spent + used
                 condition, why = "refusal", PermanentModelError("The reply was refused.")
             if condition in ("refusal", "context"):
                 self._leave(number, spare=condition == "refusal")
@@ -265,6 +275,11 @@ class FallbackClient(BaseClient):
         if len(errors) > 1:
             last.args = ("No model answered. " + " ".join(f"{label}: {error}" for label, error in errors.items()),)
         raise last
+
+    def _priced(self, number: int, usage: Usage) -> Usage:
+        """Return the usage of a request to a model with its cost, if its price is known."""
+        price = self._prices[number]
+        return usage if price is None or usage.cost_usd is not None else price.of(usage)
 
     def _label_at(self, chosen: Sequence[int], place: int) -> str:
         return self._labels[chosen[place]] if place < len(chosen) else ""

@@ -50,8 +50,7 @@ from closeout.journal.recorded import CANCELLED, REPLY_INTERRUPTED
 from closeout.journal.subscribers import Progress
 from closeout.journal.token_record import dump_tokens, load_tokens
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, ToolCall, ToolSpec, Usage
-from closeout.models.base import BaseClient, OnDelta
-from closeout.models.catalog import Price, find_price
+from closeout.models.base import BaseClient, OnDelta, price_of
 from closeout.models.history_methods import asks_by_methods, complete_by_methods
 from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
 from closeout.redaction import mask, redact
@@ -376,13 +375,6 @@ class ModelCalls:
             tools=_recorded_tools(request) if self._record_prompts and not prompt.same_tools else "",
             options=_options(request),
         )
-
-
-def price_of(client: BaseClient, prices: Mapping[str, Sequence[float]] | None) -> Price | None:
-    """Return the price of a client's model by the client or by the settings; None if it is unknown."""
-    if client.price is None and prices:  # a client that was passed as an object does not know the settings
-        return find_price(client.name.partition(":")[2] or client.name, prices, known={})
-    return client.price
 
 
 def _options(request: ModelRequest) -> dict[str, Any]:

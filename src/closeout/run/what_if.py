@@ -29,10 +29,10 @@ from closeout.journal.run_journal import describe_damage
 from closeout.journal.run_names import LAB
 from closeout.journal.store import Row, Store
 from closeout.journal.totals import RunTotals
+from closeout.models.base import price_of
 from closeout.records import record
 from closeout.run.client_conversation import CONVERSATION, as_client
 from closeout.run.compare import agent_differences, first_difference
-from closeout.run.effects import price_of
 from closeout.run.kept_lanes import KeptComparison, KeptLane
 from closeout.run.lifecycle import as_recorded, beginning, execute_run, new_started, recorded_task
 from closeout.run.plan import AgentPlan

@@ -29,7 +29,7 @@ from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import resume_run
 
-__all__ = ["AgentWorker", "awaited_result", "followed", "prioritise"]
+__all__ = ["AgentWorker", "RunFailure", "awaited_result", "followed", "prioritise"]
 
 log = logging.getLogger("closeout")
 
@@ -42,6 +42,25 @@ _PRIORITY = "priority "
 MAX_PRIORITY = 9
 # The origin of a run has this key if a server began it. The server executes and streams such runs itself.
 _SERVED = "serve"
+# The most failures that a worker remembers: the latest ones.
+KEPT_FAILURES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailure:
+    """The failure of a run that a worker executed, or could not execute.
+
+    Attributes:
+        run_id: The run.
+        status: `"failed"`, or `"refused"` if it could not be resumed.
+        error: The reason.
+        error_kind: The name of the exception.
+    """
+
+    run_id: str
+    status: str
+    error: str
+    error_kind: str
 
 
 @dataclass(slots=True)
@@ -55,7 +74,10 @@ class AgentWorker:
         drain_seconds: How long runs may continue after the stop. Then they are left to other workers.
         listeners: As for `Agent.run`.
         deps: Makes the dependencies of each run; without a function, the agent's are those of all.
-        ended: The number of runs that were executed, by status.
+        ended: The number of executions, by the status at their end. A run that waited and continued counts twice.
+        outcomes: The number of runs, by the status that the last execution of each here ended with. Those that could
+            not be resumed are `"refused"`, those handed over at the stop `"left"`.
+        failures: The latest runs that failed or were refused.
         usage: What they used.
     """
 
@@ -66,11 +88,15 @@ class AgentWorker:
     listeners: Sequence[Listener] = ()
     deps: DepsMaker = field(default_factory=lambda: DepsMaker(None))
     ended: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, RunFailure] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)  # run → when it may be tried again
     _is_own: dict[str, bool] = field(default_factory=dict)  # run → the agent began it
     _urgent: dict[str, int] = field(default_factory=dict)  # run → its priority
+    _open: dict[str, str] = field(default_factory=dict)  # run → the outcome that another one may replace
+    _left: set[str] = field(default_factory=set)  # runs that are handed over
     _mixes_until: float = 0.0
     _lookout: Lookout = field(init=False)
 
@@ -166,20 +192,34 @@ class AgentWorker:
                 async with AsyncExitStack() as stack:
                     plan = await self._with_deps(stack, run_id)
                     result = await resume_run(plan, self.store, run_id, self.listeners, seen=seen)
-                self.ended[result.status] += 1
+                self._count(run_id, result.status, result.error or result.stop_reason, result.error_kind)
                 self.usage += result.usage
             forget_requests(self.store, run_id)
             self._is_own.pop(run_id, None)
         except asyncio.CancelledError:
-            self.ended["cancelled"] += 1
+            self._count(run_id, "left" if run_id in self._left else "cancelled")
         except JournalLocked:
             self._mixes_until = time.monotonic() + MIXING_SECONDS
         except (RunNotFound, LeaseLost):
             pass
         except CloseoutError as error:
-            self.ended["refused"] += 1
+            self._count(run_id, "refused", str(error), type(error).__name__)
             self._not_before[run_id] = time.monotonic() + REFUSED_SECONDS
             log.warning("Run %s cannot be executed: %s", run_id, error)
+
+    def _count(self, run_id: str, status: str, error: str = "", error_kind: str = "") -> None:
+        """Count the end of an execution. It replaces the outcome of an earlier one of the same run."""
+        self.ended["cancelled" if status == "left" else status] += 1
+        self.outcomes[status] += 1
+        if run_id in self._open:
+            self.outcomes[self._open.pop(run_id)] -= 1
+            self.failures.pop(run_id, None)
+        if status in ("waiting", "refused"):
+            self._open[run_id] = status
+        if status in ("failed", "refused"):
+            self.failures[run_id] = RunFailure(run_id, status, error, error_kind)
+            if len(self.failures) > KEPT_FAILURES:
+                del self.failures[next(iter(self.failures))]
 
     async def _with_deps(self, stack: AsyncExitStack, run_id: str) -> AgentPlan:
         """Return the agent with the dependencies of a run. Raises UsageError if they cannot be made."""
@@ -197,6 +237,7 @@ class AgentWorker:
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=self.drain_seconds)
         left = dict(self._tasks)
+        self._left.update(left)
         for run_id, task in left.items():
             hand_over(self.store, run_id)
             task.cancel()
