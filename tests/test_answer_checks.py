@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, Boxed, Check, CheckedRun, Number, Text, tool
+from closeout import Agent, Boxed, Check, CheckedRun, Number, Text, ToolOutput, tool
 from closeout.errors import UsageError
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
@@ -182,6 +182,22 @@ async def test_a_check_sees_the_task_the_value_and_the_calls() -> None:
         ("look", {"key": "a"}, 1, "1", True),
     ]
     assert [(each.name, each.ok) for each in seen.calls[2:]] == [("none", False)]
+
+
+async def test_a_check_sees_for_whom_the_run_is_and_what_it_was_given() -> None:
+    @tool(read_only=True)
+    def prices(city: str) -> ToolOutput:
+        """Look up prices."""
+        return ToolOutput(result=[3], state_update={"asked": [city]})
+
+    check, deps = Recording("Again.", None), object()
+    client = ScriptedClient([call("prices", city="Ulm"), answer("3"), answer("3 again")])
+    agent = Agent(client, [prices], check=check, home=False)
+    await agent.run("How dear?", user="ann", deps=deps)
+    (_, seen), (_, later) = check.seen
+    assert (seen.user, seen.deps, seen.state) == ("ann", deps, {"asked": ["Ulm"]})
+    seen.state["asked"].append("Bonn")
+    assert later.state == {"asked": ["Ulm"]}
 
 
 async def test_the_task_is_the_users_own_without_the_texts_of_files(tmp_path: Path) -> None:

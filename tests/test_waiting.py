@@ -214,6 +214,29 @@ async def test_a_rule_that_changes_its_mind_changes_nothing_that_began(home: Pat
     assert (result.answer, bank.paid) == ("done", [("a", 1)])
 
 
+async def test_a_rule_may_look_at_the_run_and_wait_for_what_it_needs(home: Path) -> None:
+    async def above_limit(arguments: Any, context: RunContext[dict[str, int]]) -> str | None:
+        await asyncio.sleep(0)
+        limit = context.deps[context.user]
+        return f"{context.user} may pay {limit}" if arguments["amount"] > limit else None
+
+    bank = Bank(approval=above_limit)
+    limits = {"ann": 5, "bob": 1}
+    for user, waits in (("ann", []), ("bob", ["bob may pay 1"])):
+        model = ScriptedClient([call("pay", key=user, amount=3), answer("done")])
+        result = await Agent(model, bank.tools, home=home).run("Pay", user=user, deps=limits)
+        assert [pending.reason for pending in result.waiting] == waits
+    assert bank.paid == [("ann", 3)]
+    resumed = await Agent(model, bank.tools, home=home).resume(result.run_id, deps=limits, decisions={"r1": True})
+    assert (resumed.answer, bank.paid) == ("done", [("ann", 3), ("bob", 3)])
+
+
+async def test_a_rule_keeps_what_its_defaults_bind(home: Path) -> None:
+    rules = [lambda arguments, most=most: len(arguments) > most for most in (0, 1)]
+    found = [await bank_agent(home, Bank(approval=rule), "a").run("Pay a") for rule in rules]
+    assert [len(each.waiting) for each in found] == [1, 0]
+
+
 async def test_a_rule_that_raises_asks(home: Path) -> None:
     bank = Bank(approval=lambda arguments: arguments["missing"])
     (pending,) = (await bank_agent(home, bank, "a").run("Pay a")).waiting
@@ -223,6 +246,8 @@ async def test_a_rule_that_raises_asks(home: Path) -> None:
 def test_an_approval_that_is_no_rule_is_refused(home: Path) -> None:
     with pytest.raises(ToolDefinitionError, match="approval must be 'always', 'never' or a function"):
         bank_agent(home, Bank(approval="sometimes"), "a")
+    with pytest.raises(ToolDefinitionError, match=r"Write rule\(arguments\) or rule\(arguments, context\)"):
+        bank_agent(home, Bank(approval=lambda arguments, context, more: True), "a")
 
 
 async def test_outside_of_a_run_a_call_that_needs_approval_is_refused() -> None:

@@ -6,11 +6,11 @@ format, so that every API that takes `list[dict]` takes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, field, replace
 from functools import reduce
 from operator import add
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from closeout.codec import join_surrogates
 from closeout.records import record
@@ -18,6 +18,7 @@ from closeout.records import record
 __all__ = [
     "FINISHED",
     "SHOULD_BREAK",
+    "ApprovalPolicy",
     "Capabilities",
     "Constraint",
     "Defect",
@@ -204,6 +205,12 @@ class Step:
 # ------------------------------------------------------------------------------------------------ tools
 
 
+ApprovalPolicy: TypeAlias = (
+    Literal["always", "never"] | Callable[..., bool | str | Awaitable[bool | str | None] | None] | None
+)
+"""Whether a person must approve a call; see `ToolPolicy.approval`."""
+
+
 @record(kw_only=True)
 class ToolPolicy:
     """Rules for the calls of one tool. The defaults fit an unknown tool."""
@@ -221,9 +228,10 @@ class ToolPolicy:
     # A call that was cut off by a crash: make it again, tell the model, or ask a person. None: rerun if read_only or
     # idempotent, else report.
     on_crash: Literal["rerun", "report", "ask"] | None = None
-    # Whether a person must approve a call: "always", "never", or a function of the arguments that returns a reason (or
-    # True) if so. None: "never" for a tool passed in code, and as `tools.approval` says for one of an MCP server.
-    approval: Literal["always", "never"] | Callable[[Mapping[str, Any]], bool | str | None] | None = None
+    # Whether a person must approve a call: "always", "never", or a function of the arguments, and of the `RunContext`
+    # if it takes two, that returns a reason (or True) if so; it may be async. None: "never" for a tool passed in code,
+    # and as `tools.approval` says for one of an MCP server.
+    approval: ApprovalPolicy = None
     repair: Literal["full", "none"] = "full"
     timeout: float | None = 120.0  # seconds
     retries: int = 0  # tries after a transient failure; only for read-only or idempotent tools

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from closeout.errors import UsageError
@@ -41,6 +41,9 @@ class CheckedRun:
         calls: The tool calls of the attempt, in order.
         program: The program that gave the answer, None if the model wrote the answer itself.
         run_id: The run.
+        user: The person for whom the run is, as passed to `run(user=…)`; empty if nobody was named.
+        deps: What was passed as `deps` when the run was started or resumed.
+        state: A copy of the run's state: the state updates of its tools.
     """
 
     task: str
@@ -48,6 +51,9 @@ class CheckedRun:
     calls: tuple[CheckedCall, ...]
     program: str | None
     run_id: str
+    user: str = ""
+    deps: Any = field(default=None, repr=False)
+    state: Mapping[str, Any] = field(default_factory=dict)
 
 
 CheckFunction: TypeAlias = Callable[[str, CheckedRun], str | Awaitable[str | None] | None]

@@ -66,12 +66,16 @@ class AnswerChecks:
         """
         if not self._checks or found.text in self._passed:
             return None
+        context = self._scope.context()
         run = CheckedRun(
             task=self._task,
             value=found.value,
             calls=tuple(map(_checked, outcomes)),
             program=next(iter(programs_in(calls)), None),
-            run_id=self._scope.journal.run_id,
+            run_id=context.run_id,
+            user=context.user,
+            deps=context.deps,
+            state=context.state,
         )
         for index, check in enumerate(self._checks):
             problem = await self._verdict(check, found.text, run)

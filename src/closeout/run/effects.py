@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import logging
 import time
@@ -11,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from inspect import isawaitable
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -71,6 +71,7 @@ from closeout.tools.run_context import BudgetLeft, RunContext, Sample, context_f
 from closeout.tools.running import MAY_HAVE_EFFECT
 from closeout.tools.secrets import Secrets
 from closeout.tools.threads import run_large
+from closeout.tools.tool import takes_context
 
 if TYPE_CHECKING:
     from closeout.run.reserves import PromptBound, Reserves
@@ -505,14 +506,9 @@ class ToolCalls:
     ) -> RunContext[Any]:
         """Return what a tool may know of the run. It may be called in the thread of a synchronous tool."""
         scope, budget = self._scope, self._scope.budget
-        return RunContext(
-            deps=scope.deps,
-            run_id=scope.journal.run_id,
-            user=scope.journal.started.user if scope.journal.started is not None else "",
-            agent=scope.path,
+        return replace(
+            scope.context(),
             handle=handle,
-            state=copy.deepcopy(dict(scope.state)),
-            usage=budget.usage,
             budget=BudgetLeft(
                 turns=max(budget.limits.max_turns - self._turn - 1, 0),
                 tokens=budget.tokens_left,
@@ -788,7 +784,7 @@ class ToolCalls:
             reason: str | None = f"{recorded.reason} The tool has changed since this was asked."
         else:
             # A rule may be a function that would decide otherwise now. What has begun without approval needs none.
-            reason = _approval_reason(call, spec)
+            reason = await self._approval_reason(call, spec, handle)
             reason = " ".join(filter(None, (reason, flow_reason))) or None
             reason = None if journal.has_started(self._started(call, spec, handle)) else reason
         if reason is None:
@@ -797,6 +793,24 @@ class ToolCalls:
             path, handle, "approval", name=spec.name, arguments=arguments, digest=digest, reason=reason
         )
         return as_decided(await decide(self._scope, request), call, spec)
+
+    async def _approval_reason(self, call: ToolCall, spec: ToolSpec, handle: str) -> str | None:
+        """Why a call needs an approval, None if it needs none. A rule that raises asks for one."""
+        rule = spec.policy.approval
+        if not callable(rule):
+            where = f" of the MCP server {spec.server_name}" if spec.server_name else ""
+            what = "is destructive" if spec.policy.destructive else "needs approval"
+            return f"{spec.name}{where} {what}." if rule == "always" else None
+        arguments = call.arguments if isinstance(call.arguments, dict) else {}
+        try:
+            context = (replace(self._scope.context(), handle=handle),) if takes_context(rule) else ()
+            found = rule(arguments, *context)
+            found = await found if isawaitable(found) else found
+        except Exception as error:
+            return f"The approval rule of {spec.name} raised {type(error).__name__}: {error}"
+        if isinstance(found, str):
+            return found or None
+        return f"{spec.name} needs approval." if found else None
 
     def _is_settled(self, request: DecisionRequested, call: ToolCall, spec: ToolSpec) -> bool:
         """Return whether the call is not made any more in this place, so that a change of its tool does not matter."""
@@ -918,22 +932,6 @@ def _tool_logger(
         logger.parent = logging.getLogger("closeout.tools")
     logger.addHandler(_JournalHandler(scope, handle, name, secrets, loop))
     return logger
-
-
-def _approval_reason(call: ToolCall, spec: ToolSpec) -> str | None:
-    """Why a call needs an approval, None if it needs none. A rule that raises asks for one."""
-    rule = spec.policy.approval
-    if not callable(rule):
-        where = f" of the MCP server {spec.server_name}" if spec.server_name else ""
-        what = "is destructive" if spec.policy.destructive else "needs approval"
-        return f"{spec.name}{where} {what}." if rule == "always" else None
-    try:
-        found = rule(call.arguments if isinstance(call.arguments, dict) else {})
-    except Exception as error:
-        return f"The approval rule of {spec.name} raised {type(error).__name__}: {error}"
-    if isinstance(found, str):
-        return found or None
-    return f"{spec.name} needs approval." if found else None
 
 
 def _finished(

@@ -367,16 +367,8 @@ class AgentPlan:
         recorded = journal.recorded(InstructionsWritten, scope.path, scope.path)
         text: Any = recorded.text if isinstance(recorded, InstructionsWritten) else ""
         if recorded is None and not journal.replay_only:
-            context = RunContext(
-                deps=scope.deps,
-                run_id=journal.run_id,
-                user=journal.started.user if journal.started is not None else "",
-                agent=scope.path,
-                state=copy.deepcopy(scope.state),
-                usage=scope.budget.usage,
-            )
             try:
-                text = self.write_instructions(context)
+                text = self.write_instructions(scope.context())
                 text = await text if isawaitable(text) else text
             except Exception as error:
                 name = getattr(self.write_instructions, "__qualname__", repr(self.write_instructions))
@@ -545,6 +537,17 @@ class Scope:
     waits: list[DecisionRequested] = field(default_factory=list)
     flow: FlowWatch | None = None
     secrets: list[Secrets] = field(default_factory=list)
+
+    def context(self) -> RunContext[Any]:
+        """Return what a user's function may know of the run outside of a call."""
+        return RunContext(
+            deps=self.deps,
+            run_id=self.journal.run_id,
+            user=self.journal.started.user if self.journal.started is not None else "",
+            agent=self.path,
+            state=copy.deepcopy(self.state),
+            usage=self.budget.usage,
+        )
 
     @property
     def agent_type(self) -> str:

@@ -23,7 +23,7 @@ from typing import (
 )
 
 from closeout.errors import ToolDefinitionError, ToolError
-from closeout.messages import ToolPolicy, ToolSpec
+from closeout.messages import ApprovalPolicy, ToolPolicy, ToolSpec
 from closeout.spelling import suggestion
 from closeout.tools.run_context import RunContext, context_parameter
 from closeout.tools.schema import (
@@ -36,7 +36,7 @@ from closeout.tools.schema import (
 )
 from closeout.tools.threads import run_in_thread
 
-__all__ = ["Ask", "ModelTool", "PolicyFields", "Tool", "tool"]
+__all__ = ["Ask", "ModelTool", "PolicyFields", "Tool", "takes_context", "tool"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,7 +60,7 @@ class PolicyFields(TypedDict, total=False):
     destructive: bool
     effects_known: bool
     on_crash: Literal["rerun", "report", "ask"] | None
-    approval: Literal["always", "never"] | Callable[[Mapping[str, Any]], bool | str | None] | None
+    approval: ApprovalPolicy
     repair: Literal["full", "none"]
     timeout: float | None
     retries: int
@@ -310,6 +310,17 @@ def _tool_name(function: Callable[..., Any], name: str | None) -> str:
     return str(found)
 
 
+def takes_context(rule: Callable[..., Any]) -> bool:
+    """Return whether an approval rule must be called with the run's context beside the arguments of the call."""
+    try:
+        inspect.signature(rule).bind({})
+    except TypeError:
+        return True
+    except ValueError:  # of a builtin, which does not say what it takes
+        return False
+    return False
+
+
 _NAMES_OF_FIELDS = tuple(field.name for field in dataclasses.fields(ToolPolicy))
 _TUPLE_FIELDS = ("other_names", "replaces", "duplicate_key", "empty_at", "drop_keys")
 _RETURNS = (None, "trusted", "untrusted", "below", "read", "files")
@@ -354,10 +365,17 @@ def _check_policy(name: str, policy: ToolPolicy, parameters: Mapping[str, Any]) 
                         f"Tool {name!r}: {field} names the parameter {parameter!r}, which the tool does not have. "
                         f"It has: {', '.join(known) or 'none'}."
                     )
-    if not (policy.approval in (None, "always", "never") or callable(policy.approval)):
-        raise ToolDefinitionError(
-            f"Tool {name!r}: approval must be 'always', 'never' or a function, got {policy.approval!r:.60}."
-        )
+    rule = policy.approval
+    if not (rule in (None, "always", "never") or callable(rule)):
+        raise ToolDefinitionError(f"Tool {name!r}: approval must be 'always', 'never' or a function, got {rule!r:.60}.")
+    if callable(rule) and takes_context(rule):
+        try:
+            inspect.signature(rule).bind({}, None)
+        except TypeError:
+            raise ToolDefinitionError(
+                f"Tool {name!r}: the function of approval must take the arguments of the call, and if it likes the "
+                "context of the run. Write rule(arguments) or rule(arguments, context)."
+            ) from None
     if policy.returns not in _RETURNS:
         raise ToolDefinitionError(
             f"Tool {name!r}: returns must be 'trusted' or 'untrusted', got {policy.returns!r:.40}"
