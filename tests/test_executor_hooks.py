@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from bing_executor import Bing
+from closeout import Agent
 from closeout.answers.formatter import OutputFormatter
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
+from closeout.testing import ScriptedClient, answer
 from closeout.tools.executor import CallOutcome, ToolExecutor
 from closeout.tools.manager import ToolManager
 from closeout.tools.tool import tool
@@ -70,6 +73,26 @@ async def test_a_fix_that_changes_nothing_is_not_a_repair() -> None:
     (outcome,) = await FixesArguments(Search()).execute_calls([call])
     assert outcome.call is call
     assert outcome.repairs == ()
+
+
+async def test_a_fix_that_changes_nothing_keeps_the_digits_of_numbers() -> None:
+    paid: list[Decimal] = []
+
+    @tool
+    def pay(amount: Decimal) -> None:
+        """Pay."""
+        paid.append(amount)
+
+    class Repairs(ToolExecutor):
+        def fix_tool_call_arguments(self, tool_name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+            return super().fix_tool_call_arguments(tool_name, arguments)
+
+    written = '{"amount": 12345678901234567.89}'
+    for executor in (ToolExecutor, Repairs):
+        model = ScriptedClient([ToolCall("pay", written), answer("Paid.")])
+        await Agent(model, [pay], tool_executor=executor).run("Pay.")
+        assert written in repr(model.requests[-1].messages[-2])
+    assert paid == [Decimal("12345678901234567.89")] * 2
 
 
 async def test_a_fix_must_fit_the_schema() -> None:

@@ -271,6 +271,46 @@ def test_a_number_that_was_read_keeps_its_digits_only_if_its_text_is_known() -> 
     assert not repair_arguments({"it": 3.1}, schema, written='{"it": 3.11}').ok
 
 
+NUMBERS = {
+    "type": "object",
+    "properties": {
+        "amount": {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^\d+(\.\d+)?$"}]},  # a Decimal
+        "items": {"type": "array", "items": {"$ref": "#/$defs/item"}},
+        "count": {"type": "integer"},
+        "share": {"type": "number"},
+        "any": {"type": "object"},
+    },
+    "additionalProperties": False,
+    "$defs": {
+        "item": {"type": "object", "properties": {"price": {"anyOf": [{"type": "number"}, {"type": "string"}]}}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('{"amount": 12345678901234567.89}', {"amount": "12345678901234567.89"}),
+        ('{"amount": 0.1234567890123456789e2}', {"amount": "12.34567890123456789"}),
+        ('{"amount": 10.10}', {"amount": 10.1}),
+        ('{"items": [{"price": 0.1234567890123456789}]}', {"items": [{"price": "0.1234567890123456789"}]}),
+        ('{"arguments": {"amount": 12345678901234567.89}}', {"amount": "12345678901234567.89"}),
+        ('{"count": 9007199254740993.0}', {"count": 9007199254740993}),
+        ('{"share": 0.1234567890123456789}', {"share": 0.1234567890123456789}),
+        ('{"share": 1.5, "count": "3"}', {"share": 1.5, "count": 3}),
+        ('{"any": {"x": 0.1234567890123456789}}', {"any": {"x": 0.1234567890123456789}}),
+        ('{"count": 4278085988754883338457390.107}', None),
+        ('{"share": 1e400}', None),
+        ('{"any": {"x": 1e400}}', None),
+        ('{"count": 1e99999999999999999999}', None),
+    ],
+)
+def test_a_number_keeps_its_digits_where_the_schema_takes_more_than_a_float(written: str, read: Any) -> None:
+    for arguments, text in ((written, ""), (json.loads(written), written)):
+        repaired = repair_arguments(arguments, NUMBERS, written=text)
+        assert repaired.arguments == read if read is not None else "number" in repaired.errors[0]
+
+
 @pytest.mark.parametrize("name", ["dry_run", "confirm", "where", "currency"])
 def test_an_unknown_argument_is_kept_or_refused_unless_the_tool_only_reads(name: str) -> None:
     refused = repair_arguments({"q": "x", name: False}, SEARCH)

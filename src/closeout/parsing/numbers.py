@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
+from typing import Any
 
-__all__ = ["read_integer", "read_number"]
+__all__ = ["MAX_DIGITS", "WrittenFloat", "plain_numbers", "read_integer", "read_number"]
+
+MAX_DIGITS = 400  # digits of a number that is written out; 1e999999999 would fill the memory
 
 # JSON's numbers, and what other languages write without doubt. ".000" behind an integer may group thousands.
 _INTEGER = re.compile(
@@ -35,3 +38,42 @@ def read_number(text: str) -> int | float | None:
         return None
     number = float(text)
     return number if Decimal(repr(number)) == Decimal(text) else None
+
+
+class WrittenFloat(float):
+    """A number with a fraction or an exponent that knows how it was written: `3.10` is not the version "3.1"."""
+
+    text: str
+
+    def __new__(cls, text: str) -> WrittenFloat:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    @property
+    def exact(self) -> Decimal:
+        """The number that was written, as far as a Decimal can hold its exponent."""
+        try:
+            return Decimal(self.text)
+        except InvalidOperation:
+            return Decimal(self)
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the float is the number that was written."""
+        return Decimal(repr(float(self))) == self.exact
+
+    @property
+    def digits(self) -> str:
+        """The number without an exponent, if that is of a reasonable length; otherwise as it was written."""
+        number = self.exact
+        return f"{number:f}" if number.is_finite() and abs(number.adjusted()) < MAX_DIGITS else self.text
+
+
+def plain_numbers(value: Any) -> Any:
+    """Return a JSON value with plain numbers, which do not know how they were written."""
+    if isinstance(value, WrittenFloat):
+        return float(value)
+    if isinstance(value, dict):
+        return {name: plain_numbers(item) for name, item in value.items()}
+    return [plain_numbers(item) for item in value] if isinstance(value, list) else value

@@ -5,7 +5,6 @@ Valid arguments are never touched, and what is returned without errors is valid.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,9 @@ from typing import Any, NamedTuple
 
 from closeout.messages import Repair
 from closeout.parsing.json_text import repair_json
-from closeout.repair.fitting import Fitting, WrittenFloat
+from closeout.parsing.numbers import plain_numbers
+from closeout.repair.digits import may_be_inexact, settled, too_large, with_digits
+from closeout.repair.fitting import Fitting
 from closeout.repair.schema_rules import SchemaRules, nests_deeper, short
 
 __all__ = ["MAX_ARGUMENTS", "RepairedArguments", "diagnose", "repair_arguments", "signature"]
@@ -103,35 +104,25 @@ def _from_value(arguments: Any, rules: _Rules, written: str = "") -> RepairedArg
         if len(arguments) > MAX_ARGUMENTS:
             problem = f"A call may have at most {MAX_ARGUMENTS:,} arguments, got {len(arguments):,}"
             return RepairedArguments(arguments, (), (f"{problem}; send {signature(rules.schema)}.",))
-        if rules.schema.accepts(arguments):
+        if not may_be_inexact(written) and rules.schema.accepts(arguments):
             return RepairedArguments(arguments)
-    exact = _with_digits(arguments, written)
-    fitted = _fitted(exact, rules)
-    return fitted._replace(arguments=_plain(fitted.arguments) if fitted.ok else arguments)
-
-
-def _with_digits(arguments: Any, written: str) -> Any:
-    """The arguments with numbers that know how they were written, if `written` is their strict JSON text."""
-    if not written:
-        return arguments
+    if nests_deeper(arguments):
+        return RepairedArguments(arguments, (), (diagnose(arguments, rules.schema),))
+    exact = with_digits(arguments, written)
+    valid = isinstance(exact, Mapping) and rules.schema.accepts(plain_numbers(exact))
+    fitted = RepairedArguments(exact) if valid else _fitted(exact, rules)
     try:
-        exact = json.loads(written, parse_float=WrittenFloat, parse_int=_whole)
-    except (ValueError, RecursionError):
-        return arguments
-    return exact if exact == arguments else arguments
-
-
-def _whole(text: str) -> int | WrittenFloat:
-    return WrittenFloat(text) if text == "-0" else int(text)
-
-
-def _plain(value: Any) -> Any:
-    """A value with plain numbers: nobody else needs to know how they were written."""
-    if isinstance(value, WrittenFloat):
-        return float(value)
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        used = settled(fitted.arguments, rules.schema, repaired=not valid) if fitted.ok else exact
+    except ValueError as error:
+        problem = f"The number {short(str(error), 40)[1:-1]} must be written as a whole number, without a point."
+        return RepairedArguments(arguments, (), (problem,))
+    if (number := too_large(used)) is not None:
+        problem = f"The number {short(number, 40)[1:-1]} is too large; send a smaller one."
+        return RepairedArguments(arguments, (), (problem,))
+    if not fitted.ok:
+        return fitted._replace(arguments=arguments)
+    used = plain_numbers(used)
+    return fitted._replace(arguments=arguments if valid and used == arguments else used)
 
 
 def _from_text(text: str, rules: _Rules, truncated: bool) -> RepairedArguments:
@@ -165,8 +156,6 @@ def _from_text(text: str, rules: _Rules, truncated: bool) -> RepairedArguments:
 
 def _fitted(arguments: Any, rules: _Rules) -> RepairedArguments:
     """Arguments that do not satisfy the schema as they are: the first reading of them that can be made to."""
-    if nests_deeper(arguments):
-        return RepairedArguments(arguments, (), (diagnose(arguments, rules.schema),))
     schema, fitted = rules.schema.schema, arguments
     for reading, repairs in _readings(arguments, rules.schema):
         fitting = Fitting(rules.schema, drop_unknown=rules.drop_unknown)
@@ -174,7 +163,7 @@ def _fitted(arguments: Any, rules: _Rules) -> RepairedArguments:
         for key in ("anyOf", "oneOf"):
             if key in schema:
                 fitted = fitting.fit(fitted, {key: schema[key]}, "arguments")
-        if rules.schema.accepts(fitted):
+        if rules.schema.accepts(plain_numbers(fitted)):
             return RepairedArguments(fitted, (*repairs, *fitting.repairs))
     # The diagnosis leaves out what would have been repaired.
     return RepairedArguments(arguments, (), (diagnose(fitted, rules.schema),))

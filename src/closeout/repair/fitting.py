@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from closeout.messages import Repair
 from closeout.parsing.json_text import repair_json
-from closeout.parsing.numbers import read_integer, read_number
+from closeout.parsing.numbers import WrittenFloat, read_integer, read_number
 from closeout.repair.schema_rules import ObjectShape, SchemaRules, kind_of, short
 from closeout.spelling import fold, words
 
-__all__ = ["Fitting", "Rename", "WrittenFloat", "match_names"]
+__all__ = ["Fitting", "Rename", "match_names"]
 
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")  # 5,101 is one number or two
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -116,17 +116,6 @@ def _says_something(written: str, properties: Mapping[str, Any]) -> bool:
 
     mine, form = {word for word in words(written) if len(word) > 2}, fold(written)
     return any(mine.intersection(words(name)) or fuzz.ratio(form, fold(name)) >= _MIN_LIKENESS for name in properties)
-
-
-class WrittenFloat(float):
-    """A number with a fraction or an exponent that knows how it was written: `3.10` is not the version "3.1"."""
-
-    text: str
-
-    def __new__(cls, text: str) -> WrittenFloat:
-        number = super().__new__(cls, text)
-        number.text = text
-        return number
 
 
 class Fitting:

@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import BrokenDependency, ToolDefinitionError
+from closeout.parsing.numbers import plain_numbers
 from closeout.repair.schema_width import multiplies, too_wide
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ _KINDS = {
 
 def kind_of(value: Any) -> str:
     """Return the JSON type of a value; a float without a fraction counts as an integer, as JSON Schema says."""
-    kind = _KINDS.get(type(value), "object" if isinstance(value, Mapping) else "unknown")
+    kind = _KINDS.get(type(value))
+    if kind is None:
+        kind = "object" if isinstance(value, Mapping) else "number" if isinstance(value, float) else "unknown"
     return "integer" if kind == "number" and value.is_integer() else kind
 
 
@@ -130,7 +133,7 @@ class SchemaRules:
         if nests_deeper(arguments) or multiplies(self.schema, arguments):
             return None
         try:
-            self._validator.validate(arguments)
+            self._validator.validate(plain_numbers(arguments))
         except jsonschema_rs.ValidationError as error:
             return error
         except (ValueError, TypeError):  # lone surrogates and other values that are not JSON
@@ -149,7 +152,7 @@ class SchemaRules:
             except ToolDefinitionError:
                 known = (schema, None)
             self._subvalidators[id(schema)] = known
-        return known[1] is not None and _is_valid(known[1], value)
+        return known[1] is not None and _is_valid(known[1], plain_numbers(value))
 
     def resolve(self, schema: Any) -> dict[str, Any]:
         """Follow `$ref`s to a schema, with what is beside them added; {} for what is not an object."""

@@ -290,11 +290,14 @@ class ToolExecutor:
         """The arguments, repaired, with the last word of `fix_tool_call_arguments` on them."""
         arguments = call.arguments
         found = toolbox.repair(spec, arguments, call.text)
+        if not self._overrides("fix_tool_call_arguments"):
+            return found
         given = arguments if isinstance(arguments, Mapping) else found.arguments if found.ok else _as_object(arguments)
         if not isinstance(given, Mapping) or (not found.ok and not given):
             return found
         fixed = self._call_method("fix_tool_call_arguments", spec.name, dict(given))
-        if fixed == (found.arguments if found.ok else given):
+        unchanged = found.arguments if found.ok else given
+        if fixed in (unchanged, ToolExecutor.fix_tool_call_arguments(self, spec.name, dict(given))):
             return found
         again = toolbox.repair(spec, fixed)
         if not again.ok:
