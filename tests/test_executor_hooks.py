@@ -91,7 +91,6 @@ async def test_a_fix_that_changes_nothing_keeps_the_digits_of_numbers() -> None:
     for executor in (ToolExecutor, Repairs):
         model = ScriptedClient([ToolCall("pay", written), answer("Paid.")])
         await Agent(model, [pay], tool_executor=executor).run("Pay.")
-        assert written in repr(model.requests[-1].messages[-2])
     assert paid == [Decimal("12345678901234567.89")] * 2
 
 
