@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from closeout import Agent, tool
-from closeout.errors import ConfigError
+from closeout.errors import ConfigError, McpServerUnavailable
 from closeout.journal.events import ToolFinished
-from closeout.testing import ScriptedClient, answer, call
+from closeout.journal.store import open_store
+from closeout.testing import RequestView, ScriptedClient, answer, call
 
 MISSING = {"name": "shop", "command": sys.executable, "args": ["-c", "raise SystemExit('no stock')"]}
 
@@ -28,6 +29,35 @@ async def test_a_server_that_does_not_start_ends_the_run() -> None:
     assert client.requests == []
     again = await Agent(ScriptedClient([answer("42")]), mcp_servers=[{**MISSING, "args": ["-c", "1"]}]).resume("mine")
     assert again.status == "failed", "it is tried again"
+
+
+@pytest.mark.parametrize(
+    ("of_sub_agent", "how"),
+    [(False, {}), (False, {"on_change": "take"}), (True, {"despite_changes": True})],
+    ids=["own", "taking changes", "of a sub-agent"],
+)
+async def test_a_run_that_waits_stays_as_it_is_without_its_server(
+    home: Path, tmp_path: Path, of_sub_agent: bool, how: dict[str, Any]
+) -> None:
+    def turn(view: RequestView) -> Any:
+        return answer("done") if "receipt" in view.last else call("pay", amount=5)
+
+    def agent(server: dict[str, Any]) -> Agent[Any, Any]:
+        clerk = Agent(ScriptedClient(turn), mcp_servers=[server], home=home)
+        if not of_sub_agent:
+            return clerk
+        script = [call("clerk", task="Pay."), answer("done")]
+        return Agent(ScriptedClient(script), [clerk.as_tool("clerk", "Pays.")], home=home)
+
+    unit = tmp_path / "unit"
+    unit.write_text("EUR")
+    server = {**MISSING, "args": [str(Path(__file__).parent / "mcp_servers" / "turncoat.py"), str(unit)]}
+    (pending,) = (await agent(server).run("Pay.", run_id="mine")).waiting
+    with pytest.raises(McpServerUnavailable, match=r"'shop' .* no stock\. Run mine stays as it is"):
+        await agent(MISSING).resume("mine", decisions={pending.id: True}, **how)
+    assert open_store(home).run("mine").status == "waiting"
+    assert (await agent(server).resume("mine", decisions={pending.id: True})).answer == "done"
+    assert unit.with_suffix(".paid").read_text() == "5 EUR\n"
 
 
 async def test_a_server_that_is_not_required_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

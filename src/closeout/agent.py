@@ -728,6 +728,7 @@ class Agent(Generic[Deps, Value]):
             ResumeRefused: This agent differs from the one that began the run, and cannot continue it so. The message
                 says in what, and what to do.
             DecisionRefused: The run does not wait for this decision, or it was made before.
+            McpServerUnavailable: A required MCP server cannot be used now. The run stays as it is.
         """
         from closeout.run.cancelling import forget_requests
         from closeout.run.resuming import resume_run

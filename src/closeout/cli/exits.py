@@ -28,6 +28,7 @@ from closeout.errors import (
     JournalDamaged,
     JournalFull,
     JournalLocked,
+    McpServerUnavailable,
     ModelError,
     ModelNotFound,
     ModelUnavailable,
@@ -59,7 +60,7 @@ OUTCOMES = {"answered": OK, "unanswered": UNANSWERED, "failed": FAILED, "cancell
 """The exit code for each status of a run."""
 
 DEBUG = "CLOSEOUT_DEBUG"
-_FAILURES = (ModelError, JournalFull, JournalLocked, JournalDamaged)
+_FAILURES = (ModelError, McpServerUnavailable, JournalFull, JournalLocked, JournalDamaged)
 
 # The next command after a failed run, by the exception that ended it.
 _INSPECT = "To see what it did: closeout runs {}"

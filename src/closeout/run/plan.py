@@ -68,6 +68,7 @@ __all__ = [
     "current_scope",
     "differences",
     "is_plain_class",
+    "missing_servers",
     "note_problems",
 ]
 
@@ -436,12 +437,17 @@ def note_problems(manager: ToolManager, journal: Journal, agent: str) -> None:
     for problem in problems:
         if not problem.fatal:
             journal.append(Noted(agent, "warning", "MCP", message=str(problem)))
-    fatal = [problem for problem in problems if problem.fatal and problem.server_name not in manager.missing_logins]
-    if fatal:
-        text = "; ".join(str(problem) for problem in fatal)
-        if any(problem.server_name not in manager.unaccepted for problem in fatal):
+    text = missing_servers(manager)
+    if text:
+        if any(problem.fatal and problem.server_name not in manager.unaccepted for problem in problems):
             text = f"{text.rstrip('.')}. Correct that, or set required=False for the server to run without its tools."
         raise McpServerUnavailable(text)
+
+
+def missing_servers(manager: ToolManager) -> str:
+    """Return why required servers of a manager cannot be used; empty if they can, or want a login first."""
+    logins = manager.missing_logins
+    return "; ".join(str(each) for each in manager.problems if each.fatal and each.server_name not in logins)
 
 
 def is_plain_class(value: Any) -> bool:

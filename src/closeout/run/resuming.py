@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
-from closeout.errors import CloseoutError, JournalDamaged, ResumeRefused, Suspended
+from closeout.errors import CloseoutError, JournalDamaged, McpServerUnavailable, ResumeRefused, Suspended
 from closeout.journal.events import (
+    AgentStarted,
     DecisionRequested,
     Event,
     InstructionsWritten,
@@ -24,10 +26,11 @@ from closeout.journal.run_names import LAB
 from closeout.journal.store import Row, RunRecord, Store
 from closeout.journal.subscribers import Listener
 from closeout.records import record
+from closeout.run.agent_tool import SubAgentTool
 from closeout.run.kept_files import Load, no_content
 from closeout.run.lifecycle import as_recorded, beginning, execute_on, execute_run, recorded_task
 from closeout.run.offered_tools import dump_definitions, load_specs, with_server_tools
-from closeout.run.plan import AgentPlan, OnChange, check_on_change, differences
+from closeout.run.plan import AgentPlan, OnChange, check_on_change, differences, missing_servers
 from closeout.run.result import RunResult
 from closeout.run.waiting import Decisions, record_decisions
 from closeout.tools.kept_tools import RemovedTool, keep_tools
@@ -82,6 +85,7 @@ async def resume_run(
         JournalDamaged: Parts of the record are missing or cannot be read, and `despite_damage` is not set.
         ResumeRefused: The agent cannot continue the run as it is, and `despite_changes` is not set.
         DecisionRefused: The run does not wait for a decision, or it was decided before.
+        McpServerUnavailable: A required server whose tools the run has cannot be used. The run stays as it is.
     """
     recorded = await store.off_loop(store.read, run_id)
     if recorded.problems and not despite_damage:
@@ -95,11 +99,17 @@ async def resume_run(
         )
     plan = as_recorded(plan, rows)
     mode = check_on_change(on_change or plan.on_change)
-    async with plan.manager:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(plan.manager)
         task = recorded_task(rows, run_id, load=store.content)
         resumed = RunResumed("main")
         # A run that waits for a login does nothing before it, and its server's tools are not known yet.
         found = [] if plan.manager.missing_logins else _differences(plan, rows, run_id)
+        if found and _has_begun(rows):
+            _check_servers(plan, run_id)
+        for below in _at_work(plan, rows):  # without its servers, a sub-agent's open calls would be lost
+            await stack.enter_async_context(below.manager)
+            _check_servers(below, run_id)
         if found and despite_changes:
             resumed = replace(resumed, differences=tuple(found), on_change="take")
         elif found:
@@ -131,10 +141,12 @@ async def continuation(
     Raises:
         JournalError: The record has no readable beginning.
         UsageError: `on_change` is something else.
+        McpServerUnavailable: A required server cannot be used.
     """
     check_on_change(on_change)
     how = Continuation(plan=plan, differences=tuple(_differences(plan, rows, run_id)))
     if how.differences:
+        _check_servers(plan, run_id)
         return await _continued(how, rows, run_id, on_change, load)
     tried = await _tried(how, rows, run_id, load)
     # Its settings or its code differ, which a fingerprint does not show. It continues from there.
@@ -170,11 +182,51 @@ def check_same(plan: AgentPlan, rows: Sequence[Row], run_id: str) -> None:
     Raises:
         JournalError: The record has no readable beginning.
         ResumeRefused: The agent differs.
+        McpServerUnavailable: A required server cannot be used.
     """
     found = tuple(_differences(plan, rows, run_id))
     if found:
+        _check_servers(plan, run_id)
         remedy = "Resume it with that agent, or accept the differences (--force, in Python despite_changes=True)."
         raise _refused(run_id, Continuation(plan=plan, differences=found, problem="; ".join(found), remedy=remedy))
+
+
+def _check_servers(plan: AgentPlan, run_id: str) -> None:
+    """Check that the tools that an agent lacks are not those of a server that cannot be used now.
+
+    Raises:
+        McpServerUnavailable: A required server cannot be used.
+    """
+    if problem := missing_servers(plan.manager):
+        raise McpServerUnavailable(
+            f"{problem.rstrip('.')}. Run {run_id} stays as it is. Correct that, and resume it with the same agent."
+        )
+
+
+def _at_work(plan: AgentPlan, rows: Sequence[Row]) -> list[AgentPlan]:
+    """Return the sub-agents with MCP servers that a record has begun and not ended."""
+    if not any(isinstance(each, SubAgentTool) for each in plan.manager.local_tools):
+        return []
+    at_work: dict[str, None] = {}
+    for event in (row.event for row in rows):
+        if isinstance(event, AgentStarted):
+            at_work[event.agent] = None
+        elif isinstance(event, ToolFinished) and at_work:
+            call = f"{event.agent}/{event.handle}:"
+            at_work = {path: None for path in at_work if not path.startswith(call)}
+    plans = (_plan_at(plan, path) for path in at_work)
+    return [below for below in plans if below is not None and below.manager.has_servers]
+
+
+def _plan_at(plan: AgentPlan, path: str) -> AgentPlan | None:
+    """Return the plan of the sub-agent at a path such as `main/r1:clerk`, None if the agent has no such tool."""
+    for step in path.split("/")[1:]:
+        below = {each.name: each for each in plan.manager.local_tools if isinstance(each, SubAgentTool)}
+        found = below.get(step.partition(":")[2])
+        if found is None:
+            return None
+        plan = found.plan_of(False)
+    return plan
 
 
 def _refused(run_id: str, how: Continuation) -> ResumeRefused:
@@ -205,7 +257,7 @@ def _differences(plan: AgentPlan, rows: Sequence[Row], run_id: str, *, kept: boo
     if kept:
         own = {name for name, *_ in json.loads(agent.own_tools or "[]")}
         own |= {spec.name for spec in plan.offered_tools() if spec.server_name is None}
-        if not any(isinstance(row.event, _EFFECTS) and getattr(row.event, "kind", "") != "login" for row in rows):
+        if not _has_begun(rows):
             own |= {*(then.get("tools") or {}), *(now.get("tools") or {})}
         then, now = ({**each, "tools": _without(each.get("tools") or {}, own)} for each in (then, now))
         if _written(rows) is not None:
@@ -218,6 +270,11 @@ def _differences(plan: AgentPlan, rows: Sequence[Row], run_id: str, *, kept: boo
     if found and started.version != plan.version:
         found.insert(0, f"version: {started.version or 'none'} then, {plan.version or 'none'} now")
     return found
+
+
+def _has_begun(rows: Sequence[Row]) -> bool:
+    """Return True if a run has done more than to wait for a login."""
+    return any(isinstance(row.event, _EFFECTS) and getattr(row.event, "kind", "") != "login" for row in rows)
 
 
 def _in_force(rows: Sequence[Row]) -> RunStarted | RunResumed:
