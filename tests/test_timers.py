@@ -313,6 +313,86 @@ async def test_a_wait_that_times_out_raises_and_leaves_a_late_signal_for_others(
     assert "The signal 'payment' has not arrived in time." in str(result.answer)
 
 
+class Either:
+    """An agent whose tool waits twice for the first of two signals, and what it got."""
+
+    def __init__(self, home: Home, **options: Any) -> None:
+        self.got: list[Any] = []
+
+        @tool(read_only=True)
+        async def either(context: RunContext) -> str:
+            """Wait for the first of two signals, twice."""
+            first = await context.wait_for(["paid", "付款取消"])
+            self.got.append(first)
+            try:
+                second = await context.wait_for(("paid", "付款取消"), timeout=3600)
+            except TimeoutError as error:
+                return f"{first} {error}"
+            return f"{first} {second}"
+
+        self.agent = Agent(ScriptedClient(calls_then_done(call("either"))), [either], home=home, **options)
+
+
+async def test_the_first_of_several_signals_is_received_and_the_others_stay(any_home: Home) -> None:
+    agent = Either(any_home).agent
+    result = await agent.run("Wait.", run_id="r")
+    (pending,) = result.waiting
+    assert (pending.signals, dict(pending.arguments)) == (("paid", "付款取消"), {"signals": ["paid", "付款取消"]})
+    assert awaited(pending) == "the first of the signals 'paid' and '付款取消'"
+    await agent.signal("r", "other", 0)
+    assert await agent.resume_due() == []
+    await agent.signal("r", "付款取消", {"by": "李"})
+    await agent.signal("r", "paid", 90)
+    (result,) = await agent.resume_due()
+    assert result.answer == "('付款取消', {'by': '李'}) ('paid', 90)"
+    assert [each.name for each in open_signals(open_store(any_home), "r", "paid", "付款取消", "other")] == ["other"]
+    replayed, departure = await replay_run(agent.plan(), "r", list(open_store(any_home).rows("r")))
+    assert (replayed.answer, departure) == (result.answer, "")
+
+
+async def test_a_signal_sent_before_the_wait_is_the_first_and_a_timeout_names_all(home: Path) -> None:
+    agent = Either(home).agent
+    run_id = await agent.submit("Wait.")
+    await agent.signal(run_id, "paid", None)
+    result = await agent.resume(run_id)
+    assert [each.id for each in result.waiting] == ["r1.wait2"]
+    (result,) = await agent.resume_due(now=tomorrow())
+    assert result.answer == "('paid', None) None of the signals 'paid', '付款取消' has arrived in time."
+
+
+async def test_the_first_of_several_signals_survives_a_kill_before_it_is_marked_and_a_fork(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Either(home)
+    await one.agent.run("Wait.", run_id="r")
+    await one.agent.signal("r", "付款取消", 1)
+    monkeypatch.setattr("closeout.run.timers.mark_received", lambda *_: None)  # the process dies before it
+    (result,) = await one.agent.resume_due()
+    assert [each.id for each in result.waiting] == ["r1.wait2"]
+    other = Either(home)
+    assert (await other.agent.resume("r")).waiting == result.waiting, "it is not received a second time"
+    last = len(list(open_store(home).rows("r"))) - 1
+    fork = await other.agent.fork("r", at=f"e{last}", new_run_id="fork")
+    assert [each.id for each in fork.waiting] == ["r1.wait"], "it waits for signals of its own"
+    await other.agent.signal("r", "paid", 2)
+    await other.agent.signal("fork", "paid", 3)
+    results = {each.run_id: each for each in await other.agent.resume_due()}
+    assert results["r"].answer == "('付款取消', 1) ('paid', 2)"
+    assert results["fork"].waiting[0].id == "r1.wait2"
+    assert set(other.got) == {("付款取消", 1), ("paid", 3)}
+
+
+@pytest.mark.parametrize("names", [[], {"a"}, ["a", ""], ["a", 5], "", None])
+async def test_a_wait_needs_names_of_signals(home: Path, names: Any) -> None:
+    @tool(read_only=True)
+    async def wait(context: RunContext) -> str:
+        """Wait."""
+        return str(await context.wait_for(names))
+
+    result = await Agent(ScriptedClient(calls_then_done(call("wait"))), [wait], home=home).run("Wait.")
+    assert "needs the name of a signal" in str(result.answer) or "needs a short name" in str(result.answer)
+
+
 async def test_a_tool_that_is_tried_again_does_not_wait_a_second_time(home: Path) -> None:
     tries = []
 

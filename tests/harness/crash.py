@@ -163,7 +163,7 @@ def agent_for(folder: Path, scenario: str = "run") -> Agent:
     @tool(read_only=True)
     async def expect(key: str, context: RunContext) -> str:
         """Wait for a signal."""
-        return f"[{key}] done signal:{key}={await context.wait_for('event')}"
+        return f"[{key}] done signal:{key}={(await context.wait_for(['event', 'never']))[1]}"
 
     @tool(read_only=True)
     async def note(key: str) -> ToolOutput:
@@ -311,7 +311,7 @@ async def wake(folder: Path, scenario: str, waiting: Iterable[RunResult]) -> lis
     late = 0.0
     for result in waiting:
         for each in result.waiting:
-            if each.arguments.get("signal") == "event":
+            if "event" in each.signals:
                 send_signal(open_store(home_of(folder)), result.run_id, "event", each.id, id=each.id)
             late = max(late, each.expires or 0.0)
     return await agent_for(folder, scenario).resume_due(now=datetime.fromtimestamp(late, UTC))
@@ -364,7 +364,7 @@ async def lead_served(folder: Path, tasks: list[str]) -> list[str]:
         while any(record.status != "answered" for record in store.runs()):
             for record in store.runs():
                 for each in pending_decisions(list(store.rows(record.run_id))):
-                    if each.arguments.get("signal") == "event":
+                    if "event" in each.signals:
                         url = f"{served.base_url}/runs/{record.run_id}/signals/event"
                         await served.http.post(url, json=each.id, headers={"Idempotency-Key": each.id})
             await asyncio.sleep(0.02)

@@ -33,8 +33,8 @@ def describe_pending(run_id: str, pending: Sequence[PendingDecision], agent: str
         if each.kind == "timer":
             lines += [f"{each.id} waits until {awaited(each)}", f"  closeout resume --due{agent}"]
         elif each.kind == "signal":
-            name = shlex.quote(str(each.arguments.get("signal")))
-            lines += [f"{each.id} waits for {awaited(each)}", f"  closeout signal {run_id} {name} '\"PAYLOAD\"'"]
+            lines.append(f"{each.id} waits for {awaited(each)}")
+            lines += [f"  closeout signal {run_id} {shlex.quote(name)} '\"PAYLOAD\"'" for name in each.signals]
         elif each.kind == "login":
             lines += [f"{each.id} waits for {awaited(each)}", f"  closeout mcp login {each.arguments.get('url')}"]
             lines += [f"  closeout resume {run_id}"]

@@ -39,7 +39,7 @@ def signal_command(run_id: str, name: str, payload: str, *, id: str, as_json: bo
     store = open_store(home_folder())
     sent = send_signal(store, run_id, name, value, id=id)
     waiting = store.run(run_id).status == "waiting"
-    awaited = waiting and any(each.arguments.get("signal") == name for each in pending_decisions(store.rows(run_id)))
+    awaited = waiting and any(name in each.signals for each in pending_decisions(store.rows(run_id)))
     if as_json:
         print_json({"run_id": run_id, "signal": name, "sent": sent, "awaited": awaited})
     elif not sent:

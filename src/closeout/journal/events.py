@@ -529,7 +529,7 @@ class DecisionRequested(Event):
         request: what the decision is called in its agent: the handle of the call that needs it.
         kind: "approval" of a call, "question", "timer", "signal", or "login" to an MCP server.
         name: the tool, or the server.
-        arguments: the arguments of the call, as JSON; for a signal its name; for a login the server's address.
+        arguments: the arguments of the call, as JSON; for a signal its name or names; for a login the server's address.
         digest: SHA-256 of the tool, its definition and the arguments. A decision holds for these alone.
         reason: why a decision is needed.
         default: the answer if nobody has decided by then, or None to wait for ever.
@@ -558,7 +558,8 @@ class DecisionMade(Event):
             "login" if a server accepted the run again.
         digest: that of the request.
         arguments: the arguments to use instead, as JSON; None to keep them.
-        text: the answer, why the call was denied, or the payload of the signal as JSON.
+        text: the answer, why the call was denied, or the payload of the signal as JSON; `[name, payload]` if it was the
+            first of several.
         by: who decided, as far as that is known; "default" if nobody did in time.
         idle: seconds between the event before and this one during which no process executed the run.
         signal: the id of the signal, which the run receives only once.

@@ -41,7 +41,10 @@ CREATE TABLE IF NOT EXISTS signals (
 _INDEX = "CREATE INDEX IF NOT EXISTS signals_open ON signals (run_id) WHERE received=0"
 _INSERT = "INSERT INTO signals (run_id, id, name, payload, sent) VALUES (?,?,?,?,?) ON CONFLICT DO NOTHING"
 _SELECT_SENT = "SELECT name, payload, sent FROM signals WHERE run_id=? AND id=?"
-_SELECT_OPEN = "SELECT id, payload, sent FROM signals WHERE run_id=? AND name=? AND received=0 ORDER BY seq"
+_SELECT_OPEN = (
+    "SELECT id, name, payload, sent FROM signals "
+    "WHERE run_id=? AND name IN (SELECT value FROM {values}) AND received=0 ORDER BY seq"
+)
 _SELECT_NAMES = "SELECT DISTINCT run_id, name FROM signals WHERE received=0"
 _SELECT_WAITING = (
     "SELECT run_id, (SELECT max(place) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32) "
@@ -52,9 +55,10 @@ _MARK = "UPDATE signals SET received=1, payload='' WHERE run_id=? AND id=? AND r
 
 @record
 class SentSignal:
-    """A signal that a run has not received yet: its id in the run, its payload as JSON, and when it was sent."""
+    """A signal that a run has not received yet: its id in the run, its name, its payload as JSON, its time."""
 
     id: str
+    name: str
     payload: str
     sent: float
 
@@ -119,11 +123,12 @@ def check_signal_name(name: Any) -> str:
     return name
 
 
-def open_signals(store: Store, run_id: str, name: str) -> list[SentSignal]:
-    """Return the signals of a name that are not known to be received, in the order in which they were sent."""
+def open_signals(store: Store, run_id: str, *names: str) -> list[SentSignal]:
+    """Return the signals of some names that are not known to be received, in the order in which they were sent."""
     if not _exists(store):
         return []
-    return [SentSignal(*row) for row in store.query(_SELECT_OPEN, (run_id, name))]
+    query = _SELECT_OPEN.format(values=store.database.values_of)
+    return [SentSignal(*row) for row in store.query(query, (run_id, to_json(names).decode()))]
 
 
 def waiting_with_signals(store: Store) -> list[tuple[str, str, int]]:

@@ -72,7 +72,7 @@ class DueRuns:
                 found[run_id] = None
         for run_id, name, version in waiting_with_signals(self.store):
             wait = self._read(run_id, version, waits)
-            if wait is not None and any(each.arguments.get("signal") == name for each in wait.pending if _is_own(each)):
+            if wait is not None and any(name in each.signals for each in wait.pending):
                 found[run_id] = None
         self._waits = waits
         yield from found
@@ -88,10 +88,6 @@ class DueRuns:
             known = _Wait(version, waits_since(rows), pending_decisions(rows))
         waits[run_id] = known
         return known
-
-
-def _is_own(pending: PendingDecision) -> bool:
-    return not pending.by_person
 
 
 def _is_over(wait: _Wait, now: float) -> bool:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from closeout.errors import SignalTimeout, ToolError
+from closeout.errors import SignalRefused, SignalTimeout, ToolError
 from closeout.journal.events import DecisionMade, DecisionRequested
 from closeout.journal.sent_signals import check_signal_name, mark_received, open_signals
 from closeout.messages import ToolSpec
 from closeout.run.logins import login_request
 from closeout.run.plan import Scope
-from closeout.run.waiting import decide, must_rerun, question_digest
+from closeout.run.waiting import decide, must_rerun, pending_of, question_digest
 
 __all__ = ["CallWaits", "Memo", "ended_timer", "wait_for_start"]
 
@@ -78,14 +78,24 @@ class CallWaits:
         """Wait so many seconds."""
         await self._sleep(self._after(seconds))
 
-    async def signal(self, name: str, timeout: float | None) -> Any:
-        """Wait for a signal and return its payload. Raises SignalTimeout."""
-        check_signal_name(name)
+    async def signal(self, name: str | Sequence[str], timeout: float | None) -> Any:
+        """Wait for a signal, or for the first of several. Raises SignalTimeout."""
+        if not isinstance(name, str | list | tuple) or not name:
+            raise SignalRefused(
+                f'wait_for needs the name of a signal, or a list such as ["paid", "void"], got {name!r}.'
+            )
+        names = [name] if isinstance(name, str) else list(dict.fromkeys(name))
+        for each in names:
+            check_signal_name(each)
+        awaited = {"signal": name} if isinstance(name, str) else {"signals": names}
         expires = None if timeout is None else self._after(timeout)
-        made = await self._wait("signal", {"signal": name}, expires, self._received)
+        made = await self._wait("signal", awaited, expires, self._received)
         if made.verdict == "signal":
-            return json.loads(made.text)
-        raise SignalTimeout(f"The signal {name!r} has not arrived in time.")
+            value = json.loads(made.text)
+            return value if isinstance(name, str) else tuple(value)
+        if isinstance(name, str):
+            raise SignalTimeout(f"The signal {name!r} has not arrived in time.")
+        raise SignalTimeout(f"None of the signals {', '.join(map(repr, names))} has arrived in time.")
 
     async def login(self, server: str, url: str, reason: str) -> None:
         """Wait until a person has signed in to the server of the call, which has refused it. Raises Suspended."""
@@ -121,7 +131,7 @@ class CallWaits:
                 arguments = {**arguments, "until": datetime.fromtimestamp(expires, UTC).isoformat(timespec="seconds")}
             if "until" not in arguments:
                 raise ToolError(f"{spec.name} cannot wait for so long: {expires:g} is beyond the year 9999.")
-        digest = question_digest(spec, [kind, arguments.get("signal")])
+        digest = question_digest(spec, [kind, arguments.get("signal", arguments.get("signals"))])
         key = self._key(digest)
         made = self._memo.get(key)
         if made is None:
@@ -153,9 +163,9 @@ class CallWaits:
     async def _received(self, request: DecisionRequested) -> DecisionMade | None:
         """Return the first signal that nothing in the run has received, or the timeout; None while neither is there."""
         # Nothing is awaited here: when one of several waits of a call suspends the run, the others must not go on.
-        journal, name = self._scope.journal, json.loads(request.arguments)["signal"]
-        store = journal.store
-        for each in open_signals(store, journal.run_id, name) if store is not None else ():
+        journal, names = self._scope.journal, pending_of(request).signals
+        store, is_single = journal.store, "signal" in json.loads(request.arguments)
+        for each in open_signals(store, journal.run_id, *names) if store is not None else ():
             if each.id in journal.received:
                 assert store is not None
                 store.submit(mark_received, store, journal.run_id, [each.id])
@@ -166,7 +176,7 @@ class CallWaits:
                     request.request,
                     "signal",
                     digest=request.digest,
-                    text=each.payload,
+                    text=each.payload if is_single else f"[{json.dumps(each.name)}, {each.payload}]",
                     by="signal",
                     signal=each.id,
                 )

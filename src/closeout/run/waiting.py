@@ -56,8 +56,8 @@ class PendingDecision:
         id: Its name in the run: the handle of the call, "r3", or "r4:clerk/r2" for a call of the sub-agent in r4.
         kind: "approval" or "question", which a person decides; "timer" or "signal"; "login" to an MCP server.
         tool: The name of the tool; for a login that of the server.
-        arguments: The arguments of the call; for a question `question` and `options`; for a signal its name, `signal`;
-            for a login `server` and `url`.
+        arguments: The arguments of the call; for a question `question` and `options`; for a signal its name, `signal`,
+            or the names of which the first is waited for, `signals`; for a login `server` and `url`.
         hash: SHA-256 of the tool with its definition and the arguments. The decision holds for these alone.
         reason: Why a decision is needed.
         default: The answer if nobody decides in time; None if the run waits for ever.
@@ -78,6 +78,13 @@ class PendingDecision:
     def by_person(self) -> bool:
         """True if a person decides it, rather than a clock or another program."""
         return self.kind in BY_PERSON
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """The names of the signals of which the first is waited for; empty for other kinds."""
+        if self.kind != "signal":
+            return ()
+        return tuple(self.arguments.get("signals") or (self.arguments["signal"],))
 
 
 @record(kw_only=True)
@@ -348,7 +355,8 @@ def awaited(pending: PendingDecision) -> str:
     if pending.kind == "timer":
         return until
     if pending.kind == "signal":
-        what = f"the signal {pending.arguments.get('signal')!r}"
+        *names, last = map(repr, pending.signals)
+        what = f"the first of the signals {', '.join(names)} and {last}" if names else f"the signal {last}"
         return f"{what} until {until}" if until else what
     if pending.kind == "login":
         return f"a login to the MCP server {pending.tool!r}"

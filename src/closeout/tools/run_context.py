@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, Union, get_args, get_origin, overload
 
 from closeout.errors import ToolError
 from closeout.file_values import NO_FILES, FileView
@@ -77,7 +77,7 @@ class Waits(Protocol):
 
     def seconds(self, seconds: float) -> Awaitable[None]: ...
 
-    def signal(self, name: str, timeout: float | None) -> Awaitable[Any]: ...
+    def signal(self, name: str | Sequence[str], timeout: float | None) -> Awaitable[Any]: ...
 
     def login(self, server: str, url: str, reason: str) -> Awaitable[None]:
         """Wait until a person has signed in to the MCP server of the call, which has not been made."""
@@ -209,7 +209,13 @@ class RunContext(Generic[Deps]):
         """
         await self._waits().seconds(seconds)
 
-    async def wait_for(self, name: str, *, timeout: float | None = None) -> Any:
+    @overload
+    async def wait_for(self, name: str, *, timeout: float | None = None) -> Any: ...
+
+    @overload
+    async def wait_for(self, name: Sequence[str], *, timeout: float | None = None) -> tuple[str, Any]: ...
+
+    async def wait_for(self, name: str | Sequence[str], *, timeout: float | None = None) -> Any:
         """Wait for a signal, which another program sends with `Agent.signal` or `closeout signal`.
 
         The run is suspended as by `sleep_until`. Each signal is received once, by the first call in the run that waits
@@ -217,14 +223,15 @@ class RunContext(Generic[Deps]):
         call is kept for it.
 
         Args:
-            name: The name of the signal.
+            name: The name of the signal, or a list of names: then the one that was sent first is received.
             timeout: Seconds to wait, from the first call on. None waits for ever.
 
         Returns:
-            The payload: a JSON value.
+            The payload: a JSON value. For a list of names the name of the signal that came, and its payload.
 
         Raises:
-            SignalTimeout: The signal has not arrived in time. It is a TimeoutError.
+            SignalTimeout: No signal has arrived in time. It is a TimeoutError.
+            SignalRefused: A name is not valid.
             ToolError: As for `sleep_until`.
         """
         return await self._waits().signal(name, timeout)

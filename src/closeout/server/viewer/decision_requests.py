@@ -62,7 +62,7 @@ def pending_shape(pending: PendingDecision, *, signed_in: bool = False, problem:
         "expires": pending.expires,
         "arguments": [[name, _shown(value)] for name, value in pending.arguments.items()],
         "json": visible(json.dumps(pending.arguments, ensure_ascii=False, indent=2), keep="\n"),
-        "signal": str(pending.arguments.get("signal", "")),
+        "signals": list(pending.signals),
         "question": _asked(question) if fields else question,
         "options": [str(option) for option in options] if isinstance(options, list | tuple) else [],
         "fields": fields,

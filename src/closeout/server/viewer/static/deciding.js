@@ -116,7 +116,7 @@ function awaitedTime(request) {
   const isSignal = request.kind === "signal";
   const until = request.expires === null ? null : moment(request.expires);
   const text = isSignal
-    ? [t("Waits for the signal {name}.", { name: request.signal }), until && t("At the latest until {time}.", { time: until })].filter(Boolean).join(" ")
+    ? [request.signals.length > 1 ? t("Waits for the first of the signals {names}.", { names: request.signals.join(", ") }) : t("Waits for the signal {name}.", { name: request.signals[0] }), until && t("At the latest until {time}.", { time: until })].filter(Boolean).join(" ")
     : t("Waits until {time}.", { time: until });
   return h("article.request", { "data-id": request.id },
     h("header", null, h("b", null, isSignal ? t("Signal") : t("Timer")),
