@@ -57,7 +57,10 @@ COMMANDS = {
     "closeout runs RUN": ["runs", "run{half:06d}"],
     "closeout runs --status failed": ["runs", "--status", "failed"],
     "closeout runs --text": ["runs", "--text", "Rideau Panama"],
+    "closeout runs --user": ["runs", "--user", "ann"],
+    "closeout runs --agent": ["runs", "--agent", "nobody"],
     "closeout data list": ["data", "list", "--user", "ann"],
+    "closeout data users": ["data", "users"],
 }
 
 

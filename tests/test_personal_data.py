@@ -17,6 +17,7 @@ from closeout.errors import ConfigError, JournalLocked, UsageError
 from closeout.evaluate import what_if
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.ledger import close_ledgers
+from closeout.journal.retention import delete_ended
 from closeout.journal.store import Store, close_stores, open_store
 from closeout.journal.text_search import SearchIndex
 from closeout.server.host import AgentHost
@@ -260,3 +261,73 @@ async def test_old_runs_are_deleted_every_day_and_by_prune(home: Path, monkeypat
     assert sorted(run.run_id for run in store.runs()) == ["long", "new", "waits"]
     with pytest.raises(ConfigError):
         Agent(ScriptedClient([answer("done")]), config={"journal": {"keep_days": 0}})
+
+
+def users_house(home: Home) -> None:
+    """Runs of two agents: of Ann, of Bob, of a session of Ann's, and of nobody."""
+    shop = Agent(ScriptedClient(lambda view: answer("ok")), home=home, name="shop")
+    desk = Agent(ScriptedClient(lambda view: answer("ok")), home=home, name="Schalter 柜台")
+    shop.run_sync("Apples", user="ann é", run_id="a")
+    desk.run_sync("B", user="bob", run_id="b")
+    shop.session("chat", user="ann é").run_sync("Cherries")
+    shop.session("chat").run_sync("D")  # it repeats what Ann said
+    desk.run_sync('Say "shop" and "ann é"', run_id="e")
+
+
+def test_runs_are_filtered_by_agent_and_user_and_persons_are_listed(any_home: Home) -> None:
+    users_house(any_home)
+
+    def listed(*options: str) -> list[str]:
+        return [run["run_id"] for run in here("runs", "--json", *options).json]
+
+    assert listed("--agent", "shop") == ["chat.2", "chat.1", "a"]
+    assert listed("--agent", "Schalter 柜台") == ["e", "b"]
+    assert listed("--user", "ann é") == ["chat.1", "a"]
+    assert listed("--user", "bob") == ["b"]
+    assert listed("--user", "ann é", "--agent", "shop", "--text", "Cherries") == ["chat.1"]
+    assert listed("--user", "bob", "--agent", "shop") == listed("--user", "nobody") == []
+    first = here("runs", "--json", "--user", "bob").json[0]
+    assert (first["agent"], first["users"]) == ("Schalter 柜台", ["bob"])
+    assert "agent" in here("runs").out
+    assert here("data", "users").out == "ann é  2 runs\nbob  1 run\n"
+    assert here("data", "users", "--json").json == [{"user": "ann é", "runs": 2}, {"user": "bob", "runs": 1}]
+    found = here("data", "list", "--user", "ann é", "--agent", "shop", "--json").json["runs"]
+    assert [run["run_id"] for run in found] == ["a", "chat.1", "chat.2"]
+    assert here("data", "list", "--user", "ann é", "--agent", "desk", "--json").json["runs"] == []
+    assert here("runs", "prune", "--agent", "shop", "--user", "ann é", "--yes").out == "2 runs deleted.\n"
+    assert listed() == ["e", "chat.2", "b"]
+
+
+async def test_what_is_on_hold_is_not_deleted_until_it_is_released(any_home: Home) -> None:
+    await asyncio.to_thread(users_house, any_home)
+    assert here("data", "hold", "b", "nothing").code == 2
+    assert here("data", "hold", "--json").json == {"holds": [], "runs": 0}, "all of them or none"
+    done = here("data", "hold", "b", "--user", "ann é")
+    assert (done.out, done.err) == ("run b\nuser ann é\n", "4 runs on hold.\n")
+    store = open_store(any_home)
+    assert delete_ended(store, -1) == 1, "the run that nothing holds"
+    pruned = here("runs", "prune", "--older-than", "0s", "--yes", "--json").json
+    assert pruned == {"deleted": 0, "held": 4}
+    refused = here("runs", "delete", "b")
+    assert (refused.code, "Run b is on hold, so nothing was deleted" in refused.sentence) == (2, True)
+    assert "Release it: closeout data hold b --release" in refused.sentence
+    for options in ({"dry_run": True}, {}):
+        with pytest.raises(UsageError, match=r"is on hold with the data of 'ann é'.* --user 'ann é' --release"):
+            delete_data("ann é", home=any_home, **options)
+    with pytest.raises(UsageError, match="is on hold"):
+        delete_data("bob", home=any_home)
+    agent = Agent(ScriptedClient([answer("ok")]), home=any_home)
+    async with serving(agent) as served:
+        async with served.http.post(f"{served.base_url}/responses", json={"input": "Hi.", "store": True}) as response:
+            made = (await response.json())["id"]
+        (run_id,) = {run.run_id for run in store.runs()} - {"a", "b", "chat.1", "chat.2"}
+        assert here("data", "hold", run_id).code == 0
+        async with served.http.delete(f"{served.base_url}/responses/{made}") as response:
+            assert (response.status, "is on hold" in await response.text()) == (409, True)
+        assert here("data", "hold", run_id, "--release").code == 0
+        async with served.http.delete(f"{served.base_url}/responses/{made}") as response:
+            assert response.status == 200
+    assert here("data", "hold", "--user", "ann é", "--release").out == "run b\n"
+    assert len(delete_data("ann é", home=any_home).runs) == 3
+    assert here("data", "hold", "b", "--release").err == "0 runs on hold.\n"
+    assert here("runs", "delete", "b").code == 0

@@ -1,4 +1,4 @@
-"""`closeout data list | export | delete`: the data of a person or of a session."""
+"""`closeout data users | list | export | delete | hold`: the data of a person or of a session."""
 
 from __future__ import annotations
 
@@ -11,27 +11,95 @@ from closeout.cli.exits import OK, guarded
 from closeout.cli.option_types import Json
 
 if TYPE_CHECKING:
+    from closeout.journal.store import Store
     from closeout.run.personal_data import PersonalData
 
 __all__ = ["data_app"]
 
 data_app = typer.Typer(
-    help="List, export and delete the data of a person or of a session.", no_args_is_help=True, rich_markup_mode=None
+    help="List, export, delete and hold the data of a person or a session.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 User = Annotated[str, typer.Option("--user", help="The person, as named by run(user=…) or the user of a request")]
 SessionId = Annotated[str, typer.Option("--session", help="The id of a session, instead of a person")]
 
 
+@data_app.command("users")
+@guarded
+def list_users(json: Json = False) -> int:
+    """List the persons of whom there is data."""
+    from closeout.cli.terminal import amount, print_json
+    from closeout.run.personal_data import list_persons
+    from closeout.visible import visible
+
+    found = list_persons()
+    if json:
+        print_json([{"user": user, "runs": count} for user, count in found.items()])
+        return OK
+    for user, count in found.items():
+        print(visible(f"{user}  {amount(count, 'run')}"))
+    print(f"{len(found):,} person{'' if len(found) == 1 else 's'}", file=sys.stderr)
+    return OK
+
+
+@data_app.command("hold")
+@guarded
+def hold(
+    run_ids: Annotated[list[str] | None, typer.Argument(metavar="[RUN_ID] …", help="Runs to keep")] = None,
+    user: User = "",
+    release: Annotated[bool, typer.Option("--release", help="End the hold")] = False,
+    json: Json = False,
+) -> int:
+    """Keep runs, or all data of a person, from deletion until they are released. Without names, list the holds."""
+    from closeout.cli.run_ids import full_run_id
+    from closeout.config import home_folder
+    from closeout.journal.holds import Hold, set_hold
+    from closeout.journal.readonly import open_to_read
+    from closeout.journal.store import open_store
+
+    runs = list(run_ids or ()) if release else [*map(full_run_id, run_ids or ())]
+    named = [*(Hold("run", run_id) for run_id in runs), *([Hold("user", user)] if user else [])]
+    if named:
+        store = open_store(home_folder())
+        for each in [each for each in named if each.kind == "run" and not release]:
+            store.number_of(each.name)  # all of them or none
+        for each in named:
+            set_hold(store, each, release=release)
+    with open_to_read(home_folder()) as store:
+        return _print_holds(store, as_json=json)
+
+
+def _print_holds(store: Store, *, as_json: bool) -> int:
+    from closeout.cli.terminal import amount, print_json
+    from closeout.journal.holds import held_runs, list_holds
+    from closeout.visible import visible
+
+    holds, count = list_holds(store), len(held_runs(store))
+    if as_json:
+        print_json({"holds": [{"kind": each.kind, "name": each.name} for each in holds], "runs": count})
+        return OK
+    for each in holds:
+        print(visible(f"{each.kind} {each.name}"))
+    print(f"{amount(count, 'run')} on hold.", file=sys.stderr)
+    return OK
+
+
 @data_app.command("list")
 @guarded
-def list_data(user: User = "", session: SessionId = "", json: Json = False) -> int:
+def list_data(
+    user: User = "",
+    session: SessionId = "",
+    agent: Annotated[str, typer.Option("--agent", "-a", help="Only runs of the agent with this name")] = "",
+    json: Json = False,
+) -> int:
     """List the runs, sessions and budget counters of a person or of a session."""
     from closeout.cli.terminal import amount, one_line, print_json
     from closeout.run.personal_data import find_data
     from closeout.visible import visible
 
-    data = find_data(user, session=session)
+    data = find_data(user, session=session, agent=agent)
     _warn_of_nothing(data)
     if json:
         print_json(data.to_dict())

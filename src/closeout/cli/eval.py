@@ -402,11 +402,16 @@ def delete_(
     from closeout.config import home_folder
     from closeout.evaluate.overview import delete_evaluation, runs_of
     from closeout.evaluate.task_sandbox import remove_sandboxes
+    from closeout.journal.holds import check_not_held
+    from closeout.journal.readonly import open_to_read
 
     found = runs_of(home_folder(), name)
     what = f"{name} with {len(found):,} trials" + (" and their runs" if runs else "; their runs stay")
     if not yes and not confirmed("eval delete", what):
         return report_done({"deleted": False}, "Nothing was deleted", as_json=json)
+    if runs and found:
+        with open_to_read(home_folder()) as store:
+            check_not_held(store, found)
     delete_evaluation(home_folder(), name)
     remove_sandboxes(home_folder(), found)
     if runs and found:

@@ -369,6 +369,8 @@ def runs(
     status: Annotated[str, typer.Option(help="answered, unanswered, failed, cancelled, interrupted, waiting")] = "",
     model: Annotated[str, typer.Option("--model", "-m", help="A part of the model's name")] = "",
     text: Annotated[str, typer.Option(help='Words that the run contains; "a phrase"')] = "",
+    agent: Annotated[str, typer.Option("--agent", "-a", help="The name of the agent")] = "",
+    user: Annotated[str, typer.Option(help="A person for whom the run is")] = "",
     older_than: Annotated[str, typer.Option(help="Only runs that began earlier, such as 30d or 12h")] = "",
     newer_than: Annotated[str, typer.Option(help="Only runs that began later")] = "",
     limit: Annotated[int, typer.Option(help="How many runs to list", min=1)] = 20,
@@ -382,13 +384,15 @@ def runs(
 
     files RUN_ID [NAME…] lists the files that a run left, and with -o FOLDER writes them there.
     export [RUN_ID…] -o FILE writes runs into a file, import FILE… reads it, delete RUN_ID… deletes runs, and prune
-    deletes those that match --status, --model, --text, --older-than.
+    deletes those that match --status, --model, --text, --agent, --user, --older-than.
     """
     from closeout.cli.runs import list_runs, show_run
     from closeout.cli.selecting import RunFilter
     from closeout.errors import UsageError
 
-    wanted = RunFilter(status=status, model=model, text=text, older_than=older_than, newer_than=newer_than)
+    wanted = RunFilter(
+        status=status, model=model, text=text, agent=agent, user=user, older_than=older_than, newer_than=newer_than
+    )
     word, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if word == "files":
         from closeout.cli.run_files import files_command

@@ -14,10 +14,11 @@ from closeout.config import home_folder, load_config
 from closeout.errors import JournalError, UsageError
 from closeout.journal.copying import copy_runs
 from closeout.journal.database import FILE_NAME
+from closeout.journal.holds import held_runs
 from closeout.journal.readonly import open_to_read
 from closeout.journal.retention import UNENDED, ended_before
+from closeout.journal.retention import delete_runs as delete_kept_runs
 from closeout.journal.store import Store, open_store
-from closeout.journal.text_search import forget_deleted
 
 __all__ = ["delete_runs", "export_runs", "import_runs", "prune_runs", "report_done"]
 
@@ -60,14 +61,14 @@ def delete_runs(run_ids: Sequence[str], *, as_json: bool) -> int:
         raise UsageError(
             "delete needs the ids of runs. `closeout runs` lists them; `closeout runs prune` deletes by age."
         )
-    count = _deleted(run_ids)
+    count = delete_kept_runs(open_store(home_folder()), run_ids)
     return report_done({"deleted": count}, f"{amount(count, 'run')} deleted", as_json=as_json)
 
 
 def prune_runs(wanted: RunFilter, *, yes: bool, as_json: bool) -> int:
     """Delete the runs that match a filter, or are older than the setting `journal.keep_days`.
 
-    Runs that are being executed stay, and those that wait unless the filter says so.
+    Runs that are being executed or on hold stay, and those that wait unless the filter says so.
     """
     days = load_config().journal.keep_days
     if not wanted.is_set and days is None:
@@ -81,18 +82,14 @@ def prune_runs(wanted: RunFilter, *, yes: bool, as_json: bool) -> int:
         else:
             assert days is not None
             chosen = ended_before(store, days)
-    if chosen and not yes and not confirmed("prune", amount(len(chosen), "run")):
+        held = held_runs(store)
+    free = [run_id for run_id in chosen if run_id not in held]
+    kept = len(chosen) - len(free)
+    if free and not yes and not confirmed("prune", amount(len(free), "run")):
         return report_done({"deleted": 0}, "Nothing was deleted", as_json=as_json)
-    count = _deleted(chosen) if chosen else 0
-    return report_done({"deleted": count}, f"{amount(count, 'run')} deleted", as_json=as_json)
-
-
-def _deleted(run_ids: Sequence[str]) -> int:
-    """Delete runs, also from the search index, and return how many there were."""
-    store = open_store(home_folder())
-    count = store.delete_runs(run_ids)
-    forget_deleted(store)
-    return count
+    count = delete_kept_runs(open_store(home_folder()), free) if free else 0
+    text = f"{amount(count, 'run')} deleted" + (f"; {kept} kept, because of `closeout data hold`" if kept else "")
+    return report_done({"deleted": count, "held": kept}, text, as_json=as_json)
 
 
 def report_done(result: dict[str, object], text: str, *, as_json: bool) -> int:

@@ -40,6 +40,7 @@ from closeout.journal.events import (
     RunStarted,
     TurnAccepted,
 )
+from closeout.journal.persons import persons_of
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import Row, RunRecord, Store
 from closeout.journal.story import Story
@@ -66,6 +67,8 @@ RUNS = (
     Column("model", least=12, rank=3),
     Column("task", least=16),
     Column("answer", least=12, rank=1),
+    Column("agent", least=8, rank=4),
+    Column("user", least=8, rank=5),
 )
 REQUESTS = (
     Column("agent", rank=3),
@@ -86,10 +89,22 @@ def list_runs(limit: int, wanted: RunFilter, *, as_json: bool) -> int:
         found = list(islice(wanted.select(store), min(limit, sys.maxsize - 1) + 1))
         records = found[:limit]
         waits = {} if as_json else {each.run_id: _waits(store, each) for each in records if each.status == "waiting"}
+        begun = [store.beginning(each.run_id) for each in records]
+    names = [("", []) if each is None else (each.name, sorted(persons_of(each))) for each in begun]
     if as_json:
-        print_json([asdict(record) for record in records])
+        print_json(
+            [
+                {**asdict(record), "agent": agent, "users": users}
+                for record, (agent, users) in zip(records, names, strict=True)
+            ]
+        )
     elif records:
-        _print_table(make_console(), RUNS, [_run_cells(record, waits.get(record.run_id, "")) for record in records])
+        rows = [
+            [*_run_cells(record, waits.get(record.run_id, "")), (agent, ""), (", ".join(users), "")]
+            for record, (agent, users) in zip(records, names, strict=True)
+        ]
+        shown = [n for n in range(len(RUNS)) if n < 6 or any(row[n][0] for row in rows)]
+        _print_table(make_console(), [RUNS[n] for n in shown], [[row[n] for n in shown] for row in rows])
         if len(found) > limit:
             print(f"The latest {limit:,}. More: closeout runs --limit {10 * limit}", file=sys.stderr)
     elif wanted.is_set:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from closeout.errors import UsageError
+from closeout.journal.events import RunStarted
+from closeout.journal.persons import persons_of
 from closeout.journal.run_names import LAB
 from closeout.journal.store import RunRecord, Store
 
@@ -26,6 +28,8 @@ class RunFilter:
         status: One of the statuses of a run.
         model: A part of the model's name.
         text: Words that the run contains, in its task, replies, calls, results or answer.
+        agent: The name of the agent.
+        user: A person for whom the run is.
         older_than: An age such as "30d"; the run began earlier.
         newer_than: The run began later.
     """
@@ -33,6 +37,8 @@ class RunFilter:
     status: str = ""
     model: str = ""
     text: str = ""
+    agent: str = ""
+    user: str = ""
     older_than: str = ""
     newer_than: str = ""
 
@@ -43,14 +49,14 @@ class RunFilter:
     @property
     def is_set(self) -> bool:
         """True if any field limits the runs."""
-        return any((self.status, self.model, self.text, self.older_than, self.newer_than))
+        return any((self.status, self.model, self.text, self.agent, self.user, self.older_than, self.newer_than))
 
     def select(self, store: Store) -> Iterator[RunRecord]:
         """Iterate over the runs that match, newest first."""
         now = time.time()
         began_before = now - seconds_in("--older-than", self.older_than) if self.older_than else now + 86_400
         began_after = now - seconds_in("--newer-than", self.newer_than) if self.newer_than else 0.0
-        for record in self._with_text(store):
+        for record in self._found(store):
             if self.status and record.status != self.status:
                 continue
             if self.model and self.model.casefold() not in record.model.casefold():
@@ -58,16 +64,26 @@ class RunFilter:
             if began_after <= record.started <= began_before:
                 yield record
 
-    def _with_text(self, store: Store) -> Iterator[RunRecord]:
-        if not self.text:
-            yield from store.each_run(not_under=() if self.is_set else [LAB])
-            return
-        from closeout.journal.text_search import SearchIndex
+    def _found(self, store: Store) -> Iterator[RunRecord]:
+        if self.text:
+            from closeout.journal.text_search import SearchIndex
 
-        with SearchIndex(store) as index:
-            index.update()
-            for hit in index.search(self.text):
-                yield hit.run
+            with SearchIndex(store) as index:
+                index.update()
+                for hit in index.search(self.text):
+                    if not (self.agent or self.user) or self._names(store.beginning(hit.run.run_id)):
+                        yield hit.run
+        elif self.agent or self.user:
+            for run_id, started in store.beginnings(self.user or self.agent):
+                if self._names(started):
+                    yield store.run(run_id)
+        else:
+            yield from store.each_run(not_under=() if self.is_set else [LAB])
+
+    def _names(self, started: RunStarted | None) -> bool:
+        """Return whether a run is of the agent and for the person."""
+        is_agents = not self.agent or (started is not None and started.name == self.agent)
+        return is_agents and (not self.user or self.user in persons_of(started))
 
 
 def seconds_in(option: str, age: str) -> float:

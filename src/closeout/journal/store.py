@@ -67,8 +67,9 @@ _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, s
 _UNDER = "SELECT 1 FROM {values} WHERE run_id>value||'.' AND run_id<value||'/'"
 _SELECT_PLACES = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place LIMIT ?"
 # A subquery for each run: a join may look into all events.
-_SELECT_BEGINNING = (
-    "SELECT run_id FROM runs r WHERE (SELECT {contains} OR {contains} FROM events e WHERE e.place=r.id<<32) ORDER BY id"
+_SELECT_BEGINNINGS = (
+    "SELECT id, run_id, (SELECT body FROM events e WHERE e.place=r.id<<32 AND ({contains} OR {contains})) "
+    "FROM runs r WHERE id<? ORDER BY id DESC LIMIT 1000"
 )
 _SELECT_DUE = (
     "SELECT run_id, due, (SELECT max(place) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32) "
@@ -355,8 +356,8 @@ class Store:
             if name in wanted or run_of_lane(name):
                 continue
             with suppress(RunNotFound):  # deleted since
-                started = next((row.event for row in self.rows_from(name, 0, 1)), None)
-                origin = started.origin.get(LAB) if isinstance(started, RunStarted) else None
+                started = self.beginning(name)
+                origin = started.origin.get(LAB) if started is not None else None
                 if isinstance(origin, dict) and wanted.intersection(origin.get("runs", ())):
                     found.append(name)
         return found
@@ -637,16 +638,36 @@ class Store:
         """Return a number that changes when anything in the journal does, in whatever process."""
         return self.database.version()
 
-    def runs_that_begin_with(self, text: str) -> list[str]:
-        """Return the ids of the runs in whose first commit a text value or key ends with this text, the oldest first.
+    def beginnings(self, text: str = "") -> Iterator[tuple[str, RunStarted]]:
+        """Iterate over the ids and first events of the runs, newest first. Large texts of the events are left out.
 
-        Among them are all runs whose first event names it; the commit may hold other events, too.
+        Args:
+            text: Leave out runs in whose first commit no text value or key ends with this. It may hold other events.
         """
         import json
 
-        statement = _SELECT_BEGINNING.format(contains=self.database.contains)
-        needles = (to_json(_storable(text))[1:], json.dumps(text)[1:].encode())
-        return [str(run_id) for (run_id,) in self.query(statement, needles)]
+        statement = _SELECT_BEGINNINGS.format(contains=self.database.contains)
+        needles = (to_json(_storable(text))[1:], json.dumps(text)[1:].encode()) if text else (b"", b"")
+        last = _ALL
+        while found := self.query(statement, (*needles, last)):
+            for _, run_id, body in found:
+                if body is not None and (started := self._started(body)) is not None:
+                    yield run_id, started
+            last = found[-1][0]
+
+    def beginning(self, run_id: str) -> RunStarted | None:
+        """Return the first event of a run without its large texts; None if it cannot be read. Raises RunNotFound."""
+        found = self.query("SELECT body FROM events WHERE place=?", (self.number_of(run_id) << SEQ_BITS,))
+        return self._started(found[0][0]) if found else None
+
+    def _started(self, body: bytes) -> RunStarted | None:
+        import json
+
+        try:
+            event = self._event(*json.loads(body)[0][1:3])
+        except (ValueError, TypeError, IndexError, RecursionError):
+            return None
+        return event if isinstance(event, RunStarted) else None
 
     def interrupted_runs(self) -> Iterator[str]:
         """Iterate over the ids of the runs that nobody executes and that have no end, the oldest first."""

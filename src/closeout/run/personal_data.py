@@ -6,23 +6,25 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from closeout.config import home_folder
-from closeout.errors import JournalLocked, RunNotFound, UsageError
+from closeout.errors import JournalLocked, UsageError
 from closeout.homes import Home, as_home
 from closeout.journal.events import RunEnded, RunStarted, ToolFinished
+from closeout.journal.holds import check_not_held
 from closeout.journal.ledger import forget_key, spent_by_day
+from closeout.journal.persons import persons_of, runs_of_person, runs_of_session
 from closeout.journal.readonly import has_journal, open_to_read
-from closeout.journal.run_names import session_of
+from closeout.journal.retention import delete_runs
 from closeout.journal.store import Row, RunRecord, Store, open_store
-from closeout.journal.text_search import forget_deleted
 from closeout.records import record
 
-__all__ = ["PersonalData", "delete_data", "export_data", "find_data"]
+__all__ = ["PersonalData", "delete_data", "export_data", "find_data", "list_persons"]
 
 _UNSAFE = re.compile(r"[^\w.-]")  # characters that are replaced in the name of a folder
 _BUSY = {"running": "being executed", "waiting": "waiting"}
@@ -52,7 +54,17 @@ class PersonalData:
         return {**fields, "budget_keys": list(self.budget_keys), "runs": [asdict(run) for run in self.runs]}
 
 
-def find_data(user: str = "", *, session: str = "", home: str | Path | None = None) -> PersonalData:
+def list_persons(home: str | Path | None = None) -> dict[str, int]:
+    """Return the persons of whom a home has data, sorted, each with the number of runs that name them."""
+    folder, found = _folder(home), Counter[str]()
+    with open_to_read(folder) as store:
+        for _, started in store.beginnings():
+            found.update(persons_of(started))
+    charged = {spent.key.removeprefix("user:") for spent in spent_by_day(folder) if spent.key.startswith("user:")}
+    return {user: found[user] for user in sorted(charged | found.keys())}
+
+
+def find_data(user: str = "", *, session: str = "", agent: str = "", home: str | Path | None = None) -> PersonalData:
     """List what a home has of a person or of a session.
 
     A run is a person's if it was started with `run(user=…)`, served for that user, or charged to the budget
@@ -61,6 +73,7 @@ def find_data(user: str = "", *, session: str = "", home: str | Path | None = No
     Args:
         user: The person.
         session: The session, instead of a person.
+        agent: Leave out the runs of agents with another name.
         home: The folder of the runs. Defaults to `CLOSEOUT_HOME` or the user's data folder.
 
     Raises:
@@ -75,17 +88,14 @@ def find_data(user: str = "", *, session: str = "", home: str | Path | None = No
     folder = _folder(home)
     with open_to_read(folder) as store:
         if session:
-            found = {run.run_id: run for run in _session_runs(store, session)}
+            found = {run.run_id: run for run in runs_of_session(store, session)}
+            found |= {lane: store.run(lane) for lane in store.lanes_of(found)}
+            sessions = [session] if found else []
         else:
-            found = {run.run_id: run for run in _runs_of_person(store, user)}
-        sessions = [session] if session and found else []
-        for run_id in tuple(found) if user else ():
-            name = session_of(run_id)
-            if name and name != run_id and name not in sessions:
-                sessions.append(name)
-                siblings = (run for run in _session_runs(store, name) if run.run_id not in found)
-                found |= {run.run_id: run for run in siblings if not _persons(store, run.run_id) - {user}}
-        found |= {lane: store.run(lane) for lane in store.lanes_of(found)}
+            found, sessions = runs_of_person(store, user)
+        if agent:
+            begun = {run_id: store.beginning(run_id) for run_id in found}
+            found = {each: run for each, run in found.items() if (first := begun[each]) and first.name == agent}
     keys = {spent.key for spent in spent_by_day(folder)} & {f"user:{user}"} if user else ()
     runs = sorted(found.values(), key=lambda run: run.started)
     return PersonalData(user=user, session=session, runs=tuple(runs), sessions=tuple(sessions), budget_keys=tuple(keys))
@@ -156,7 +166,7 @@ def delete_data(
         What was deleted, or would be.
 
     Raises:
-        UsageError: Nothing is named, or runs wait and `waiting` is not set.
+        UsageError: Nothing is named, runs wait and `waiting` is not set, or a run is on hold.
         JournalLocked: A run is being executed; nothing is deleted. Or the runs are deleted, and the files could not be
             written anew because another process reads them.
         JournalError: The files cannot be written.
@@ -169,15 +179,15 @@ def delete_data(
         if run.status == "running":
             raise JournalLocked(f"{text} Wait for its end, or stop it first.")
         raise UsageError(f"{text} Pass waiting=True (--waiting) to delete such runs too.")
+    folder, found = _folder(home), [run.run_id for run in data.runs]
     if dry_run:
+        with open_to_read(folder) as read:
+            check_not_held(read, found)
         return data
-    folder = _folder(home)
     if not has_journal(folder):
         return data
     store = open_store(folder)
-    if data.runs:
-        store.delete_runs([run.run_id for run in data.runs])
-        forget_deleted(store)
+    delete_runs(store, found)
     for key in data.budget_keys:
         forget_key(folder, key)
     store.database.wipe()  # also if nothing was found: an earlier deletion may have been disturbed
@@ -189,34 +199,6 @@ def delete_data(
 
 def _folder(home: str | Path | None) -> Home:
     return home_folder() if home is None else as_home(home)
-
-
-def _runs_of_person(store: Store, user: str) -> Iterator[RunRecord]:
-    for run_id in store.runs_that_begin_with(user):
-        if user in _persons(store, run_id):
-            yield store.run(run_id)
-
-
-def _persons(store: Store, run_id: str) -> set[str]:
-    """Return whom a run names: its user, and the users whose budgets it was charged to."""
-    try:
-        rows = store.rows_from(run_id, 0, 1)
-    except RunNotFound:
-        return set()
-    started = rows[0].event if rows else None
-    if not isinstance(started, RunStarted):
-        return set()
-    served = started.origin.get("serve")
-    named = {started.user, str(served.get("user") or "") if isinstance(served, dict) else ""}
-    keys = started.settings.get("budget") or ()
-    named |= {str(key).removeprefix("user:") for key in keys if str(key).startswith("user:")}
-    return named - {""}
-
-
-def _session_runs(store: Store, session: str) -> list[RunRecord]:
-    """Return the runs of a session, and the run that it was begun with."""
-    found = store.runs_under(session)
-    return [run for run in found if run.run_id == session or session_of(run.run_id) == session]
 
 
 # ------------------------------------------------------------------------------------------------ writing

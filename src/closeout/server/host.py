@@ -26,6 +26,7 @@ from closeout.errors import (
 from closeout.file_values import File
 from closeout.journal.events import DecisionMade, ModelReplied, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
 from closeout.journal.following import Wakeup, follow, news_of, waited
+from closeout.journal.holds import check_not_held
 from closeout.journal.retention import delete_ended
 from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import new_run_id
@@ -551,7 +552,9 @@ class AgentHost:
 
         Raises:
             JournalLocked: Another process executes it.
+            UsageError: The run is on hold; it is not cancelled either.
         """
+        await asyncio.to_thread(check_not_held, self.store, [run_id])
         await self.cancel(run_id)
         await self.store.off_loop(self.store.delete_runs, [run_id], sweep=False)
         self._failures.pop(run_id, None)

@@ -200,7 +200,10 @@ class _ResponsesRoutes:
     async def delete(self, request: web.Request) -> web.StreamResponse:
         response = ResponseId.read(request.match_info["id"])
         await self._view(response)
-        await self._host.delete(response.run_id)
+        try:
+            await self._host.delete(response.run_id)
+        except UsageError:
+            raise ApiError(409, f"{response} is on hold. Its server must release it first.") from None
         return json_response({"id": str(response), "object": "response", "deleted": True})
 
     # ------------------------------------------------------------------------------------------ reading runs

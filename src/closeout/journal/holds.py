@@ -1,0 +1,84 @@
+"""Holds: runs, or all runs of a person, that nothing deletes until they are released. Each is a note of the home."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterable
+from urllib.parse import quote, unquote
+
+from closeout.errors import UsageError
+from closeout.journal.journal_database import SqlConnection
+from closeout.journal.persons import runs_of_person
+from closeout.journal.store import Store
+from closeout.records import record
+
+__all__ = ["Hold", "check_not_held", "held_runs", "list_holds", "set_hold"]
+
+_NAME = "hold:"  # Begins the names of the notes: "hold:run:ID", "hold:user:NAME".
+_NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO NOTHING"
+
+
+@record
+class Hold:
+    """A hold on a run or on all runs of a person.
+
+    Attributes:
+        kind: "run" or "user".
+        name: The id of the run, or the person.
+    """
+
+    kind: str
+    name: str
+
+    @property
+    def release(self) -> str:
+        """The command that ends it."""
+        words = ["--user", self.name] if self.kind == "user" else [self.name]
+        return f"closeout data hold {shlex.join(words)} --release"
+
+
+def set_hold(store: Store, hold: Hold, *, release: bool = False) -> bool:
+    """Put a run or a person on hold, or release it. Synced.
+
+    Returns:
+        False if that was done before.
+
+    Raises:
+        RunNotFound: There is no such run.
+        JournalError: It cannot be written.
+    """
+    # Without spaces, the note is none on a run, which would be deleted with the run.
+    name = f"{_NAME}{hold.kind}:{quote(hold.name, safe='', errors='surrogatepass')}"
+    if hold.kind == "run" and not release:
+        store.number_of(hold.name)
+    values = [name] if release else [name, f"{time.time():.0f}"]
+
+    def change(db: SqlConnection) -> bool:
+        return bool(db.execute("DELETE FROM notes WHERE name=?" if release else _NOTE, values).rowcount)
+
+    return store.transact(change)
+
+
+def list_holds(store: Store) -> list[Hold]:
+    """Return the holds of a home, those on runs first."""
+    found = (name.partition(":") for name in store.notes_that_begin_with(_NAME))
+    return [Hold(kind, unquote(name, errors="surrogatepass")) for kind, _, name in found]
+
+
+def held_runs(store: Store) -> dict[str, Hold]:
+    """Return the runs that are on hold with the reason; what-if comparisons of them, too."""
+    found: dict[str, Hold] = {}
+    for hold in list_holds(store):
+        runs = runs_of_person(store, hold.name)[0] if hold.kind == "user" else (hold.name, *store.lanes_of([hold.name]))
+        found |= dict.fromkeys(runs, hold)
+    return found
+
+
+def check_not_held(store: Store, run_ids: Iterable[str]) -> None:
+    """Raise UsageError if one of the runs is on hold."""
+    held = held_runs(store)
+    for run_id in run_ids:
+        if hold := held.get(run_id):
+            why = f" with the data of {hold.name!r}" if hold.kind == "user" else ""
+            raise UsageError(f"Run {run_id} is on hold{why}, so nothing was deleted. Release it: {hold.release}")

@@ -1,0 +1,50 @@
+"""The persons for whom runs are, and all the runs of a person or of a session."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from closeout.errors import RunNotFound
+from closeout.journal.events import RunStarted
+from closeout.journal.run_names import session_of
+from closeout.journal.store import RunRecord, Store
+
+__all__ = ["persons_of", "runs_of_person", "runs_of_session"]
+
+
+def persons_of(started: RunStarted | None) -> set[str]:
+    """Return whom a run names: its user, and the users whose budgets it was charged to."""
+    if started is None:
+        return set()
+    served = started.origin.get("serve")
+    named = {started.user, str(served.get("user") or "") if isinstance(served, dict) else ""}
+    keys = started.settings.get("budget") or ()
+    named |= {str(key).removeprefix("user:") for key in keys if str(key).startswith("user:")}
+    return named - {""}
+
+
+def runs_of_person(store: Store, user: str) -> tuple[dict[str, RunRecord], list[str]]:
+    """Return the runs of a person by id, with their what-if lanes, and the sessions that they belong to.
+
+    The other messages of these sessions belong to them, unless they name another person.
+    """
+    found: dict[str, RunRecord] = {}
+    for run_id, started in store.beginnings(user):
+        if user in persons_of(started):
+            with suppress(RunNotFound):  # deleted just now
+                found[run_id] = store.run(run_id)
+    sessions: list[str] = []
+    for run_id in sorted(found):
+        name = session_of(run_id)
+        if name and name != run_id and name not in sessions:
+            sessions.append(name)
+            siblings = (run for run in runs_of_session(store, name) if run.run_id not in found)
+            found |= {run.run_id: run for run in siblings if not persons_of(store.beginning(run.run_id)) - {user}}
+    found |= {lane: store.run(lane) for lane in store.lanes_of(found)}
+    return found, sessions
+
+
+def runs_of_session(store: Store, session: str) -> list[RunRecord]:
+    """Return the runs of a session, and the run that it was begun with."""
+    found = store.runs_under(session)
+    return [run for run in found if run.run_id == session or session_of(run.run_id) == session]
