@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, CallLabels, Flow, ToolCall, tool
+from closeout import Agent, CallLabels, Flow, Handoff, ToolCall, tool
 from closeout.errors import UsageError
 from closeout.journal import events as ev
 from closeout.journal.store import close_store
@@ -172,8 +172,52 @@ def test_names_that_no_tool_has_are_refused_before_anything_runs() -> None:
         Office().agent(flow=Flow(trusted=["cmr"]))
     with pytest.raises(UsageError, match=r"allows 'bdy' of 'send', which has no such parameter\. .* 'body'\?"):
         Office().agent(flow=Flow(allow={"send": ["bdy"]}))
+    assert Office().agent(flow=Flow(allow={"send": ["body"]}))
     with pytest.raises(UsageError, match="guard must be 'ask', 'refuse' or 'allow'"):
         Flow(guard="never")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("joined", ["sub-agent", "handoff"])
+def test_names_are_looked_for_in_the_whole_team(joined: str) -> None:
+    @tool(name="lookup")
+    def find(key: str) -> str:
+        """Look up a key."""
+        return key
+
+    clerk = Agent(ScriptedClient([]), tools=[find], name="clerk")
+
+    def lead(rules: Flow) -> Agent:
+        if joined == "handoff":
+            return Agent(ScriptedClient([]), tools=Office().tools, handoffs=[clerk], flow=rules, name="lead")
+        tools = [*Office().tools, clerk.as_tool("clerk", "Looks up.")]
+        return Agent(ScriptedClient([]), tools=tools, flow=rules, name="lead")
+
+    assert lead(Flow(trusted=["crm", "lookup"], allow={"lookup": ["key"], "send": ["body"]}))
+    with pytest.raises(UsageError, match=r"the agents of lead have no such tool or server\. Did you mean 'lookup'\?"):
+        lead(Flow(trusted=["crm", "lokup"]))
+    with pytest.raises(UsageError, match=r"allows 'kay' of 'lookup', which has no such parameter\. .* 'key'\?"):
+        lead(Flow(allow={"lookup": ["kay"]}))
+
+
+async def test_a_team_that_is_not_whole_yet_is_checked_when_a_run_begins() -> None:
+    def late() -> Agent:
+        return billing  # not there yet when the other agent is made
+
+    lead = Agent(
+        ScriptedClient([answer("ok")] * 2), handoffs=[Handoff(late, name="billing")], flow=Flow(trusted=["bils"])
+    )
+    billing = Agent(ScriptedClient([]), tools=Office().tools, handoffs=[Handoff(lead, name="lead")], name="billing")
+    result = await lead.run("Hello.")
+    assert (result.status, "flow names 'bils'" in str(result.error)) == ("failed", True)
+
+
+def test_names_are_looked_for_in_sub_agents_of_the_settings_too() -> None:
+    office = Office()
+    clerk = {"description": "Writes.", "tools": ["send"]}
+    for name in ("crm", "clerk", "send"):
+        office.agent(flow=None, config={"flow": {"trusted": [name]}, "agent": {"sub_agents": {"clerk": clerk}}})
+    with pytest.raises(UsageError, match=r"Did you mean 'send'\?"):
+        office.agent(flow=None, config={"flow": {"trusted": ["sent"]}, "agent": {"sub_agents": {"clerk": clerk}}})
 
 
 async def test_the_settings_have_the_same_rules() -> None:

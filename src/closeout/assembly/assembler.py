@@ -47,7 +47,7 @@ from closeout.run.limits import Limits
 from closeout.run.plan import AgentPlan, check_on_change
 from closeout.run.programs import program_tool
 from closeout.run.strategy import Strategy
-from closeout.run.subagents import PageModel, as_tool, read_result_tool, sub_agent_tool
+from closeout.run.subagents import PageModel, as_tool, check_flow_names, read_result_tool, sub_agent_tool
 from closeout.strategies.small_model import SmallModel
 from closeout.tools.builtin.documents import document_tools
 from closeout.tools.builtin.program_sandbox import require_sandbox, sandbox_installed
@@ -162,7 +162,8 @@ class Assembler:
         self._folder: Home | None = None  # what `home` resolved to on first use
         if (self._secrets or self._flow) and not self.manager.has_servers:  # those are known when a run begins
             self.plan().check_secrets()
-            self.plan().check_flow()
+            if not shares_policies:
+                check_flow_names(self.plan())
 
     @property
     def name(self) -> str:

@@ -33,7 +33,7 @@ from closeout.run.offered_tools import dump_definitions, dump_specs, load_specs
 from closeout.run.orchestrator import Orchestrator
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.result import AgentResult, RunResult, Status
-from closeout.run.subagents import read_result_tool, secrets_of
+from closeout.run.subagents import check_flow_names, read_result_tool, secrets_of
 from closeout.run.task import Task, dump_texts, load_texts
 from closeout.run.timers import wait_for_start
 from closeout.run.waiting import noted_due, pending_of
@@ -181,7 +181,7 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
                 for note in task.notes:
                     journal.append(Noted("main", "warning", "Files", message=note))
                 plan.check_secrets()
-                plan.check_flow()
+                check_flow_names(plan)
                 orchestrator = _orchestrator(await plan.with_instructions(scope), task, scope)
                 result = await orchestrator.run()
         except Suspended as suspended:

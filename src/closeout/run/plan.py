@@ -322,40 +322,6 @@ class AgentPlan:
         ]
         self.secrets.check(self.manager.specs(), refused=records, complete=not self.manager.shares_policies)
 
-    def check_flow(self) -> None:
-        """Check the names of the tools in the flow rules. The manager must be open.
-
-        Rules also hold for the tools of sub-agents, and those of settings for all agents in them, so that only an agent
-        that has none and is none of them is checked.
-
-        Raises:
-            UsageError: A name is neither a tool nor a server.
-        """
-        if self.flow is None or any(getattr(each, "plan_of", None) for each in self.manager.local_tools):
-            return
-        tools = self.manager.specs()
-        known = {tool.name for tool in tools if tool.server_name is None}
-        known |= {name for tool in tools if (name := tool.server_name) is not None}
-        known |= {f"{tool.server_name}/{tool.name}" for tool in tools if tool.server_name is not None}
-        unknown = next((name for name in self.flow.names if name not in known), None)
-        if unknown is not None and not self.manager.shares_policies:
-            hint = suggestion(unknown, known, f"It has: {', '.join(sorted(known)) or 'no tools'}.")
-            raise UsageError(f"flow names {unknown!r}, but the agent {self.name} has no such tool or server. {hint}")
-        self._check_allowed(tools)
-
-    def _check_allowed(self, tools: Iterable[ToolSpec]) -> None:
-        """Raise UsageError if the flow rules allow a parameter to be untrusted that the tool does not have."""
-        assert self.flow is not None
-        for tool in tools:
-            name = tool.name if tool.server_name is None else f"{tool.server_name}/{tool.name}"
-            allowed, known = self.flow.allow.get(name, ()), tool.parameters.get("properties")
-            if isinstance(allowed, str) or not isinstance(known, Mapping):
-                continue
-            known = [*known, "files"] if tool.policy.returns == "files" else list(known)  # those that its code reads
-            if unknown := next((each for each in allowed if each not in known), None):
-                hint = suggestion(unknown, known, f"It has: {', '.join(known) or 'none'}.")
-                raise UsageError(f"flow allows {unknown!r} of {name!r}, which has no such parameter. {hint}")
-
     async def with_instructions(self, scope: Scope) -> AgentPlan:
         """Return the plan with the instructions that its function writes, or wrote when the recorded run began.
 

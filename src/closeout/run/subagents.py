@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from closeout.answers.experience import experience_from
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import EvictionPolicy
-from closeout.errors import ToolDefinitionError, ToolError
+from closeout.errors import ToolDefinitionError, ToolError, UsageError
 from closeout.journal.events import AgentEnded, AgentStarted
 from closeout.messages import Message, ModelRequest, RequestInfo, ToolPolicy
 from closeout.parsing.reasoning import split_thinking
@@ -26,6 +25,7 @@ from closeout.run.limits import Limits
 from closeout.run.logins import begin_servers
 from closeout.run.orchestrator import Orchestrator
 from closeout.run.plan import MAX_DEPTH, current_scope
+from closeout.spelling import suggestion
 from closeout.tools.foreign import foreign_tool
 from closeout.tools.manager import AnyTool, is_tool
 from closeout.tools.running import AnyCallSpent, CallSpent
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PageModel",
     "as_tool",
+    "check_flow_names",
     "clients_of",
     "may_destroy",
     "read_result_tool",
@@ -49,6 +50,7 @@ __all__ = [
     "secrets_of",
     "servers_of",
     "sub_agent_tool",
+    "team_of",
 ]
 
 SPENT = {"max_tokens": CallSpent, "max_cost": CallSpent, "budget": AnyCallSpent}  # limits that are reached again
@@ -130,19 +132,69 @@ def servers_of(plan: AgentPlan, depth: int = MAX_DEPTH) -> list[McpServerConfig]
     return found
 
 
+def team_of(plan: AgentPlan) -> tuple[list[AgentPlan], bool]:
+    """Return an agent, those before it and all that may work in its runs, and whether these are all of them."""
+    plans, is_whole = [plan, *plan.predecessors], True
+    for each in plans:  # grows; agents may hand over to each other
+        for below in each.manager.local_tools:
+            if not isinstance(below, SubAgentTool):
+                continue
+            try:
+                made = below.plan_of(False)
+            except Exception:  # of the user's function; it is raised again if the agent is needed
+                is_whole = False
+                continue
+            if all(made is not known for known in plans):
+                if len(plans) == MOST_AGENTS:
+                    return plans, False
+                plans.append(made)
+    return plans, is_whole
+
+
 def secrets_of(plan: AgentPlan) -> list[Secrets]:
     """Return the secrets of an agent, of those before it and of all that may work in its runs, without empty ones."""
-    plans, found = [plan, *plan.predecessors], list[Secrets]()
-    for each in plans:  # grows; agents may hand over to each other
+    found = list[Secrets]()
+    for each in team_of(plan)[0]:
         if each.secrets and all(each.secrets is not known for known in found):
             found.append(each.secrets)
-        for below in each.manager.local_tools:
-            if isinstance(below, SubAgentTool) and len(plans) < MOST_AGENTS:
-                with suppress(Exception):  # of the user's function; it is raised again if the agent is needed
-                    made = below.plan_of(False)
-                    if all(made is not known for known in plans):
-                        plans.append(made)
     return found
+
+
+def check_flow_names(plan: AgentPlan) -> None:
+    """Check the names of tools and parameters in an agent's flow rules, which hold for all agents in its runs.
+
+    What is not known yet is not checked: an agent that cannot be made, and the tools of a server that does not run.
+
+    Raises:
+        UsageError: A name is neither a tool nor a server of any of the agents, or a tool has no such parameter.
+    """
+    if plan.flow is None:
+        return
+    plans, is_whole = team_of(plan)
+    parameters: dict[str, set[str] | None] = {}  # by the name of the tool; None if any are taken
+    servers = {server.name for each in plans for server in each.manager.servers}
+    reached = set[str]()
+    for spec in (spec for each in plans for spec in each.manager.specs()):
+        name = spec.name if spec.server_name is None else f"{spec.server_name}/{spec.name}"
+        reached.add(spec.server_name or "")
+        listed, known = spec.parameters.get("properties"), parameters.setdefault(name, set())
+        if not isinstance(listed, Mapping) or known is None:
+            parameters[name] = None
+        else:  # a program's files are those that its code reads
+            known |= {*listed, *(("files",) if spec.policy.returns == "files" else ())}
+    names = {*parameters, *servers}
+    for name in plan.flow.names if is_whole else ():
+        if name not in names and name.partition("/")[0] not in servers - reached:
+            hint = suggestion(name, names, f"It has: {', '.join(sorted(names)) or 'no tools'}.")
+            whose = f"the agent {plan.name} has" if len(plans) == 1 else f"the agents of {plan.name} have"
+            raise UsageError(f"flow names {name!r}, but {whose} no such tool or server. {hint}")
+    for name, allowed in plan.flow.allow.items():
+        known = parameters.get(name)
+        if known is None or isinstance(allowed, str):
+            continue
+        if unknown := next((each for each in allowed if each not in known), None):
+            hint = suggestion(unknown, known, f"It has: {', '.join(sorted(known)) or 'none'}.")
+            raise UsageError(f"flow allows {unknown!r} of {name!r}, which has no such parameter. {hint}")
 
 
 def may_destroy(plan: AgentPlan, depth: int = MAX_DEPTH) -> bool:
