@@ -163,7 +163,7 @@ def test_prune_goes_by_filters_and_asks(home: Path) -> None:
     make_runs()
     assert "prune needs a filter" in here("runs", "prune").sentence
     assert "would delete 1 run. Add --yes" in here("runs", "prune", "--status", "failed").sentence
-    assert here("runs", "prune", "--status", "failed", "--yes", "--json").json == {"deleted": 1}
+    assert here("runs", "prune", "--status", "failed", "--yes", "--json").json == {"deleted": 1, "held": 0}
     assert here("runs", "prune", "--older-than", "1d", "--yes").out == "0 runs deleted.\n"
     assert listed() == ["second", "first"]
     store = open_store(home)

@@ -67,9 +67,8 @@ RUNS = (
     Column("model", least=12, rank=3),
     Column("task", least=16),
     Column("answer", least=12, rank=1),
-    Column("agent", least=8, rank=4),
-    Column("user", least=8, rank=5),
 )
+AGENT, USER = Column("agent", least=8, rank=4), Column("user", least=8, rank=5)  # shown where runs differ in them
 REQUESTS = (
     Column("agent", rank=3),
     Column("turn", right=True),
@@ -90,21 +89,19 @@ def list_runs(limit: int, wanted: RunFilter, *, as_json: bool) -> int:
         records = found[:limit]
         waits = {} if as_json else {each.run_id: _waits(store, each) for each in records if each.status == "waiting"}
         begun = [store.beginning(each.run_id) for each in records]
-    names = [("", []) if each is None else (each.name, sorted(persons_of(each))) for each in begun]
+    names = [("", "") if each is None else (each.name, ", ".join(sorted(persons_of(each)))) for each in begun]
     if as_json:
-        print_json(
-            [
-                {**asdict(record), "agent": agent, "users": users}
-                for record, (agent, users) in zip(records, names, strict=True)
-            ]
-        )
+        users = [sorted(persons_of(each)) for each in begun]
+        both = zip(records, names, users, strict=True)
+        print_json([{**asdict(record), "agent": agent, "users": named} for record, (agent, _), named in both])
     elif records:
+        has_agents, has_users = len({agent for agent, _ in names}) > 1, any(user for _, user in names)
+        columns = (*RUNS, *([AGENT] if has_agents else []), *([USER] if has_users else []))
         rows = [
-            [*_run_cells(record, waits.get(record.run_id, "")), (agent, ""), (", ".join(users), "")]
-            for record, (agent, users) in zip(records, names, strict=True)
+            [*_run_cells(record, waits.get(record.run_id, ""))] + [(agent, "")] * has_agents + [(user, "")] * has_users
+            for record, (agent, user) in zip(records, names, strict=True)
         ]
-        shown = [n for n in range(len(RUNS)) if n < 6 or any(row[n][0] for row in rows)]
-        _print_table(make_console(), [RUNS[n] for n in shown], [[row[n] for n in shown] for row in rows])
+        _print_table(make_console(), columns, rows)
         if len(found) > limit:
             print(f"The latest {limit:,}. More: closeout runs --limit {10 * limit}", file=sys.stderr)
     elif wanted.is_set:
