@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 from urllib.request import HTTPRedirectHandler, build_opener, urlopen
 
 import pytest
@@ -346,6 +346,35 @@ async def test_a_call_that_needs_more_rights_fails_alone_and_names_them(guarded:
     await asyncio.to_thread(here, "mcp", "logout", guarded.url)
     await sign_in_once(guarded, "write")
     assert (await tool_result(guarded.url, "write"))["result"] == "wrote a"
+
+
+async def test_a_run_waits_for_a_login_with_the_rights_that_a_call_needs(guarded: Guarded) -> None:
+    await sign_in_once(guarded)
+    known = len(guarded.log("call"))
+    agent = Agent(ScriptedClient([call("write", name="a"), answer("done")]), mcp_servers=[guarded.url])
+    run = await agent.run("Go")
+    (pending,) = run.waiting
+    assert (pending.id, pending.arguments["scope"]) == ("r1.login1", "read write")
+    shown = await asyncio.to_thread(here, "approve")
+    assert f"  closeout mcp login {guarded.url} --scope 'read write'\n" in shown.out
+    await asyncio.to_thread(here, "mcp", "logout", guarded.url)
+    await sign_in_once(guarded)
+    (run,) = await agent.resume_due()
+    assert [each.id for each in run.waiting] == ["r1.login2"], "the login has no more rights than before"
+    async with TestClient(TestServer(viewer_app(Path(os.environ["CLOSEOUT_HOME"])))) as client:
+        page = await (await client.get("/viewer/")).text()
+        token = page.partition('name="closeout-token" content="')[2].partition('"')[0]
+        path, sent = f"/viewer/api/runs/{run.run_id}/login", {"X-Closeout-Token": token}
+        async with client.post(path, json={"id": "r1.login2"}, headers=sent) as response:
+            asked = urlsplit((await response.json())["page"]).query
+    assert set(parse_qs(asked)["scope"][0].split()) == {"read", "write"}
+    assert len(guarded.log("call")) == known
+    await asyncio.to_thread(here, "mcp", "logout", guarded.url)
+    await sign_in_once(guarded, "write")
+    (run,) = await agent.resume_due()
+    assert run.answer == "done"
+    assert [each["name"] for each in guarded.log("call")[known:]] == ["write"]
+    assert await replayed(agent, run.run_id) == ("done", "")
 
 
 # ------------------------------------------------------------------------------------------------ the viewer

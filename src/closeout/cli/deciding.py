@@ -36,7 +36,10 @@ def describe_pending(run_id: str, pending: Sequence[PendingDecision], agent: str
             lines.append(f"{each.id} waits for {awaited(each)}")
             lines += [f"  closeout signal {run_id} {shlex.quote(name)} '\"PAYLOAD\"'" for name in each.signals]
         elif each.kind == "login":
-            lines += [f"{each.id} waits for {awaited(each)}", f"  closeout mcp login {each.arguments.get('url')}"]
+            scope = each.arguments.get("scope")
+            rights = f" --scope {shlex.quote(str(scope))}" if scope else ""
+            lines.append(f"{each.id} waits for {awaited(each)}")
+            lines.append(f"  closeout mcp login {each.arguments.get('url')}{rights}")
             lines += [f"  closeout resume {run_id}"]
         elif each.kind == "question":
             lines += [f"{each.id} asks: {_question(each)}", f'  {command} --answer "…"']

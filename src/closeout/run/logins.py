@@ -22,9 +22,9 @@ __all__ = ["awaits_login", "begin_servers", "login_request", "recall_logins", "t
 LOGIN = "login"
 
 
-def login_request(agent: str, key: str, *, server: str, url: str, reason: str) -> DecisionRequested:
+def login_request(agent: str, key: str, *, server: str, url: str, reason: str, scope: str = "") -> DecisionRequested:
     """Return the request for a login. It holds nothing of the login itself."""
-    arguments = json.dumps({"server": server, "url": url})
+    arguments = json.dumps({"server": server, "url": url, **({"scope": scope} if scope else {})})
     digest = login_digest(server, url)
     return DecisionRequested(agent, key, LOGIN, name=server, arguments=arguments, digest=digest, reason=reason)
 
@@ -45,7 +45,8 @@ async def begin_servers(manager: ToolManager, scope: Scope) -> None:
         for name, needed in missing.items():
             if name not in known:
                 number += 1
-                request = login_request(path, f"{LOGIN}{number}", server=name, url=needed.url, reason=str(needed))
+                key, why = f"{LOGIN}{number}", str(needed)
+                request = login_request(path, key, server=name, url=needed.url, reason=why, scope=needed.scope)
                 known[name] = request
                 journal.append(request, durable=True)
         raise Suspended([known[name] for name in missing])

@@ -97,14 +97,14 @@ class CallWaits:
             raise SignalTimeout(f"The signal {name!r} has not arrived in time.")
         raise SignalTimeout(f"None of the signals {', '.join(map(repr, names))} has arrived in time.")
 
-    async def login(self, server: str, url: str, reason: str) -> None:
+    async def login(self, server: str, url: str, reason: str, scope: str) -> None:
         """Wait until a person has signed in to the server of the call, which has refused it. Raises Suspended."""
         key = f"{self._handle}.login{self._logins + 1}"
 
         async def nobody(request: DecisionRequested) -> None:
             return None
 
-        request = login_request(self._scope.path, key, server=server, url=url, reason=reason)
+        request = login_request(self._scope.path, key, server=server, url=url, reason=reason, scope=scope)
         await decide(self._scope, request, nobody)
 
     def _after(self, seconds: float) -> float:

@@ -57,7 +57,8 @@ class PendingDecision:
         kind: "approval" or "question", which a person decides; "timer" or "signal"; "login" to an MCP server.
         tool: The name of the tool; for a login that of the server.
         arguments: The arguments of the call; for a question `question` and `options`; for a signal its name, `signal`,
-            or the names of which the first is waited for, `signals`; for a login `server` and `url`.
+            or the names of which the first is waited for, `signals`; for a login `server` and `url`,
+            and `scope` if it must have more rights.
         hash: SHA-256 of the tool with its definition and the arguments. The decision holds for these alone.
         reason: Why a decision is needed.
         default: The answer if nobody decides in time; None if the run waits for ever.

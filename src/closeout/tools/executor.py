@@ -38,6 +38,7 @@ from closeout.tools.manager import LOCAL
 from closeout.tools.running import (
     AnyCallSpent,
     CallSpent,
+    CallUnsure,
     ToolSource,
     failed_output,
     images_of,
@@ -885,7 +886,7 @@ def _is_unsure(outcome: CallOutcome) -> bool:
     """Return whether nobody knows if a call has taken effect: it was interrupted, or late and declared to have some."""
     policy = None if outcome.spec is None else outcome.spec.policy
     has_effects = policy is not None and (policy.destructive or policy.on_crash in ("report", "ask"))
-    is_late = outcome.output.telemetry.error_code in ("TimeoutError", "OutOfTime")
+    is_late = outcome.output.telemetry.error_code in ("TimeoutError", "OutOfTime", CallUnsure.__name__)
     return outcome.status == "interrupted" or (is_late and has_effects)
 
 

@@ -350,7 +350,7 @@ class ToolManager:
             result = await route.home.call(route.name, arguments, route.spec.policy, progress)
         except LoginNeeded as needed:
             if route.home.config.required and (waits := RunContext.current().waits) is not None:
-                await waits.login(needed.server, needed.url, str(needed))
+                await waits.login(needed.server, needed.url, str(needed), needed.scope)
             raise
         return result.value if result.is_plain else result.output(RunContext.current().files)
 

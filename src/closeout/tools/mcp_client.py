@@ -37,6 +37,7 @@ from closeout.tools.mcp_pages import all_pages
 from closeout.tools.mcp_resources import call_resource_tool, resource_tools
 from closeout.tools.mcp_result import McpResult
 from closeout.tools.run_context import RunContext
+from closeout.tools.running import MAY_HAVE_EFFECT, CallUnsure
 from closeout.tools.schema import is_json_schema, without_titles
 from closeout.visible import visible
 
@@ -105,18 +106,28 @@ class McpServerFailed(ToolError):
     """A server could not be started or reached. The text names it and says why."""
 
 
+class MissingLogin(NamedTuple):
+    """Why there is no login, if a person must sign in, and the rights that the login must have."""
+
+    problem: str
+    by_person: bool
+    scope: str = ""
+
+
 class LoginNeeded(McpServerFailed):
     """A person must sign in to a server first. The text names the command.
 
     Attributes:
         server: The server's name.
         url: Its address.
+        scope: The rights that the login must have besides those that it has; empty if any login is enough.
         is_sure: False if a call that it ended may have had its effect.
     """
 
-    def __init__(self, config: McpServerConfig, text: str, *, is_sure: bool = True) -> None:
-        super().__init__(text)
+    def __init__(self, config: McpServerConfig, missing: MissingLogin, *, is_sure: bool = True) -> None:
+        super().__init__(missing.problem)
         self.server, self.url, self.is_sure = config.name, config.address, is_sure
+        self.scope = missing.scope
 
 
 def require_mcp() -> None:
@@ -177,19 +188,24 @@ class McpServer:
         session = await self._live()
         try:
             return await session.call(name, arguments, timeout, progress)
+        except CallUnsure as late:
+            if policy.crash_rule == "rerun":
+                raise ToolError(str(late)) from None
+            raise CallUnsure(f"{late} {MAY_HAVE_EFFECT}") from None
         except _Died as death:
             try:
                 session = await self._live(dead=session)
             except McpServerFailed as error:
                 if isinstance(error, LoginNeeded) and (death.is_forgotten or policy.crash_rule == "rerun"):
                     raise
-                raise ToolError(f"MCP server {self.name!r} ended during the call of {name}. {error}") from None
+                unsure = ToolError if policy.crash_rule == "rerun" else CallUnsure
+                raise unsure(f"MCP server {self.name!r} ended during the call of {name}. {error}") from None
             if policy.crash_rule != "rerun":
-                raise ToolError(self._not_repeated(name, death)) from None
+                raise self._not_repeated(name, death) from None
         except LoginNeeded as needed:
             if needed.is_sure or policy.crash_rule == "rerun":
                 raise
-            raise ToolError(f"It is not known if the call of {name} had its effect. {needed}") from None
+            raise CallUnsure(f"The call of {name} was cut off. {MAY_HAVE_EFFECT} {needed}") from None
         try:
             return await session.call(name, arguments, timeout, progress)
         except _Died as death:
@@ -215,15 +231,14 @@ class McpServer:
         except TimeoutError:
             raise ToolError(f"MCP server {self.name!r} did not answer in time.") from None
 
-    def _not_repeated(self, name: str, death: _Died) -> str:
+    def _not_repeated(self, name: str, death: _Died) -> ToolError:
         if death.is_forgotten:
-            return (
+            return ToolError(
                 f"MCP server {self.name!r} had forgotten its session and refused the call of {name}. It is connected "
                 "again. Make the call again if it is still needed."
             )
-        return (
-            f"MCP server {self.name!r} ended during the call of {name}.{death} It is connected again; whether the call "
-            "had its effect is not known."
+        return CallUnsure(
+            f"MCP server {self.name!r} ended during the call of {name}.{death} It is connected again. {MAY_HAVE_EFFECT}"
         )
 
     async def aclose(self) -> None:
@@ -416,7 +431,7 @@ class _ServerSession:
                 if has_progressed and timeout is not None:
                     within += f" of its last report of progress, or {timeout * MAX_EXTENSION:g} s in all"
                 about = f"{name} did not answer within {within} (MCP server {self.config.name!r})."
-                raise ToolError(f"{about}{self._errors.oddness()}") from None
+                raise CallUnsure(f"{about}{self._errors.oddness()}") from None
             # a result that breaks the protocol or its own schema
             raise ToolError(f"{name} gave a result that cannot be used: {_first(error)}") from None
         finally:
@@ -521,13 +536,13 @@ class _ServerSession:
     def _login_failed(self, call: _Sent, answers: CallAnswers | None) -> ToolError:
         """Return the error for a call that ended because of a login."""
         assert self._errors.login is not None
-        text, is_missing = self._errors.login
-        if not is_missing:
-            return ToolError(text)
+        missing = self._errors.login
+        if not missing.by_person:
+            return ToolError(missing.problem)
         # Calls that are equal cannot be told apart. What has become a task is asked for again by its id.
         is_sure = call in self._errors.refused and self._in_flight.count(call) == 1
         self._errors.refused = [each for each in self._errors.refused if each != call]
-        return LoginNeeded(self.config, text, is_sure=is_sure or (answers is not None and answers.task is not None))
+        return LoginNeeded(self.config, missing, is_sure=is_sure or (answers is not None and answers.task is not None))
 
     async def _lost(self, call: _Sent, answers: CallAnswers | None) -> Exception:
         """Return the error for a call that was running when the session ended."""
@@ -653,8 +668,8 @@ class _ServerSession:
         if isinstance(error, McpServerFailed):
             return error
         if self._errors.login:
-            text, is_missing = self._errors.login
-            return LoginNeeded(self.config, text) if is_missing else McpServerFailed(text)
+            missing = self._errors.login
+            return LoginNeeded(self.config, missing) if missing.by_person else McpServerFailed(missing.problem)
         verb = "started" if self.config.transport == "stdio" else "reached"
         cause = f"{_reason(error, self._errors.status)}.{last_words}"
         if self._errors.status == 401:
@@ -791,13 +806,12 @@ class _ErrorTail:
         self.forgotten = False  # the last answer over HTTP says that the server no longer knows the session
         self.post_status: int | None = None  # that of the last message, if the server refused it
         self.odd = ""  # a sentence about what it sends instead of messages
-        # Why there is no login, which the library may not pass on, and if a person must sign in.
-        self.login: tuple[str, bool] | None = None
+        self.login: MissingLogin | None = None  # the library may not pass it on
         self.refused: list[_Sent] = []  # calls that a server refused for want of a login
 
-    def note_login(self, problem: str, *, is_missing: bool, refused: httpx2.Request) -> None:
+    def note_login(self, problem: str, *, is_missing: bool, refused: httpx2.Request, scope: str = "") -> None:
         """Remember that a login is missing or failed."""
-        self.login = problem, is_missing
+        self.login = MissingLogin(problem, is_missing, scope)
         with suppress(ValueError, LookupError, TypeError):
             params = json.loads(refused.content)["params"]
             self.refused.append((params["name"], params.get("arguments") or {}))

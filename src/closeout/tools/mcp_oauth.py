@@ -57,7 +57,7 @@ class LoginFailed(OAuthFlowError):
 class OnFailure(Protocol):
     """Called when a login is missing or fails: the library may not pass it on."""
 
-    def __call__(self, problem: str, *, is_missing: bool, refused: httpx2.Request) -> object: ...
+    def __call__(self, problem: str, *, is_missing: bool, refused: httpx2.Request, scope: str = "") -> object: ...
 
 
 def wants_login(config: McpServerConfig, response: httpx2.Response) -> str:
@@ -120,7 +120,7 @@ async def revoke_login(config: McpServerConfig) -> str:
     return ""
 
 
-def _nobody(problem: str, *, is_missing: bool, refused: httpx2.Request) -> None:
+def _nobody(problem: str, *, is_missing: bool, refused: httpx2.Request, scope: str = "") -> None:
     """Leave out what went wrong: it is returned."""
 
 
@@ -280,14 +280,14 @@ class _KeptLogin(_Provider):
         return has_ended and self.context.can_refresh_token()
 
     def _must_refuse(self, response: httpx2.Response, request: httpx2.Request) -> bool:
-        """True if a request needs a scope that nobody is there to grant: it fails alone, and the session goes on."""
+        """True if a request needs a scope that a person must grant: it waits alone, and the session goes on."""
         if not (self._lacks_rights and self._auth.sign_in is None):
             return False
         if extract_field_from_www_auth(response, "error") == "insufficient_scope":
             tokens = self.context.current_tokens
-            scope = union_scopes(None if tokens is None else tokens.scope, extract_scope_from_www_auth(response))
-            problem = self._sentence("asks for more rights than its login has", scope or "")
-            self._on_failure(problem, is_missing=False, refused=request)
+            scope = union_scopes(None if tokens is None else tokens.scope, extract_scope_from_www_auth(response)) or ""
+            problem = self._sentence("asks for more rights than its login has", scope)
+            self._on_failure(problem, is_missing=True, refused=request, scope=scope)
         return True
 
     async def _initialize(self) -> None:

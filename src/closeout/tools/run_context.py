@@ -79,8 +79,8 @@ class Waits(Protocol):
 
     def signal(self, name: str | Sequence[str], timeout: float | None) -> Awaitable[Any]: ...
 
-    def login(self, server: str, url: str, reason: str) -> Awaitable[None]:
-        """Wait until a person has signed in to the MCP server of the call, which has not been made."""
+    def login(self, server: str, url: str, reason: str, scope: str) -> Awaitable[None]:
+        """Wait until a person has signed in, with these rights, to the MCP server of the call, which was not made."""
         ...
 
 

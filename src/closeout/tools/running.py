@@ -23,7 +23,17 @@ from closeout.tools.run_context import RunContext
 from closeout.tools.secrets import NO_SECRETS, Secrets
 from closeout.tools.threads import note_cpu_time, run_in_thread, run_large
 
-__all__ = ["AnyCallSpent", "CallSpent", "ToolSource", "failed_output", "images_of", "run_tool", "succeeded"]
+__all__ = [
+    "MAY_HAVE_EFFECT",
+    "AnyCallSpent",
+    "CallSpent",
+    "CallUnsure",
+    "ToolSource",
+    "failed_output",
+    "images_of",
+    "run_tool",
+    "succeeded",
+]
 
 # Failures that would recur: the tool refused, or the program is wrong. All others may be temporary.
 _PERMANENT = (
@@ -54,6 +64,10 @@ class CallSpent(ToolError):
 
 class AnyCallSpent(ToolError):
     """A tool has nothing left to spend, whatever the call."""
+
+
+class CallUnsure(ToolError):
+    """Nobody knows if a call has taken effect: its server did not answer, or was lost."""
 
 
 class ToolSource(Protocol):

@@ -67,6 +67,7 @@ def pending_shape(pending: PendingDecision, *, signed_in: bool = False, problem:
         "options": [str(option) for option in options] if isinstance(options, list | tuple) else [],
         "fields": fields,
         "url": str(pending.arguments.get("url", "")) if pending.kind in ("question", "login") else "",
+        "scope": str(pending.arguments.get("scope", "")) if pending.kind == "login" else "",
         "signed_in": signed_in,
         "problem": visible(problem, keep="\n"),
     }

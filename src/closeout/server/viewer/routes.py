@@ -268,17 +268,17 @@ class _Viewer:
         check_own_page(request, self._token)
         name = read_name(await request.read())
 
-        def read(store: Store, run_id: str) -> str:
+        def read(store: Store, run_id: str) -> tuple[str, str]:
             waits = {each.id: each for each in pending_decisions(store.rows(run_id)) if each.kind == "login"}
             if name not in waits:
                 raise UsageError(f"Run {run_id} does not wait for a login on {name!r:.80}.")
-            return str(waits[name].arguments["url"])
+            return str(waits[name].arguments["url"]), str(waits[name].arguments.get("scope", ""))
 
-        url = await self._in_store(read, request)
+        url, scope = await self._in_store(read, request)
         if self._sign_ins is None:
             self._sign_ins = SignIns()
         host = await self._host_of(request)
-        return await self._sign_ins.begin(request, url, () if host is None else host.servers())
+        return await self._sign_ins.begin(request, url, () if host is None else host.servers(), scope)
 
     async def end_sign_in(self, request: web.Request) -> web.Response:
         """The page to which an authorization server sends the browser."""

@@ -63,13 +63,16 @@ class SignIns:
         """Return why the last login to a server failed; empty if it did not."""
         return self._problems.get(same_address(url), "")
 
-    async def begin(self, request: web.Request, url: str, known: Iterable[McpServerConfig]) -> web.Response:
+    async def begin(
+        self, request: web.Request, url: str, known: Iterable[McpServerConfig], scope: str = ""
+    ) -> web.Response:
         """Begin to sign in to a server. The response has the address of the page to open, empty if none is needed.
 
         Args:
             request: From the browser that is to be sent back here.
             url: The server's address.
             known: The servers of the settings, which may say more of a login.
+            scope: The rights to ask for, besides those of the settings.
 
         Raises:
             UsageError: The login cannot begin.
@@ -84,7 +87,8 @@ class SignIns:
             f"closeout-login-{hashlib.sha256(address.encode()).hexdigest()[:12]}", secrets.token_urlsafe(24)
         )
         callback = auth.redirect_url or f"{request.scheme}://{request.host}{CALLBACK}"
-        mine = replace(auth, redirect_url=callback, sign_in=signing.show, is_new=True)
+        rights = (*auth.scopes, *(each for each in scope.split() if each not in auth.scopes))
+        mine = replace(auth, redirect_url=callback, sign_in=signing.show, is_new=True, scopes=rights)
         signing.task = asyncio.create_task(self._sign_in(address, replace(config, auth=mine), signing))
         try:
             async with asyncio.timeout(PAGE_SECONDS):

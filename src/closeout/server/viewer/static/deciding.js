@@ -126,7 +126,7 @@ function awaitedTime(request) {
 
 /** A login that a person must make at the server. Its page is a link: nothing is opened by itself. */
 function awaitedLogin(request, runId) {
-  const command = `closeout mcp login ${shellWord(request.url)}`;
+  const command = `closeout mcp login ${shellWord(request.url)}${request.scope ? ` --scope ${shellWord(request.scope)}` : ""}`;
   const copy = h("button", { type: "button", click: () => copyFrom(copy, command) }, t("Copy"));
   const problem = h("p.line.error", { role: "alert", hidden: !request.problem }, revealed(request.problem));
   const next = h("div.decide");
@@ -145,6 +145,7 @@ function awaitedLogin(request, runId) {
   return h("article.request", { "data-id": request.id },
     h("header", null, h("b", null, t("Login")), h("span.tool-name", { dir: "auto" }, revealed(request.tool)), h("span.quiet", { dir: "auto" }, request.id)),
     h("p", { dir: "auto" }, t("This MCP server wants you to sign in:"), " ", h("code", null, revealed(request.url))),
+    request.scope ? h("p.quiet", { dir: "auto" }, revealed(t("The login must have these rights: {scope}", { scope: request.scope }))) : null,
     request.signed_in
       ? h("p.line.good", null, t("Signed in."))
       : [h("div.buttons", null, begin), next, problem,

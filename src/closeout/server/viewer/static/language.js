@@ -149,6 +149,7 @@ const CHINESE = {
   "This run waits for a decision": "此运行正在等待一项决定",
   "This run waits": "此运行正在等待",
   "Waits for the signal {name}.": "正在等待信号 {name}。",
+  "The login must have these rights: {scope}": "登录必须具有以下权限：{scope}",
   "Waits for the first of the signals {names}.": "正在等待以下信号中最先到达的一个：{names}。",
   "Waits until {time}.": "等待至 {time}。",
   "At the latest until {time}.": "最迟等待至 {time}。",
