@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,10 +37,21 @@ for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signa
         signal.signal(_number, _handler)
 
 
-def pytest_collection_finish() -> None:
-    """Keep the collected tests, hundreds of megabytes, out of every later search for garbage."""
-    gc.collect()
-    gc.freeze()
+# Tests start hundreds of programs. Each would compile this package again where Python may not write bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the collected tests, hundreds of megabytes, out of every search for garbage, now and later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 LEASE = 2  # seconds after which another process may continue the runs of a dead one

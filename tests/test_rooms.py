@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -14,13 +15,17 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in (ROOT / "closeout").rglob("*.py")
 }
-TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
 
 
 def imported(name: str) -> set[str]:
     """The modules of this package that a module imports, in functions and for type checkers too."""
     found = set()
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(trees()[name]):
         if isinstance(node, ast.ImportFrom) and node.module:
             below = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
             found |= below or {node.module}
@@ -48,7 +53,7 @@ def test_no_module_has_the_name_of_another() -> None:
 
 def test_no_class_has_the_name_of_another() -> None:
     names = defaultdict(list)
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 names[node.name.lstrip("_")].append(f"{module}.{node.name}")
@@ -56,6 +61,8 @@ def test_no_class_has_the_name_of_another() -> None:
 
 
 def test_every_package_says_what_belongs_in_it() -> None:
-    packages = {name: ast.get_docstring(TREES[name]) or "" for name, path in MODULES.items() if path.stem == "__init__"}
+    packages = {
+        name: ast.get_docstring(trees()[name]) or "" for name, path in MODULES.items() if path.stem == "__init__"
+    }
     for name, text in packages.items():
         assert len(text.split()) >= 5, f"{name} needs a docstring that says what belongs in it, got {text!r}"

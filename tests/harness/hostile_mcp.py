@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import re
 import sys
 import time
 import unicodedata
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,18 @@ def http(
     name: str, says: str = "", *, at_call: bool = False, transport: str = "http", is_slow: bool = False, **script: Any
 ) -> Hostile:
     return Hostile(name, _named(script), says, at_call, transport, is_slow)
+
+
+def packed(megabytes: int) -> bytes:
+    """Compress so many megabytes of spaces: one compressed megabyte, repeated."""
+    one = b" " * 1_000_000
+    compressor = zlib.compressobj(wbits=-15)
+    block = compressor.compress(one) + compressor.flush(zlib.Z_FULL_FLUSH)
+    check = 0
+    for _ in range(megabytes):
+        check = zlib.crc32(one, check)
+    end = check.to_bytes(4, "little") + (megabytes * len(one)).to_bytes(4, "little")
+    return b"\x1f\x8b\x08\0\0\0\0\0\0\x03" + block * megabytes + compressor.flush() + end
 
 
 def _named(script: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +166,7 @@ KINDS = (
     http("events_that_are_no_json", r"could not be reached: Failed to parse SSE message", start=[["http", [200, SSE, "data: {nope\n\n"]], ["close"]]),
     http("hostile_session_id", initialize=[["http", [200, {**J, "Mcp-Session-Id": "a" * 5_000}, json.dumps({"jsonrpc": "2.0", "id": 2, "result": INIT})]]]),
     http("packed_body", r"could not be reached|" + NOT_READY, is_slow=True,
-         start=[["http", [200, {**J, "Content-Encoding": "gzip"}, gzip.compress(b" " * (BIG * 1_000_000))]]]),
+         start=[["http", [200, {**J, "Content-Encoding": "gzip"}, packed(BIG)]]]),
     # ---------------------------------------------------------------------------- HTTP: calls
     http("hangs_up_in_a_call", ENDED_IN_CALL, at_call=True, calls=[["close"]]),
     http("never_answers_over_http", NO_ANSWER, at_call=True, calls=[["hang"]]),
