@@ -10,6 +10,7 @@ import pytest
 
 from closeout import Agent, ToolManager, tool
 from closeout.answers.grading import judge
+from closeout.dialects.protocol import get_dialect
 from closeout.errors import ConfigError, ToolDefinitionError, UsageError
 from closeout.journal.store import open_store
 from closeout.models.connect import connect
@@ -61,6 +62,8 @@ def agent(*script: Any, **options: Any) -> Agent[Any]:
         ({"flow": {"gaurd": "ask"}}, "flow has no rule 'gaurd'. Did you mean 'guard'?"),
         ({"top_p": 0.5}, "Pass config={'llm': {'top_p': …}}."),
         ({"histroy": []}, "Pass history= to run(…)."),
+        ({"tool_use_behavior": "stop_on_first_tool"}, "Declare the tool with @tool(gives_answer=True)"),
+        ({"store": None}, "Runs are recorded in home="),
         ({"colour": "red"}, "It has: model, tools, mcp_servers"),
         ({"temperature": -1}, "Invalid value for 'llm.temperature': -1."),
         ({"max_tokens": 0}, "Invalid value for 'llm.max_tokens': 0."),
@@ -76,7 +79,7 @@ def agent(*script: Any, **options: Any) -> Agent[Any]:
         ({"mcp_servers": "python server.py"}, "mcp_servers must be a list"),
         ({"name": ""}, "The name of an agent must be a printable text, got ''."),
     ],
-    ids=range(24),
+    ids=range(26),
 )
 def test_what_an_agent_does_not_take_is_refused_with_the_fix(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as refused:
@@ -95,12 +98,14 @@ def test_what_an_agent_does_not_take_is_refused_with_the_fix(given: dict[str, An
         ({"files": "report.pdf"}, "files"),
         ({"max_turn": 3}, "A run has no argument 'max_turn'. Did you mean 'max_turns'?"),
         ({"userr": "ann"}, "Did you mean 'user'?"),
-        ({"model": "openai:gpt-5"}, "Everything else is set on the Agent."),
+        ({"dialect": "cot_chat"}, "Everything else is set on the Agent."),
+        ({"model": "openai:gpt-5"}, "Use agent.with_model(model).run(…)."),
+        ({"message_history": []}, "A run has no argument 'message_history'. Pass history=."),
         ({"max_turns": 0}, "Invalid value for 'agent.main_agent.max_turns': 0."),
         ({"temperature": "hot"}, "Invalid value for 'llm.temperature': 'hot'."),
         ({"run_id": "x\ny"}, "run_id must be a printable text, got 'x\\ny'."),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_what_a_run_does_not_take_is_refused_before_it_begins(given: dict[str, Any], message: str) -> None:
     client = ScriptedClient([say("Hello.")])
@@ -114,6 +119,26 @@ def test_the_messages_of_a_result_are_a_history() -> None:
     first = agent(call("look_up", key="a"), say("It is 7."), tools=[look_up]).run_sync("What is a?")
     second = agent(say("14."), tools=[look_up]).run_sync("Twice?", history=first.messages)
     assert second.answer == "14."
+
+
+def test_an_agent_with_another_model_shares_everything_else() -> None:
+    own = Agent("openai:gpt-5", [look_up], api_key="sk-1", base_url="https://a.example/v1", answer=int)
+    model = ScriptedClient([call("look_up", key="a"), say("It is \\boxed{7}")])
+    bound = own.with_dialect(get_dialect("cot_chat")).with_model(model)
+    assert bound.run_sync("What is a?").value == 7
+    assert not model.requests[0].tools, "the dialect is kept"
+
+    def address(agent: Agent[Any, Any]) -> tuple[str, str]:
+        client: Any = agent.plan().client
+        return client.name, client.base_url
+
+    assert address(own.with_model("openai:small")) == ("openai:small", "https://a.example/v1")
+    other = own.with_model("anthropic:large", api_key="sk-2")
+    assert address(other)[0] == "anthropic:large"
+    assert "a.example" not in address(other)[1]
+    with pytest.raises(ConfigError, match="No API key for anthropic:large"):
+        own.with_model("anthropic:large")  # the key of one vendor is never sent to another
+    assert address(own) == ("openai:gpt-5", "https://a.example/v1")
 
 
 def test_familiar_parameters_reach_the_model_and_the_limits() -> None:

@@ -76,6 +76,8 @@ CAPITALS = Choice({"A": "Paris", "B": "Rome", "C": "Bern"})
         (Json(SCHEMA), '<think>{"a": 9}</think> {"a": 1}', {"a": 1}, '{"a":1}'),
         (Json(Person), '{"name": "Ann", "age": 5}', Person(name="Ann", age=5), '{"name":"Ann","age":5}'),
         (Json(list[int]), "so [1, 2]", [1, 2], "[1,2]"),
+        (Json(list[int]), r"so \boxed{[1, 2]}.", [1, 2], "[1,2]"),
+        (Json(SCHEMA), r'so \boxed{{"a": 1}}', {"a": 1}, '{"a":1}'),
         (Yaml(), "```yaml\na: 1\nb: [x, y]\n```", {"a": 1, "b": ["x", "y"]}, "a: 1\nb: [x, y]"),
         (Yaml(), "a: 1\nb: 2", {"a": 1, "b": 2}, "a: 1\nb: 2"),
         (Yaml(SCHEMA), "```yaml\na: x\n```\nno:\n```yml\na: 2\n```", {"a": 2}, "a: 2"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from closeout import Agent, ToolManager, tool
-from closeout.errors import ConfigError
+from closeout import Agent, RunContext, ToolManager, tool
+from closeout.errors import ConfigError, ToolDefinitionError
 from closeout.journal import events as ev
 from closeout.journal.store import Row, open_store
 from closeout.journal.subscribers import Progress
@@ -243,3 +243,48 @@ async def test_a_sub_agent_that_reached_its_limit_is_not_begun_again(
     resumed = await made().resume("stubborn")
     assert (resumed.answer, resumed.stop_reason) == ("done", "rollbacks")
     look(resumed.read_rows())
+
+
+# ------------------------------------------------------------------------------------------------ the task of a call
+
+
+def translation(text: str, to: Literal["fr", "es"], context: RunContext[str]) -> str:
+    """Write the task.
+
+    Args:
+        text: Text to translate.
+    """
+    return f"Translate for {context.deps}, into {to}: {text}"
+
+
+async def test_a_function_writes_the_task_of_its_parameters_and_the_dependencies(home: Path) -> None:
+    written = []
+
+    def task(text: str, to: Literal["fr", "es"], context: RunContext[str]) -> str:
+        written.append(text)
+        return translation(text, to, context)
+
+    def agents() -> tuple[Agent[Any, Any], ScriptedClient]:
+        model = ScriptedClient(lambda view: answer("Bonjour"))
+        chief = ScriptedClient(lambda view: answer("ok") if "Bonjour" in view.text else call("say", text="Hi", to="fr"))
+        tool = Agent(model).as_tool("say", "Translates.", task=task)
+        return Agent(chief, [tool], deps_type=str, home=home), model
+
+    agent, model = agents()
+    assert (await agent.run("Say hi.", run_id="r", deps="Ann")).answer == "ok"
+    assert model.requests[0].question == "Translate for Ann, into fr: Hi"
+    cut_after(home, "AgentStarted")
+    agent, model = agents()
+    assert (await agent.resume("r", deps="Bob")).answer == "ok"
+    assert (written, model.requests[0].question) == (["Hi"], "Translate for Ann, into fr: Hi"), "it was recorded"
+
+
+async def test_a_tool_of_an_agent_has_a_schema_and_a_policy_of_its_own() -> None:
+    tool = Agent(ScriptedClient([])).as_tool("say", "Translates.", task=translation, approval="always")
+    assert list(tool.spec.parameters["properties"]) == ["text", "to"]
+    assert tool.spec.parameters["properties"]["text"]["description"] == "Text to translate."
+    assert (tool.spec.policy.approval, tool.spec.policy.on_crash) == ("always", "rerun")
+    with pytest.raises(ToolDefinitionError, match="'say' needs dependencies of the type str"):
+        Agent(ScriptedClient([]), [tool])
+    with pytest.raises(ToolDefinitionError, match="a policy has no field 'aproval'"):
+        Agent(ScriptedClient([])).as_tool("say", "Translates.", aproval="always")  # type: ignore[call-arg]

@@ -105,7 +105,7 @@ if TYPE_CHECKING:
     from closeout.run.orchestrator import Orchestrator
     from closeout.run.personal_data import PersonalData, delete_data, export_data, find_data
     from closeout.run.result import RunResult
-    from closeout.run.strategy import AskOnce, CallFirst, Majority, ModelTurn, Strategy
+    from closeout.run.strategy import AskOnce, CallFirst, Majority, ModelTurn, RequireCall, Strategy
     from closeout.run.waiting import Decision, PendingDecision
     from closeout.strategies.small_model import SmallModel
     from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, ToolExecutor
@@ -195,6 +195,7 @@ __all__ = [
     "Reading",
     "Repair",
     "Repaired",
+    "RequireCall",
     "ResponseBox",
     "ResponseFormat",
     "ResumeRefused",
@@ -336,6 +337,7 @@ _HOMES = {
     "Reading": "messages",
     "Repair": "messages",
     "Repaired": "journal.events",
+    "RequireCall": "run.strategy",
     "ResponseBox": "models.base",
     "ResponseFormat": "results.tool_output",
     "ResumeRefused": "errors",

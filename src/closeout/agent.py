@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from closeout.tools.manager import AnyTool, ToolManager
     from closeout.tools.run_context import RunContext
     from closeout.tools.secrets import Secret
-    from closeout.tools.tool import Tool
+    from closeout.tools.tool import PolicyFields, Tool
 
     Deps = TypeVarWithDefault("Deps", contravariant=True, default=None)
 
@@ -369,6 +369,27 @@ class Agent(Generic[Deps, Value]):
         """
         return self._assembled(self._assembler.answering(answer))
 
+    def with_model(
+        self,
+        model: str | BaseClient | Fallback | Sequence[str | BaseClient],
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+    ) -> Agent[Deps, Value]:
+        """Return this agent with another model: a cheaper one for a run, or a scripted one in a test.
+
+        The two share everything else. Other agents that it calls or hands over to keep their models.
+
+        Args:
+            model: As for `Agent`.
+            base_url: The address of its server. Defaults to this agent's, for a model of the same vendor.
+            api_key: The key for its server. Defaults to this agent's, for a model of the same vendor.
+
+        Raises:
+            ConfigError: The model is not valid, or cannot be asked in the agent's dialect.
+        """
+        return self._assembled(self._assembler.asking(model, base_url, api_key))
+
     def with_gate(self, gate: RequestGate | None) -> Agent[Deps, Value]:
         """Return this agent with a gate that admits its requests to models. The two share everything else.
 
@@ -444,6 +465,7 @@ class Agent(Generic[Deps, Value]):
         from closeout.run.lifecycle import execute_run, start_journal, with_read_result
 
         listeners = checks.check_listeners(listeners)
+        checks.refuse_unfamiliar(settings)
         plan = plan_after(self.plan(streamed=bool(listeners)).given(deps), handed_to)
         plan = plan.overridden(settings, RunKeywords.__optional_keys__ | {"deps"})
         prepared = await prepare_task(plan, task, files, history, work_files=work_files)
@@ -1041,7 +1063,14 @@ class Agent(Generic[Deps, Value]):
             )
         )
 
-    def as_tool(self, name: str, description: str) -> Tool[..., Any]:
+    def as_tool(
+        self,
+        name: str,
+        description: str,
+        *,
+        task: Callable[..., str | Awaitable[str]] | None = None,
+        **policy: Unpack[PolicyFields],
+    ) -> Tool[..., Any]:
         """Return the agent as a tool for another agent. The tool takes a task and returns a report.
 
         Agents that are called in one turn run concurrently. Their events are nested in the caller's journal, and their
@@ -1050,10 +1079,16 @@ class Agent(Generic[Deps, Value]):
         Args:
             name: The tool's name.
             description: When the other agent should call it.
+            task: A function that writes the task. Its parameters are those of the tool, as in `@tool`; one annotated
+                `RunContext` receives the run of the caller. Defaults to a tool with one parameter, the task as a text.
+            policy: Fields of `ToolPolicy`, such as `approval="always"` or `gives_answer=True`.
+
+        Raises:
+            ToolDefinitionError: The name, the function or a field of the policy is not valid.
         """
         from closeout.run.subagents import sub_agent_tool
 
-        return sub_agent_tool(name, description, self.plan)
+        return sub_agent_tool(name, description, self.plan, write_task=task, **policy)
 
     async def __aenter__(self) -> Self:
         await self._assembler.manager.__aenter__()

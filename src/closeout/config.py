@@ -178,7 +178,8 @@ class AgentParts(_Section):
     )
     check: _Checks = Field([], description="functions that say what is wrong with an answer: package.module:name")
     strategy: str | None = Field(
-        None, description="how the model is asked: majority:N, call_first:TOOL, small_model, or package.module:Name"
+        None,
+        description="how the model is asked: majority:N, call_first:TOOL, require_call, small_model, module:Name",
     )
     budget: _Budget = Field({}, description="limits over all runs by key: team → 100 USD/month, or a list of limits")
     code_mode: bool = Field(False, description="let the model write programs that call the tools")

@@ -251,6 +251,7 @@ class ToolPolicy:
     # The part that the tool may play in worked examples for small models, as a tool with one required text. None: any
     # tool that only reads may be the one that looks things up.
     example: Literal["look_up", "compute"] | None = None
+    gives_answer: bool = False  # a result that fits the form of the answer is the answer, without another request
     needs_state: str | None = None  # a name that the run's state must have: before that, the tool is not offered
     # For runs with flow rules (`Flow`). None: results are untrusted; "below": the tool has no effects but the calls of
     # an agent or a program below it; "read": it shows what the run has read before; "files": it may show what the

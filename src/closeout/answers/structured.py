@@ -204,7 +204,10 @@ class Json(_Structured[Value]):
 def _json_places(text: str) -> list[Candidate]:
     """Return where JSON may be, in reading order: brackets with all that is in them, or a bare value if that is all."""
     spans, opened = _brackets(text)
-    places = [Candidate(text[start:end], start, end) for start, end in spans[-_MOST_PLACES:]]
+    places = [
+        Candidate(text[start:end], start, end)
+        for start, end in (_unboxed(text, *span) for span in spans[-_MOST_PLACES:])
+    ]
     if opened is not None:
         # JSON that was cut off, or a lone bracket in prose.
         places.append(Candidate(text[opened:], opened, len(text), complete=False))
@@ -214,6 +217,13 @@ def _json_places(text: str) -> list[Candidate]:
         if len(whole) <= _LONGEST_VALUE and re.match(r'["\d-]|(?:true|false|null)\b', whole):
             places.append(Candidate(whole, 0, len(text)))
     return places
+
+
+def _unboxed(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return the span of a bracket, and for `\\boxed{[…]}` that of the JSON in the box."""
+    if text.endswith("\\boxed", 0, start) and text.startswith(("{", "["), start + 1):
+        return start + 1, end - 1
+    return start, end
 
 
 def _brackets(text: str) -> tuple[list[tuple[int, int]], int | None]:

@@ -5,9 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from closeout.errors import UsageError
+
+if TYPE_CHECKING:  # at run time type variables have defaults from Python 3.13 on only
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    Deps = TypeVarWithDefault("Deps", default=Any)
+else:
+    Deps = TypeVar("Deps")
 
 __all__ = ["Check", "CheckFunction", "CheckedCall", "CheckedRun", "read_checks"]
 
@@ -32,8 +39,8 @@ class CheckedCall:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckedRun:
-    """A run as its checks see it.
+class CheckedRun(Generic[Deps]):
+    """A run as its checks see it. `CheckedRun[Shop]` names the type of `deps`.
 
     Attributes:
         task: The task.
@@ -52,11 +59,11 @@ class CheckedRun:
     program: str | None
     run_id: str
     user: str = ""
-    deps: Any = field(default=None, repr=False)
+    deps: Deps = field(default=None, repr=False)  # type: ignore[assignment]  # without deps, Deps is None
     state: Mapping[str, Any] = field(default_factory=dict)
 
 
-CheckFunction: TypeAlias = Callable[[str, CheckedRun], str | Awaitable[str | None] | None]
+CheckFunction: TypeAlias = Callable[[str, CheckedRun[Any]], str | Awaitable[str | None] | None]
 """Returns one or two sentences for the model that say what is wrong with the answer, or None. May be async."""
 
 

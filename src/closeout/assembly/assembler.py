@@ -192,7 +192,25 @@ class Assembler:
         Raises:
             UsageError: It is not a dialect.
         """
-        return self._planned(replace(self.plan(), dialect=get_dialect(dialect), may_switch_dialect=False))
+        other = self._planned(replace(self.plan(), dialect=get_dialect(dialect), may_switch_dialect=False))
+        other._dialect = dialect
+        return other
+
+    def asking(self, model: Any, base_url: str | None, api_key: str | None) -> Assembler:
+        """Return the same with another model. The address and the key are the same for the same vendor.
+
+        Raises:
+            ConfigError: The model is not valid, or cannot be asked in the agent's dialect.
+        """
+        other = copy(self)
+        llm, known_url, known_key = self._connection(model) if isinstance(model, str) else (self.config.llm, None, None)
+        other._base_url, other._api_key = base_url or known_url, api_key or known_key
+        other.client = connect(model, other._base_url, other._api_key, llm)
+        other._folder = None  # scripted models have a home of their own
+        other._check_dialect()
+        made = other._make_plan()
+        taken = ("client", "home", "dialect", "may_switch_dialect", "remember_dialect", "strategy", "search_budget")
+        return other._planned(replace(self.plan(), **{name: getattr(made, name) for name in taken}))
 
     def answering(self, answer: Any) -> Assembler:
         """Return the same with another contract of the answers.

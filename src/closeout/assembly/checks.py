@@ -39,6 +39,7 @@ __all__ = [
     "check_text",
     "check_time",
     "check_user",
+    "refuse_unfamiliar",
     "refuse_unknown",
 ]
 
@@ -72,6 +73,9 @@ FAMILIAR = {
     "api_key": ("key", "token", "openai_api_key"),
     "stream": ("streaming",),
     "config": ("settings", "cfg", "configuration"),
+    "check": ("final_answer_checks", "output_validators", "output_validator", "output_guardrails"),
+    "deps_type": ("context_type", "context_schema"),
+    "code_mode": ("use_code",),
 }
 # Settings that belong elsewhere.
 ELSEWHERE = {
@@ -93,7 +97,73 @@ ELSEWHERE = {
     "stream_handler": "Pass listeners=[MyStreamHandler(queue)] to run(…).",
     "task_log": "Pass listeners=[MyTaskLog()] to run(…). The log of a run is also result.task_log.",
     "orchestrator": "The loop calls what you pass: strategy=, dialect=, context=, tool_executor=, answer_generator=.",
-    "verbose": "Pass listeners=[print] to run(…).",
+    **dict.fromkeys(
+        ("verbose", "verbosity_level", "debug", "instrument"),
+        "Pass listeners=[print] to run(…), or look at the run with `closeout view`.",
+    ),
+    **dict.fromkeys(
+        ("input_guardrails", "guardrails"),
+        "Check the task before run(…), or beside it and cancel it; pass check= for answers: see docs/coming-from.md.",
+    ),
+    "tool_choice": "Pass strategy=RequireCall() to demand a call first.",
+    "tool_use_behavior": "Declare the tool with @tool(gives_answer=True): its result ends the run.",
+    "end_strategy": "Declare a tool with @tool(gives_answer=True): its result ends the run.",
+    "handoff_description": "Pass handoffs=[Handoff(agent, description='…')] to the other agent.",
+    "description": "Pass it where the agent is used: agent.as_tool(name, description), Handoff(…, description=…).",
+    "managed_agents": "Pass tools=[other.as_tool(name, description)].",
+    "usage_limits": "Pass max_turns=, max_cost=, max_seconds= or budget={'this task': '15 requests'}.",
+    **dict.fromkeys(
+        ("retries", "output_retries", "tool_retries", "max_retries"),
+        "Declare a tool with @tool(retries=…); pass Check(function, times=…) for answers, "
+        "config={'llm': {'max_retries': …}} for requests.",
+    ),
+    **dict.fromkeys(
+        ("checkpointer", "store", "persistence"),
+        "Runs are recorded in home=; use agent.resume(…) and agent.session(…).",
+    ),
+    **dict.fromkeys(
+        ("interrupt_before", "interrupt_after", "interrupt_on"), "Declare the tool with @tool(approval='always')."
+    ),
+    **dict.fromkeys(
+        ("prepare_tools", "is_enabled"),
+        "Use agent.with_tools(names) for a run, or @tool(needs_state='name') within one.",
+    ),
+    **dict.fromkeys(
+        ("history_processors", "pre_model_hook", "middleware", "capabilities"),
+        "Pass context=, strategy=, dialect= or tool_executor=; see docs/extending.md.",
+    ),
+    **dict.fromkeys(("state_schema", "initial_state"), "Pass state= to run(…)."),
+    **dict.fromkeys(
+        ("thinking", "reasoning_effort", "seed", "stop", "parallel_tool_calls"),
+        "Pass config={'llm': {'extra_body': {…}}}.",
+    ),
+}
+# Names that other frameworks use for the arguments of a run, and the way to do it here.
+RUN_FAMILIAR = {
+    "message_history": "Pass history=.",
+    "messages": "Pass history=.",
+    "context": "Pass deps=.",
+    "session": "Use agent.session(id).run(…).",
+    "session_id": "Use agent.session(id).run(…).",
+    "thread_id": "Use agent.session(id).run(…).",
+    "conversation_id": "Use agent.session(id).run(…).",
+    "previous_response_id": "Use agent.session(id).run(…).",
+    "reset": "Use agent.session(id).run(…).",
+    "hooks": "Pass listeners=.",
+    "callbacks": "Pass listeners=.",
+    "event_stream_handler": "Pass listeners=.",
+    "usage_limits": "Pass max_turns=, max_cost=, max_seconds= or budget={'this task': '15 requests'}.",
+    "usage": "Pass budget={'this task': '15 requests'} to all runs that share a limit; result.usage values add up.",
+    "max_steps": "Pass max_turns=.",
+    "recursion_limit": "Pass max_turns=.",
+    "timeout": "Pass max_seconds=.",
+    "output_type": "Use agent.with_answer(type).run(…).",
+    "response_format": "Use agent.with_answer(type).run(…).",
+    "model": "Use agent.with_model(model).run(…).",
+    "images": "Pass files=.",
+    "additional_args": "Pass deps= for tools, files= for the model.",
+    "metadata": "Pass origin=.",
+    "instructions": "It is set on the Agent; a function of the context may write it for each run.",
 }
 
 # The kind of an argument's object, its methods, and what to pass.
@@ -127,10 +197,18 @@ def refuse_unknown(unknown: Mapping[str, Any], function: Callable[..., Any]) -> 
     known = [name for name in signature(function).parameters if name != "unknown"]
     name = next(iter(unknown))
     own = next((own for own, others in FAMILIAR.items() if name in others), "")
-    near = "" if own else next(iter(difflib.get_close_matches(name, (*known, *ELSEWHERE), n=1)), "")
+    near = (
+        "" if own or name in ELSEWHERE else next(iter(difflib.get_close_matches(name, (*known, *ELSEWHERE), n=1)), "")
+    )
     own = own or (near if near in known else "")
     hint = ELSEWHERE.get(name) or ELSEWHERE.get(near) or (f"Use {own}=." if own else f"It has: {', '.join(known)}.")
     raise UsageError(f"Agent has no parameter {name!r}. {hint}")
+
+
+def refuse_unfamiliar(given: Iterable[str]) -> None:
+    """Raise UsageError for an argument of a run that another framework calls so, with the way to do it here."""
+    if name := next((name for name in given if name in RUN_FAMILIAR), None):
+        raise UsageError(f"A run has no argument {name!r}. {RUN_FAMILIAR[name]}")
 
 
 def check_flow(value: Any) -> Flow | None:

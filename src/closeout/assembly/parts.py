@@ -16,7 +16,7 @@ from closeout.config import AgentParts, AgentSettings, TextFile
 from closeout.errors import CloseoutError, ConfigError, UsageError
 from closeout.journal.subscribers import Listener
 from closeout.run.handoff import Handoff, as_handoff
-from closeout.run.strategy import AskOnce, CallFirst, Majority, Strategy
+from closeout.run.strategy import AskOnce, CallFirst, Majority, RequireCall, Strategy
 from closeout.strategies.small_model import SmallModel
 from closeout.tools.skills import NO_SKILLS, Skills
 
@@ -221,11 +221,11 @@ def _strategy_of(name: str) -> Strategy:
         return Majority(int(details))
     if kind == "call_first" and details:
         return CallFirst(details)
-    simple: dict[str, Any] = {"once": AskOnce, "small_model": SmallModel}
+    simple: dict[str, Any] = {"once": AskOnce, "require_call": RequireCall, "small_model": SmallModel}
     if name in simple:
         made: Strategy = simple[name]()
         return made
-    known = "once, majority:5, call_first:TOOL, small_model"
+    known = "once, majority:5, call_first:TOOL, require_call, small_model"
     if ":" not in name:
         raise UsageError(f"No strategy is named {name:.80}. Use {known} or package.module:Name.")
     try:

@@ -14,14 +14,31 @@ __all__ = ["SubAgentTool"]
 
 
 class SubAgentTool(Tool[..., Any]):
-    """An agent as a tool. `plan_of` returns the agent's plan, given whether replies are streamed."""
+    """An agent as a tool.
 
-    def __init__(self, function: Callable[..., Any], *, plan_of: Callable[[bool], AgentPlan], **options: Any) -> None:
+    Args:
+        function: Calls the agent.
+        plan_of: Returns the agent's plan, given whether replies are streamed.
+        writer: The function that writes the agent's task, as a tool with the same parameters.
+        options: The other arguments of `Tool`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        plan_of: Callable[[bool], AgentPlan],
+        writer: Tool[..., Any] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(function, **options)
         self.plan_of = plan_of
+        self._writer = writer
 
     @property
     def deps_type(self) -> Any:
         """The type of the dependencies that the agent needs from its caller, None if it needs none."""
+        if self._writer is not None and self._writer.deps_type is not None:
+            return self._writer.deps_type
         plan = self.plan_of(False)
         return plan.deps_type if plan.deps is None else None

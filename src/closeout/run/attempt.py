@@ -301,7 +301,7 @@ class Attempt:
         if self.agent.handoffs and (handoff := self._handoff_in(turn.outcomes)) is not None:
             self.handoff = handoff
             return Stop(reason="handed_over", accepted=True)
-        if (answer := answer_given(turn.outcomes)) is not None:
+        if (answer := answer_given(turn.outcomes, self.agent.answers)) is not None:
             objection = await self._objection(answer, turn)
             if objection is None or not objection.sends_back:
                 reading = replace(reading, text="", calls=(), answer=answer)

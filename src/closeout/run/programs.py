@@ -8,7 +8,7 @@ are fixed by the run's id, so that the second execution does the same. See docs/
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -27,6 +27,7 @@ from closeout.journal.events import (
 )
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.parsing.program_flow import ProgramFlow
+from closeout.results.normal import normalise
 from closeout.results.tool_output import ToolOutput
 from closeout.run.effects import ToolCalls, as_decided, recorded_output, refused_by_flow
 from closeout.run.flow_watch import FlowWatch
@@ -71,14 +72,22 @@ async def program_tool(code: str) -> ToolOutput:
 program_tool.reads_files = True
 
 
-def answer_given(outcomes: Iterable[CallOutcome]) -> str | None:
-    """Return the answer that a program among the calls of a turn gave with `final_answer`, None if none did."""
-    given = [
-        outcome.output.metadata.get(ANSWER_KEY)
-        for outcome in outcomes
-        if outcome.was_executed and outcome.spec is not None and outcome.spec.policy is program_tool.spec.policy
-    ]
-    return next((answer for answer in reversed(given) if isinstance(answer, str)), None)
+def answer_given(outcomes: Sequence[CallOutcome], answers: Answers) -> str | None:
+    """Return the answer that the calls of a turn gave, None if none did. The last one counts.
+
+    A program gives it with `final_answer`; a tool with `gives_answer` gives it by a result that fits the contract.
+    """
+    for outcome in reversed(outcomes):
+        if not outcome.was_executed or outcome.spec is None:
+            continue
+        answer = None
+        if outcome.spec.policy is program_tool.spec.policy:
+            answer = outcome.output.metadata.get(ANSWER_KEY)
+        elif outcome.spec.policy.gives_answer and outcome.status == "ok" and outcome.output.success:
+            answer = answers.form_of(normalise(outcome.output.result))
+        if isinstance(answer, str):
+            return answer
+    return None
 
 
 @dataclass(slots=True)
@@ -290,15 +299,9 @@ class Programs:
 
     def _accept(self, value: Any) -> str:
         """Return the answer that a program gives, in a form that the contract takes. Raises `ValueError`."""
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # 84 / 2 is 42.0 in Python, and 42 for people
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        texts = ("yes" if value else "no", text) if isinstance(value, bool) else (text,)  # a question is answered yes
-        contract = self._answers.contract
-        for each in texts:
-            for form in _answer_forms(each, contract.finish_prefix):
-                if self._answers.read(form).ok:
-                    return form
+        if (form := self._answers.form_of(value)) is not None:
+            return form
+        text, contract = self._answers.written(value), self._answers.contract
         problem, wanted = self._answers.read(text).problem, contract.instruction()
         if not takes_any(self._answer_function):
             problem = problem if isinstance(value, dict) else "The answer has fields."
@@ -319,14 +322,3 @@ def _top_of(scope: Scope) -> Labels:
 def _code_of(event: ToolStarted) -> str:
     code = json.loads(event.arguments).get("code")
     return code if isinstance(code, str) else ""
-
-
-def _answer_forms(text: str, prefix: str) -> Iterator[str]:
-    """An answer as it is, and as the contract wants it written."""
-    yield text
-    if prefix.endswith("{"):
-        yield f"{prefix}{text}}}"
-    elif prefix.startswith("<") and prefix.endswith(">"):
-        yield f"{prefix}{text}</{prefix[1:]}"
-    elif prefix:
-        yield f"{prefix}{text}"

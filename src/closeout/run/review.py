@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,19 @@ class Answers:
         self._last = text, found
         return found
 
+    def form_of(self, value: Any) -> str | None:
+        """Return a value in a form that the contract takes as an answer, None if it takes none."""
+        text = self.written(value)
+        texts = ("yes" if value else "no", text) if isinstance(value, bool) else (text,)  # a question is answered yes
+        forms = (form for each in texts for form in _forms(each, self.contract.finish_prefix))
+        return next((form for form in forms if self.read(form).ok), None)
+
+    def written(self, value: Any) -> str:
+        """Return a value as text: a text as it is, anything else as JSON."""
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # 84 / 2 is 42.0 in Python, and 42 for people
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
     def note(self, text: str) -> ContractReading:
         """Read a text beside a tool call, and keep the answer if it marks one."""
         found = self.read(text)
@@ -96,6 +110,17 @@ class Answers:
         # A contract for text may refuse it as a placeholder, and yet it was set as the answer.
         contract = getattr(self.contract, "contract", self.contract)
         return answer if isinstance(contract, Boxed | Tagged | Text) else None
+
+
+def _forms(text: str, prefix: str) -> Iterator[str]:
+    """An answer as it is, and as the contract wants it written."""
+    yield text
+    if prefix.endswith("{"):
+        yield f"{prefix}{text}}}"
+    elif prefix.startswith("<") and prefix.endswith(">"):
+        yield f"{prefix}{text}</{prefix[1:]}"
+    elif prefix:
+        yield f"{prefix}{text}"
 
 
 @record

@@ -16,10 +16,10 @@ from closeout.answers.reading import ContractReading
 from closeout.dialects.prompts import only_text
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import LimitReached, ModelError, UsageError
-from closeout.messages import Capabilities, ModelReply, ModelRequest, Reading, RequestInfo, ToolCall, ToolSpec
+from closeout.messages import Capabilities, Defect, ModelReply, ModelRequest, Reading, RequestInfo, ToolCall, ToolSpec
 from closeout.run.reply_listener import ReplyListener
 
-__all__ = ["AskOnce", "CallFirst", "Majority", "ModelTurn", "Strategy"]
+__all__ = ["AskOnce", "CallFirst", "Majority", "ModelTurn", "RequireCall", "Strategy"]
 
 
 @runtime_checkable
@@ -232,6 +232,36 @@ class CallFirst:
         if parameter is None:
             raise UsageError(f"CallFirst needs a tool with one required text, but {self.tool} takes other arguments.")
         return Reading(calls=(ToolCall(self.tool, {parameter: turn.task}),))
+
+
+@dataclass(frozen=True)
+class RequireCall:
+    """Accept no answer before the model has made a tool call.
+
+    A server that takes native calls is told that the reply must be one (`tool_choice="required"`). Where a reply is an
+    answer all the same, the model is asked again. After the first turn with calls, the model may answer.
+
+    Args:
+        then: The strategy that sends the requests.
+    """
+
+    then: Strategy = field(default_factory=AskOnce)
+
+    name = "require-call"
+
+    @property
+    def version(self) -> str:
+        return f"1 {self.then.name} {self.then.version}"
+
+    async def ask(self, turn: ModelTurn) -> Reading:
+        if turn.view.steps or not turn.view.tools:
+            return await self.then.ask(turn)
+        if turn.request.tools:
+            turn.request = replace(turn.request, tool_choice="required")
+        reading = await self.then.ask(turn)
+        if reading.calls or reading.defects or reading.ends:
+            return reading
+        return replace(reading, defects=(Defect("no_call", "Call a tool before you answer."),))
 
 
 def _tool_named(name: str, tools: Sequence[ToolSpec]) -> ToolSpec:

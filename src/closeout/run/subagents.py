@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from closeout.answers.experience import experience_from
 from closeout.context.keeper import ContextKeeper
@@ -30,12 +30,12 @@ from closeout.tools.foreign import foreign_tool
 from closeout.tools.manager import AnyTool, is_tool
 from closeout.tools.running import AnyCallSpent, CallSpent
 from closeout.tools.secrets import NO_SECRETS, Secrets
-from closeout.tools.tool import ModelTool, Tool, tool
+from closeout.tools.tool import ModelTool, PolicyFields, Tool, policy_of, tool
 
 if TYPE_CHECKING:
     from closeout.models.base import BaseClient
     from closeout.run.attempt import Attempt
-    from closeout.run.plan import AgentPlan
+    from closeout.run.plan import AgentPlan, Scope
     from closeout.run.result import AgentResult
     from closeout.tools.mcp_config import McpServerConfig
 
@@ -54,6 +54,15 @@ __all__ = [
 ]
 
 SPENT = {"max_tokens": CallSpent, "max_cost": CallSpent, "budget": AnyCallSpent}  # limits that are reached again
+# The parameters of an agent as a tool.
+TASK = {
+    "type": "object",
+    "properties": {
+        "task": {"type": "string", "description": "what to find out or do, with all that is needed to know"}
+    },
+    "required": ["task"],
+    "additionalProperties": False,
+}
 MOST_AGENTS = 100  # whose secrets are looked up before a run: a function may make another agent whenever it is called
 
 
@@ -219,7 +228,14 @@ def may_rerun(plan: AgentPlan, depth: int = MAX_DEPTH) -> bool:
     )
 
 
-def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentPlan]) -> Tool[..., Any]:
+def sub_agent_tool(
+    name: str,
+    description: str,
+    plan_of: Callable[[bool], AgentPlan],
+    *,
+    write_task: Callable[..., Any] | None = None,
+    **fields: Unpack[PolicyFields],
+) -> Tool[..., Any]:
     """Return an agent as a tool that takes a `task` and returns the agent's report.
 
     Args:
@@ -227,9 +243,25 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentP
         description: When to call it.
         plan_of: Returns the agent's plan, given whether replies are streamed. A resumed run calls the agent again and
             reuses what it did: its effects are in the same journal.
+        write_task: Writes the task; its parameters are those of the tool, in place of `task`.
+        fields: Fields of the tool's policy.
     """
+    writer = None if write_task is None else Tool(write_task, name=name)
 
-    async def delegate(task: str) -> str:
+    async def task_of(arguments: Mapping[str, Any], below: Scope) -> str:
+        if writer is None:
+            return str(arguments["task"])
+        recorded = below.journal.recorded(AgentStarted, below.path, "#0")
+        if isinstance(recorded, AgentStarted):  # the function need not write the same again
+            return recorded.task
+        task = await writer.call(arguments)
+        if not isinstance(task, str) or not task.strip():
+            raise ToolDefinitionError(
+                f"The function that writes the task of {name} must return a text, got {task!r:.80}."
+            )
+        return task
+
+    async def delegate(**arguments: Any) -> str:
         scope = current_scope()
         if scope is None:
             raise ToolError(f"{name} can only be called by an agent.")
@@ -243,6 +275,7 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentP
             plan
         )
         keys = tuple(sorted(plan.settings.budget))
+        task = await task_of(arguments, below)
         below.journal.append(AgentStarted(below.path, name, task, model=plan.client.name, budget=keys))
         async with plan.manager:
             await begin_servers(plan.manager, below)
@@ -257,10 +290,17 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentP
             raise SPENT.get(result.stop_reason, ToolError)(report)
         return report
 
-    delegate.__doc__ = f"{description}\n\nArgs:\n    task: what to find out or do, with all that is needed to know"
     # Its own effects are journaled, so running it again repeats none of them.
     policy = ToolPolicy(on_crash="rerun", timeout=None, repeatable=False, returns="below")
-    return SubAgentTool(delegate, plan_of=plan_of, name=name, description=description, policy=policy)
+    return SubAgentTool(
+        delegate,
+        plan_of=plan_of,
+        writer=writer,
+        name=name,
+        description=description,
+        parameters=TASK if writer is None else writer.spec.parameters,
+        policy=policy_of(name, policy, fields),
+    )
 
 
 class PageModel:

@@ -36,7 +36,7 @@ from closeout.tools.schema import (
 )
 from closeout.tools.threads import run_in_thread
 
-__all__ = ["Ask", "ModelTool", "PolicyFields", "Tool", "takes_context", "tool"]
+__all__ = ["Ask", "ModelTool", "PolicyFields", "Tool", "policy_of", "takes_context", "tool"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,6 +78,7 @@ class PolicyFields(TypedDict, total=False):
     round_floats: int | None
     html_to_text: bool
     example: Literal["look_up", "compute"] | None
+    gives_answer: bool
     needs_state: str | None
     returns: Literal["trusted", "untrusted"] | None
     allow: Literal["trusted", "untrusted"] | Sequence[str] | None
@@ -283,7 +284,7 @@ def tool(
             description=description,
             parameters=parameters,
             inline=inline,
-            policy=_policy(called, policy, fields),
+            policy=policy_of(called, policy, fields),
             names=names,
         )
 
@@ -326,7 +327,12 @@ _TUPLE_FIELDS = ("other_names", "replaces", "duplicate_key", "empty_at", "drop_k
 _RETURNS = (None, "trusted", "untrusted", "below", "read", "files")
 
 
-def _policy(called: str, policy: ToolPolicy | None, fields: PolicyFields) -> ToolPolicy:
+def policy_of(called: str, policy: ToolPolicy | None, fields: PolicyFields) -> ToolPolicy:
+    """Return a policy with some of its fields replaced, each checked.
+
+    Raises:
+        ToolDefinitionError: A field is unknown, or its value is not valid.
+    """
     given: dict[str, Any] = dict(fields)
     for field in given:
         if field not in _NAMES_OF_FIELDS:
