@@ -12,7 +12,7 @@ import pytest
 from closeout import Agent, tool
 from closeout.errors import ModelError
 from closeout.journal.events import ModelReplied, TurnAccepted, read_event
-from closeout.messages import Message
+from closeout.messages import Message, ToolCall
 from closeout.models.anthropic import conversation, read_message
 from closeout.models.base import assistant_message
 from closeout.models.openai import OpenAIStream, read_completion
@@ -65,6 +65,23 @@ async def test_a_session_sends_it_back(vendor: str, stream: bool):
         session = agent(server, vendor, stream=stream).session("s")  # reads the journal
         result = await session.run("And k2?")
     assert (result.answer, result.rollbacks, refusals(server)) == ("42", 0, 0)
+
+
+@pytest.mark.parametrize("vendor", ["gemini", "anthropic"])
+async def test_calls_of_a_server_that_numbers_those_of_each_reply_have_ids_of_their_own(vendor: str, home: Any):
+    script = [*(ToolCall("lookup", {"key": key}, "c1") for key in ("k1", "k2", "k3")), answer("42")]
+    async with serve_script(script * 2, vendor=vendor) as server:
+        assert (await agent(server, vendor).session("s").run("What is k1?")).answer == "42"
+        assert (await agent(server, vendor).session("s").run("And k2?")).answer == "42"
+        assert refusals(server) == 0, "what the vendor attached to a call is found although its id is another one"
+    body = server.requests[-1].json
+    blocks = [block for message in body["messages"] for block in message["content"] or () if isinstance(block, dict)]
+    called = [block["id"] for block in blocks if block.get("type") == "tool_use"]
+    called += [each["id"] for message in body["messages"] for each in message.get("tool_calls", ())]
+    returned = [block["tool_use_id"] for block in blocks if block.get("type") == "tool_result"]
+    returned += [message["tool_call_id"] for message in body["messages"] if message["role"] == "tool"]
+    assert called == returned
+    assert (called[0], len(called), len(set(called))) == ("c1", 6, 6)
 
 
 @EVERY

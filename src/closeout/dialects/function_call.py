@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from closeout.parsing.action_keys import read_object
 from closeout.parsing.forms import Form
 from closeout.parsing.readers import NativeReader
 
-__all__ = ["FunctionCall", "Transcript", "call_ids", "head_messages", "user_message"]
+__all__ = ["FunctionCall", "Transcript", "call_ids", "head_messages", "new_call_id", "user_message"]
 
 NOT_RUN = "No result: this call was not run."
 
@@ -36,7 +37,8 @@ class FunctionCall:
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
         head, images = self._rendered_head(view), capabilities.images
         key = "function_call+images" if images else "function_call"
-        written = self._transcript.write(head, view.steps, key, lambda step: _step_messages(step, images))
+        used = self._transcript.call_ids
+        written = self._transcript.write(head, view.steps, key, lambda step: _step_messages(step, images, used))
         hints = [Message(role="user", content=hint) for hint in (view.note, view.closing) if hint]
         return ModelRequest(
             messages=[*written, *hints] if hints else written,
@@ -69,6 +71,7 @@ class Transcript:
             None  # the messages before the last change, and how many it kept
         )
         self._ends: list[int] = []  # the number of messages up to the end of each step
+        self.call_ids: set[str] = set()  # of all calls in the messages
 
     def write(
         self,
@@ -91,11 +94,15 @@ class Transcript:
             kept = self._ends[-1] if same else 0
             self._origin = self._messages, kept
             self._messages = self._messages[:kept] if same else list(head)
+            self.call_ids.clear()
+            self.call_ids.update(_ids_in(self._messages))
         for step in steps[same:]:
             done = step.rendered.get(key)
             if done is None:
                 done = step.rendered[key] = tuple(step_messages(step))
             self._messages += done
+            if step.calls:
+                self.call_ids.update(_ids_in(done))
             self._ends.append(len(self._messages))
         self._head, self._key, self._steps = head, key, steps
         return Snapshot(self._messages, self._origin)
@@ -129,8 +136,8 @@ def user_message(text: str, images: Sequence[Mapping[str, Any]] = ()) -> Message
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def _step_messages(step: Step, with_images: bool) -> tuple[Message, ...]:
-    ids = call_ids(step)
+def _step_messages(step: Step, with_images: bool, used: Container[str]) -> tuple[Message, ...]:
+    ids = call_ids(step, used)
     assistant: dict[str, Any] = {"role": "assistant", "content": step.text or None}
     if step.reasoning:
         assistant["reasoning_content"] = step.reasoning
@@ -142,7 +149,8 @@ def _step_messages(step: Step, with_images: bool) -> tuple[Message, ...]:
     elif not step.text:
         assistant["content"] = ""
     if step.attached:
-        assistant["attached"] = step.attached
+        given = {id_: call.id for id_, call in zip(ids, step.calls, strict=True) if id_ != call.id}
+        assistant["attached"] = {**step.attached, "ids": given} if given else step.attached
     messages = [Message(assistant)]
     for id_, text in zip(ids, _results(step), strict=True):
         messages.append(Message(role="tool", tool_call_id=id_, content=text))
@@ -152,13 +160,31 @@ def _step_messages(step: Step, with_images: bool) -> tuple[Message, ...]:
     return (*messages, *map(user_message, step.messages)) if step.messages else tuple(messages)
 
 
-def call_ids(step: Step) -> list[str]:
-    """One id per call: the model's own, or `call_{turn}_{index}` if it has none or used one twice."""
+def call_ids(step: Step, used: Container[str] = ()) -> list[str]:
+    """One id per call: the model's own, or `call_{turn}_{index}` if it has none or used one twice.
+
+    Servers number the calls of each reply from the beginning, and others refuse a conversation with an id twice. An id
+    that an earlier call has is replaced by one of nine letters and digits, which every server takes.
+    """
     ids: list[str] = []
     for index, call in enumerate(step.calls):
-        own = call.id if call.id and call.id not in ids else ""
-        ids.append(own or f"call_{step.turn}_{index}")
+        own = call.id if call.id and call.id not in ids else f"call_{step.turn}_{index}"
+        id_, number = own, 0
+        while id_ in used or id_ in ids:
+            id_ = new_call_id(own, step.turn, index, number)
+            number += 1
+        ids.append(id_)
     return ids
+
+
+def new_call_id(given: str, *place: int) -> str:
+    """Return an id for a call whose own id another call has. It depends on the id and the place of the call only."""
+    text = "\0".join([given, *map(str, place)])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+def _ids_in(messages: Iterable[Message]) -> Iterator[str]:
+    return (str(call.get("id")) for message in messages for call in message.get("tool_calls") or ())
 
 
 def _results(step: Step) -> list[str]:

@@ -414,17 +414,20 @@ def _blocks(message: Message, server: str) -> list[dict[str, Any]]:
     attached = message.get("attached")
     if not isinstance(attached, Mapping) or attached.get("server") != server:
         return [*texts, *calls]
-    return _in_order(attached.get("content"), message.text, texts, calls)
+    return _in_order(attached, message.text, texts, calls)
 
 
-def _in_order(came: Any, text: str, texts: list[dict[str, Any]], calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _in_order(
+    attached: Mapping[str, Any], text: str, texts: list[dict[str, Any]], calls: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Return the blocks of a reply in the order in which they came: the API checks that of thinking and calls.
 
     A reply whose text was read differently, because it held a call, has its text in the place of the first one.
     """
+    came, given = attached.get("content"), attached.get("ids") or {}
     blocks = [block for block in came if isinstance(block, dict)] if isinstance(came, list) else []
     unchanged = text == "".join(str(block.get("text") or "") for block in blocks if _is(block, "text"))
-    waiting = {block["id"]: block for block in calls}
+    waiting = {_id(given.get(block["id"], block["id"])): block for block in calls}
     result: list[dict[str, Any]] = []
     for block in blocks:
         if _is(block, "tool_use"):

@@ -97,9 +97,12 @@ class MessageEncoder:
                 shown[name] = value if read_content(value)[0] == text else shown.get(name)
             elif name not in self.refused and (name not in REASONING_FIELDS or self.reasoning is not None):
                 shown.setdefault(name, value)
-        of_calls = _mapping(attached.get("calls"))
+        of_calls, given = _mapping(attached.get("calls")), _mapping(attached.get("ids"))
         if of_calls and shown.get("tool_calls"):
-            shown["tool_calls"] = [self._with(call, _mapping(of_calls.get(call["id"]))) for call in shown["tool_calls"]]
+            shown["tool_calls"] = [
+                self._with(call, _mapping(of_calls.get(given.get(call["id"], call["id"]))))
+                for call in shown["tool_calls"]
+            ]
 
     def _with(self, call: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
         more = {name: value for name, value in added.items() if name not in self.refused}

@@ -6,13 +6,13 @@ What is valid stays as it is.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from closeout.codec import decode_json
+from closeout.dialects.function_call import new_call_id
 from closeout.messages import Repair
 from closeout.parsing.json_text import repair_json
 
@@ -147,8 +147,7 @@ class _CallIds:
         """
         call_id = given if isinstance(given, str) and given else ""
         if not call_id or call_id in self._seen:
-            place = f"{call_id}\0{len(self._seen)}"
-            call_id = hashlib.sha256(place.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+            call_id = new_call_id(call_id, len(self._seen))
             self.repairs.append(Repair("history_id", "messages", str(given)[:_SHOWN], after=call_id))
         self._seen.add(call_id)
         return call_id
