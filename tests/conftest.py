@@ -54,7 +54,9 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
-LEASE = 2  # seconds after which another process may continue the runs of a dead one
+# Seconds after which another process may continue the runs of a dead one: more than any machine stalls for. A test that
+# kills a process ends its leases itself: `end_leases`.
+LEASE = 60
 _numbers = count()
 SEARCH = ("SEARXNG_BASE_URL", "SERPER_API_KEY", "TAVILY_API_KEY", "BRAVE_API_KEY")
 

@@ -86,6 +86,10 @@ class PostgresServer:
             cursor = db.execute(statement.encode(), values)
             return cursor.fetchall() if cursor.description else []
 
+    def end_leases(self, schema: str) -> None:
+        """End all leases in a schema now, as they end some time after their processes were killed or stopped."""
+        self.execute(f"UPDATE {schema}.leases SET until = 'epoch'")
+
     def stop(self) -> None:
         """Stop it at once, as a crash does."""
         if self._process is not None:

@@ -96,35 +96,10 @@ def test_tasks_are_run_and_shown_in_every_form(folder: Path) -> None:
 
 def test_failed_trials_are_repeated(folder: Path) -> None:
     (folder / "down").touch()
-    found = call(*RUN, "--json", code=3)
-    assert json.loads(found.stdout)["failures"] == {"ServerFailed": 1}
-    assert "1 of 4 trials failed" in found.stderr
-    assert "closeout eval retry first" in found.stderr
+    assert json.loads(call(*RUN, "--json").stdout)["failures"] == {"ServerFailed": 1}
     (folder / "down").unlink()
     found = json.loads(call("retry", "first", "--json").stdout)
     assert (found["totals"]["correct"], found["failures"]) == (4, {})
-
-
-def test_a_score_that_is_too_low_and_a_loss_end_with_code_1(folder: Path) -> None:
-    rows = [{"id": n, "question": f"{n}?", "answer": str(n)} for n in range(8)]
-    worse = [{**row, "answer": "?"} if row["id"] else row for row in rows]  # other answers are right
-    for name, tasks in (("good", rows), ("bad", worse)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tasks))
-    options = ("--agent", "evalagent:agent", "--scorer", "exact", "--json")
-    call("good.jsonl", *options, "--name", "good", "--min-score", "1")
-    assert "0.125, below the 0.5" in call("bad.jsonl", *options, "--name", "bad", "--min-score", "0.5", code=1).stderr
-    call("show", "bad", "--min-score", "0.5", code=1)
-    call("show", "bad", "--min-score", "0.1")
-    call("compare", "good", "bad")
-    assert "bad is worse than good: -87.5 points" in call("compare", "good", "bad", "--fail-on-loss", code=1).stderr
-    call("compare", "bad", "good", "--fail-on-loss")
-    call("compare", "good", "good", "--fail-on-loss")
-
-
-def test_trials_that_no_scorer_judged_end_with_code_3(folder: Path) -> None:
-    (folder / "nojudge.py").write_text("def judge(attempt): raise ValueError('boom')")
-    run = ["nojudge:judge" if part == "exact" else part for part in RUN]
-    assert "4 got no verdict" in call(*run, code=3).stderr
 
 
 def test_some_tasks_are_run_and_an_evaluation_is_deleted_with_its_runs(folder: Path, home: Path) -> None:

@@ -83,9 +83,8 @@ def test_a_form_gives_the_value_back(form: str, value: Any) -> None:
     str(encoded).encode("utf-8")
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_what_is_called_lossless_decodes_to_the_same_value_whatever_literals_it_holds(seed: int) -> None:
-    for value in payloads(seed, 1_000):
+def test_what_is_called_lossless_decodes_to_the_same_value_whatever_literals_it_holds() -> None:
+    for value in payloads(0, 1_000):
         for form in ("auto", *FORMATS):
             with suppress(EncodingError):
                 encoded = encode(value, form)

@@ -184,7 +184,7 @@ print(result.status, result.error)
 @pytest.mark.skipif(sys.platform == "win32", reason="stops and kills processes")
 @pytest.mark.parametrize("how", ["SIGSTOP", "SIGKILL"])
 def test_the_runs_of_a_worker_that_is_stopped_or_killed_are_taken_over(
-    database: DatabaseHome, tmp_path: Path, how: str
+    database: DatabaseHome, postgres: PostgresServer, tmp_path: Path, how: str
 ) -> None:
     paid, at_work, may_go_on = tmp_path / "paid", tmp_path / "at_work", tmp_path / "may_go_on"
     command = [sys.executable, "-c", WORKER, str(paid), str(at_work), str(may_go_on)]
@@ -193,6 +193,7 @@ def test_the_runs_of_a_worker_that_is_stopped_or_killed_are_taken_over(
         until(at_work.exists)
         worker.send_signal(getattr(signal, how))
         store = open_store(database)
+        postgres.end_leases(database.schema)
         until(lambda: store.run("run").status == "interrupted")
         assert paying_agent(paid, at_work).resume_sync("run").answer == "done"
         whole = list(store.rows("run"))

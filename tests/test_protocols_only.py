@@ -51,20 +51,22 @@ def written_texts() -> list[str]:
     return list(found)
 
 
-async def conversation(quoted: str, *, as_error: bool, dialect: str) -> list[Any]:
-    """All that is sent in a run whose tool returns a text, without that text."""
+async def conversation(*quoted: str, as_error: bool, dialect: str) -> list[Any]:
+    """All that is sent in a run whose tool returns these texts one after the other, without them."""
+    keys = "abcdefgh"[: len(quoted)]
 
     @tool(read_only=True, inline=True)
     def look(key: str) -> str:
         """Look up a key."""
+        text = f"{quoted[keys.index(key)]} [end]"
         if as_error:
-            raise ToolError(f"{quoted} [end]")
-        return f"{quoted} [end]"
+            raise ToolError(text)
+        return text
 
     def script(view: RequestView) -> Any:
-        if view.number > 2:
+        if view.number > len(keys):
             return say("```python\nfinal_answer('42')\n```") if dialect == "code" else answer("42")
-        key = "ab"[view.number - 1]
+        key = keys[view.number - 1]
         return say(f"```python\nprint(look('{key}'))\n```") if dialect == "code" else call("look", key=key)
 
     client = ScriptedClient(script)
@@ -89,9 +91,16 @@ PROTOCOL = {"Error executing tool"}
 async def test_no_result_that_quotes_the_runtime_steers_it() -> None:
     texts = written_texts()
     assert len(texts) > 300
-    plain = await conversation("a plain text", as_error=False, dialect="function_call")
-    steering = {text for text in texts if await conversation(text, as_error=False, dialect="function_call") != plain}
-    assert steering == PROTOCOL
+
+    async def steering(*texts: str) -> set[str]:
+        """Those of some texts that change what is sent, each at the beginning of a result."""
+        plain = await conversation(*["a plain text"] * len(texts), as_error=False, dialect="function_call")
+        if await conversation(*texts, as_error=False, dialect="function_call") == plain:
+            return set()
+        return set(texts) if len(texts) == 1 else {each for text in texts for each in await steering(text)}
+
+    found = [await steering(*texts[start : start + 8]) for start in range(0, len(texts), 8)]
+    assert {text for each in found for text in each} == PROTOCOL
 
 
 @pytest.mark.parametrize(
@@ -102,10 +111,11 @@ async def test_nor_does_a_result_or_an_error_of_many_such_lines(dialect: str, as
     if dialect == "code":
         pytest.importorskip("pydantic_monty")
     texts = [text for text in written_texts() if text not in PROTOCOL]
-    plain = await conversation("a plain text", as_error=as_error, dialect=dialect)
-    for start in range(0, len(texts), 8):
-        quoted = "\n".join(texts[start : start + 8])
-        assert await conversation(quoted, as_error=as_error, dialect=dialect) == plain, quoted
+    plain = await conversation(*["a plain text"] * 2, as_error=as_error, dialect=dialect)
+    size = 8 if as_error else 32  # the text of an error is cut
+    for start in range(0, len(texts), size):
+        quoted = "\n".join(texts[start : start + size])
+        assert await conversation(quoted, quoted, as_error=as_error, dialect=dialect) == plain, quoted
 
 
 # ------------------------------------------------------------------------------------------------ valid answers
@@ -136,7 +146,7 @@ def any_answer(chance: random.Random) -> tuple[Any, str, Any]:
     )
 
 
-async def test_a_thousand_valid_answers_are_the_models_own() -> None:
+async def test_hundreds_of_valid_answers_are_the_models_own() -> None:
     chance = random.Random(30)
     reply = ""
     client = ScriptedClient(lambda view: say(reply))
@@ -146,7 +156,7 @@ async def test_a_thousand_valid_answers_are_the_models_own() -> None:
         """Look up a key."""
         return key
 
-    for _ in range(1000):
+    for _ in range(300):
         contract, reply, value = any_answer(chance)
         asked = len(client.requests)
         result = await Agent(client, [look], answer=contract, home=False).run(" ".join(chance.choices(WORDS, k=6)))

@@ -18,6 +18,7 @@ from closeout.homes import DatabaseHome, Home
 from closeout.journal.store import Store, open_store
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from closeout.tools.builtin import ask_tool
+from postgres_server import PostgresServer
 from serving import Served, serving
 from test_serve_crash import client_of, process
 
@@ -68,7 +69,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills processes")
 async def test_one_instance_continues_what_another_one_began_also_when_that_is_killed(
-    database: DatabaseHome, tmp_path: Path
+    database: DatabaseHome, postgres: PostgresServer, tmp_path: Path
 ) -> None:
     (tmp_path / "clerk_module.py").write_text(
         f"from pathlib import Path\nfrom test_serve_cluster import clerk\nagent = clerk(Path({str(tmp_path)!r}))\n"
@@ -110,6 +111,8 @@ async def test_one_instance_continues_what_another_one_began_also_when_that_is_k
         )
         seen.append(await anext(aiter(rest)))
         one[0].kill()
+        one[0].wait()
+        postgres.end_leases(database.schema)
         (tmp_path / "open").touch()
         seen += [event async for event in rest]
         assert [event.sequence_number for event in seen] == list(range(len(seen)))

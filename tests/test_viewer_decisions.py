@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -174,71 +173,7 @@ async def test_a_run_that_is_not_there_waits_for_nothing(client: TestClient, hom
     assert (status, "No run none" in found["error"]["message"]) == (404, True)
 
 
-async def test_only_the_viewers_own_page_cancels_a_run(client: TestClient, home: Path) -> None:
-    bank = Bank(home, call("pay", key="a"))
-    run = await bank.agent.run("Pay.")
-    page = await (await client.get("/viewer/")).text()
-    token = page.partition('name="closeout-token" content="')[2].partition('"')[0]
-
-    async def cancel(run_id: str = run.run_id, **headers: str) -> tuple[int, Any]:
-        sent = {TOKEN_HEADER: token, "Content-Type": "application/json", **headers}
-        response = await client.post(f"/viewer/api/runs/{run_id}/cancel", data="{}", headers=sent)
-        return response.status, await response.json()
-
-    assert (await cancel(**{TOKEN_HEADER: "wrong"}))[0] == 403
-    assert (await cancel(Origin="https://evil.example"))[0] == 403
-    assert (await cancel(**{"Content-Type": "text/plain"}))[0] == 415
-    assert (await cancel("none"))[0] == 404
-    assert open_store(home).run(run.run_id).status == "waiting"
-    assert await cancel() == await cancel() == (200, {"status": "cancelled"})
-    assert (await bank.agent.resume(run.run_id)).status == "waiting", "it asks again"
-    assert (await bank.agent.resume(run.run_id, decisions={"r1": False})).answer == "done"
-    assert await cancel() == (200, {"status": "answered"}), "it stays as it is"
-
-
 # ------------------------------------------------------------------------------------------------ the pages
-
-
-def test_a_run_of_another_program_is_cancelled_after_a_confirmation(viewer: Viewer, home: Path) -> None:
-    began = threading.Event()
-
-    @tool(read_only=True, timeout=None)
-    async def watch() -> str:
-        """Watch for ever."""
-        began.set()
-        await asyncio.Event().wait()
-        return ""
-
-    agent = Agent(ScriptedClient([call("watch")]), [watch], home=home)
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(agent.run_sync, "Watch.", run_id="watching")
-        assert began.wait(60)
-        page = viewer.open("#/run/watching")
-        page.get_by_role("button", name="Cancel run").click()
-        assert page.evaluate("document.activeElement.textContent") == "Keep it"
-        page.keyboard.press("Enter")
-        assert page.evaluate("document.activeElement.textContent") == "Cancel run"
-        assert open_store(home).run("watching").status == "running"
-        page.get_by_role("button", name="Cancel run").click()
-        check_looks(page)
-        page.get_by_role("button", name="Cancel this run").click()
-        page.locator(".run-line .chip", has_text="cancelled").wait_for()
-        page.locator(".ending").wait_for(state="hidden")
-        assert running.result().status == "cancelled"
-
-
-def test_a_served_run_that_waits_is_cancelled_on_a_small_screen_in_the_dark(browser: Any, home: Path) -> None:
-    bank = Bank(home, call("pay", key="a"))
-    with watched_viewer(home, browser, lambda _: agent_app(AgentHost(bank.agent, drain_seconds=0))) as viewer:
-        address = viewer.begin("Pay.").url.removeprefix(viewer.address)
-        page = viewer.open(address, viewport={"width": 320, "height": 640}, color_scheme="dark")
-        page.get_by_role("button", name="Cancel run").click()
-        check_looks(page)
-        page.get_by_role("button", name="Cancel this run").click()
-        page.locator(".run-line .chip", has_text="cancelled").wait_for()
-        page.locator(".ending").wait_for(state="hidden")
-        page.locator(".decisions").wait_for(state="hidden")
-    assert [run.status for run in open_store(home).runs()] == ["cancelled"]
 
 
 def made(home: Path, run_id: str) -> list[tuple[str, str, str | None, str]]:

@@ -10,10 +10,12 @@ import gc
 import threading
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from closeout import Agent, tool
 from closeout.errors import RunNotFound
+from closeout.models.openai import OpenAIClient
+from closeout.models.retry import RetryPolicy
 from closeout.testing import RequestView, Turn, answer, call, serve_script, sometimes
 
 __all__ = ["Left", "growing", "one_round"]
@@ -56,7 +58,11 @@ async def _one_run(url: str, home: Path, name: str) -> str:
         """Look up a key."""
         return f"{key} is known " + "x" * 2000
 
-    agent = Agent("openai:scripted", [look], base_url=url, api_key=name, home=home, max_turns=40, stream=True)
+    async with OpenAIClient("scripted", url, name, retry=RetryPolicy(first_wait=0.01)) as client:
+        return await _result_of(Agent(client, [look], home=home, max_turns=40, stream=True), name)
+
+
+async def _result_of(agent: Agent[Any, Any], name: str) -> str:
     work = asyncio.create_task(agent.run(f"What is {name}?", run_id=name))
     if name.endswith(("0", "4", "8")):
         await asyncio.sleep(0.02)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from closeout.cli.exits import OK, UNANSWERED, CommandGroup, guarded
+from closeout.cli.exits import OK, CommandGroup, guarded
 from closeout.cli.option_types import (
     AgentSource,
     Answer,
@@ -59,9 +59,6 @@ Scorer = Annotated[
     ),
 ]
 Slice = Annotated[list[str] | None, typer.Option("--by", help="Show the score by a metadata field; may be repeated")]
-MinScore = Annotated[
-    float | None, typer.Option("--min-score", help="Exit with 1 if the score is below it, from 0 to 1", min=0, max=1)
-]
 Html = Annotated[str | None, typer.Option(help="Write the report as one HTML file")]
 Markdown = Annotated[str | None, typer.Option(help="Write the report as a Markdown file")]
 Concurrency = Annotated[str, typer.Option(help="Trials at the same time, or auto to adapt to the endpoint")]
@@ -96,7 +93,6 @@ def run(
     shard: Annotated[str | None, typer.Option(help="i/n: run the i-th of n shares, for job arrays")] = None,
     ray: Annotated[str | None, typer.Option(help="Run on a Ray cluster: auto, or its address")] = None,
     force: Annotated[bool, typer.Option(help="Continue although the agent has changed")] = False,
-    min_score: MinScore = None,
     by: Slice = None,
     html: Html = None,
     markdown: Markdown = None,
@@ -163,7 +159,7 @@ def run(
         return await evaluate(partial(make_agent, options), tasks, on_start=on_start, ray=ray, **settings)
 
     shards = 1 if share is None else share[1]
-    shown: dict[str, Any] = {"by": by or (), "html": html, "markdown": markdown, "min_score": min_score}
+    shown: dict[str, Any] = {"by": by or (), "html": html, "markdown": markdown}
     return evaluating.run_work(work, loaded, quiet=quiet, as_json=json, shards=shards, **shown)
 
 
@@ -185,7 +181,6 @@ def show(
     live: Annotated[bool, typer.Option("--live", help="Follow it until it is done")] = False,
     trials: Annotated[bool, typer.Option("--trials", help="With --json: a record for each trial")] = False,
     by: Slice = None,
-    min_score: MinScore = None,
     html: Html = None,
     markdown: Markdown = None,
     json: Json = False,
@@ -196,7 +191,6 @@ def show(
 
     from closeout.cli.eval_display import EvalDisplay
     from closeout.cli.eval_reports import print_report, watch
-    from closeout.cli.evaluating import code_of_score
     from closeout.cli.terminal import print_json
     from closeout.config import home_folder
     from closeout.evaluate.report import load_report
@@ -212,7 +206,7 @@ def show(
         print_json(report.to_dict(trials=True))
     else:
         print_report(report, by=by or (), html=html, markdown=markdown, as_json=json)
-    return code_of_score(report, min_score)
+    return OK
 
 
 @eval_app.command("compare")
@@ -222,9 +216,6 @@ def compare_(
     others: Annotated[list[str], typer.Argument(help="The other ones, of the same tasks")],
     scorer: Annotated[str, typer.Option("--scorer", help="Whose scores to compare")] = "",
     cluster: Annotated[str, typer.Option(help="A metadata field whose values make tasks dependent: a document")] = "",
-    fail_on_loss: Annotated[
-        bool, typer.Option("--fail-on-loss", help="Exit with 1 if another one is worse, with p below 0.05 (Holm)")
-    ] = False,
     html: Html = None,
     markdown: Markdown = None,
     json: Json = False,
@@ -232,7 +223,7 @@ def compare_(
     """Compare evaluations task by task: difference, interval, tests, power. With --html: score against cost."""
     from pathlib import Path
 
-    from closeout.cli.terminal import make_console, print_json, say_error
+    from closeout.cli.terminal import make_console, print_json
     from closeout.evaluate.comparison import compare_all
     from closeout.evaluate.report import load_report
     from closeout.evaluate.report_html import write_html
@@ -248,10 +239,7 @@ def compare_(
         print_json(records if len(records) > 1 else records[0])
     else:
         make_console().print("\n\n".join(map(str, found)), markup=False)
-    losses = [each for each in found if fail_on_loss and each.is_loss]
-    for each in losses:
-        say_error(f"{each.second.name} is worse than {first}: {100 * each.estimate.difference:+.1f} points.")
-    return UNANSWERED if losses else OK
+    return OK
 
 
 @eval_app.command("matrix", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -17,7 +17,7 @@ from closeout.agent import Agent
 from closeout.assembly.parts import answer_of, without_parts
 from closeout.cli.eval_display import EvalDisplay
 from closeout.cli.eval_reports import print_report, watch
-from closeout.cli.exits import FAILED, OK, UNANSWERED, WAITING
+from closeout.cli.exits import OK, UNANSWERED, WAITING
 from closeout.cli.options import RunOptions
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import print_json, say_error
@@ -26,7 +26,7 @@ from closeout.errors import UsageError
 from closeout.evaluate.benchmarks import Benchmark
 from closeout.evaluate.comparison import power_of_plan
 from closeout.evaluate.evaluation import name_of_evaluation
-from closeout.evaluate.report import Report, load_report
+from closeout.evaluate.report import Report
 from closeout.evaluate.sweep import Sweep
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import TrialStore
@@ -34,7 +34,6 @@ from closeout.evaluate.trials import TrialStore
 __all__ = [
     "OnStart",
     "agents_of",
-    "code_of_score",
     "concurrency_of",
     "fields_of",
     "run_models",
@@ -53,7 +52,6 @@ def run_work(
     quiet: bool,
     as_json: bool,
     shards: int = 1,
-    min_score: float | None = None,
     **report_options: Any,
 ) -> int:
     """Evaluate at the terminal, and print the report.
@@ -64,12 +62,10 @@ def run_work(
         quiet: Hide the progress.
         as_json: Print JSON.
         shards: The number of shares into which the tasks are divided.
-        min_score: The lowest score that is good enough, from 0 to 1; None if every score is.
         report_options: Further arguments of `print_report`.
 
     Returns:
-        The exit code: 4 if trials wait for a decision, 1 if the evaluation was stopped before its end, 3 if trials
-        failed or could not be judged, 1 if the score is below `min_score`.
+        The exit code: 1 if the evaluation was stopped before its end, 4 if trials wait for a decision.
     """
     display = None if quiet else EvalDisplay()
     names: list[str] = []
@@ -111,23 +107,7 @@ def run_work(
     totals = report.totals
     if totals.suspended and totals.finished + totals.suspended == totals.planned:
         return WAITING
-    if totals.finished < totals.planned:
-        return UNANSWERED
-    if totals.failed or totals.not_judged:
-        say_error(
-            f"{totals.failed:,} of {totals.planned:,} trials failed, and {totals.not_judged:,} got no verdict: they "
-            f"count as wrong. `closeout eval retry {report.name}` runs failed trials again."
-        )
-        return FAILED
-    return code_of_score(report, min_score)
-
-
-def code_of_score(report: Report, min_score: float | None) -> int:
-    """Return the exit code of a report whose score must reach `min_score`, from 0 to 1, if that is set."""
-    if min_score is None or report.score.mean >= min_score:
-        return OK
-    say_error(f"The score is {report.score.mean:.4g}, below the {min_score:.4g} of --min-score.")
-    return UNANSWERED
+    return UNANSWERED if totals.finished < totals.planned else OK
 
 
 def run_models(
@@ -149,18 +129,9 @@ def run_models(
             with redirect_stdout(sys.stderr):
                 commands(["run", tasks, "-m", model, "--name", each, *arguments], prog_name="closeout eval")
         except SystemExit as ended:
-            if ended.code and (ended.code != FAILED or _unfinished(each)):
+            if ended.code:
                 return int(ended.code)
     return names
-
-
-def _unfinished(name: str) -> bool:
-    """Return whether trials of an evaluation are left to run, or there is none of that name."""
-    try:
-        totals = load_report(name).totals
-    except UsageError:
-        return True
-    return totals.finished < totals.planned
 
 
 def agents_of(benchmark: Benchmark, agent: Agent[Any], options: RunOptions) -> Callable[[EvalTask], Agent[Any]]:

@@ -16,7 +16,6 @@ from closeout.evaluate.wording import amount, finite, markdown_table, percent
 
 __all__ = ["Comparison", "compare", "compare_all", "power_of_plan", "task_means"]
 
-SIGNIFICANT = 0.05  # A p value below it speaks against chance.
 NAMED = 5  # tasks whose scores differ that a comparison names
 SEEN = 0.03  # The difference of scores for which comparisons say how many tasks it needs.
 
@@ -42,11 +41,6 @@ class Comparison:
     holm_p: float
     together: int = 1
     warnings: Sequence[str] = ()
-
-    @property
-    def is_loss(self) -> bool:
-        """True if the second is worse than the first, and chance is an unlikely cause: Holm's p is below 0.05."""
-        return self.estimate.difference < 0 and self.holm_p < SIGNIFICANT
 
     @cached_property
     def changed(self) -> list[tuple[str, float, float]]:

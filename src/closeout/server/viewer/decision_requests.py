@@ -33,7 +33,7 @@ def check_own_page(request: web.Request, token: str) -> None:
     if (origin is not None and urlsplit(origin).netloc != request.host) or request.headers.get(
         "Sec-Fetch-Site", "same-origin"
     ) != "same-origin":
-        raise web.HTTPForbidden(text="What changes a run is taken from the viewer's own page only.")
+        raise web.HTTPForbidden(text="Decisions and messages are taken from the viewer's own page only.")
     if not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), token.encode()):
         raise web.HTTPForbidden(text="This page is of an earlier start of the viewer. Reload it.")
     if request.content_type != "application/json":

@@ -43,7 +43,6 @@ T = TypeVar("T")
 MOST_RUNS = 200  # runs in one response
 MOST_EVENTS = 5000
 LONGEST_REASON = 300  # characters
-CANCEL_SECONDS = 10.0  # Seconds that a run may take to end before the page is told that it goes on.
 INDEX_SECONDS = 0.1  # seconds of indexing before a list is made; the rest is indexed between lists
 USAGE_DAYS, MOST_USAGE_DAYS = 31, 3_660
 POLICY = (
@@ -79,7 +78,6 @@ def add_viewer(app: web.Application, *, host: AgentHost | None = None) -> None:
     route.add_post("/viewer/api/runs/{run_id}/login", viewer.sign_in)
     route.add_get("/viewer/login/callback", viewer.end_sign_in)
     route.add_post("/viewer/api/runs/{run_id}/messages", viewer.send_message)
-    route.add_post("/viewer/api/runs/{run_id}/cancel", viewer.cancel)
     route.add_get("/viewer/api/runs/{run_id}/export", viewer.export)
     route.add_get("/viewer/api/runs/{run_id}/files", viewer.list_files)
     route.add_get("/viewer/api/runs/{run_id}/files/{name:.+}", viewer.send_run_file)
@@ -307,19 +305,6 @@ class _Viewer:
             return json_response({"id": await self._read(send)})
         except MessageRefused as error:
             return error_response(409, str(error), "message_refused")
-
-    async def cancel(self, request: web.Request) -> web.Response:
-        """Cancel a run, whichever process executes it. Returns its status; "running" if it has not ended in time."""
-        from closeout.run.cancelling import cancel_run
-        from closeout.server.viewer.decision_requests import check_own_page
-
-        check_own_page(request, self._token)
-        run_id, host = request.match_info["run_id"], await self._host_of(request)
-        store = await self._read(open_store, self._app[HOME])
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CANCEL_SECONDS):
-                await (cancel_run(store, run_id) if host is None else host.cancel(run_id))
-        return json_response({"status": (await self._read(store.run, run_id)).status})
 
     async def _host_of(self, request: web.Request) -> AgentHost | None:
         """Return what executes the run, if this server does."""

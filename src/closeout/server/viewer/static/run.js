@@ -1,7 +1,6 @@
 // The page of one run: its summary, its tokens, and its story, live while it runs.
 
 import { DecisionPanel } from "./deciding.js";
-import { CancelButton } from "./ending.js";
 import { MessageBox } from "./messaging.js";
 import { h, replaceChildren } from "./dom.js";
 import { cost, count, duration, moment, percent, short, fileSize } from "./format.js";
@@ -53,7 +52,6 @@ class RunPage {
     this.shownAt = -1; // the number of events when the decisions were shown
     this.decisions = new DecisionPanel(route.id, () => this.look());
     this.messages = new MessageBox(route.id);
-    this.cancel = new CancelButton(route.id, () => this.look());
     this.list = new LongList((item) => this.element(item));
     this.head = h("section.run-head");
     this.chart = h("section.chart");
@@ -68,7 +66,7 @@ class RunPage {
     const isMore = await this.load(FIRST_EVENTS);
     if (this.closed) return;
     replaceChildren(this.main, h("div.run-page", null, this.decisions.element,
-      h("aside.run-side", null, this.head, exportedRun() ? null : this.cancel.element, this.files, this.verdict, this.chart, this.jumps), h("div.run-main", null, this.list.element, this.foot, exportedRun() ? null : this.messages.element)));
+      h("aside.run-side", null, this.head, this.files, this.verdict, this.chart, this.jumps), h("div.run-main", null, this.list.element, this.foot, exportedRun() ? null : this.messages.element)));
     this.draw();
     this.list.fillFirst();
     // After this is painted.
@@ -111,7 +109,6 @@ class RunPage {
     this.drawFiles();
     if (exportedRun()) return;
     this.messages.update(this.record.status);
-    this.cancel.update(!this.mayContinue());
     if (this.record.status === "running") this.follow();
     else if (RESUMABLE.includes(this.record.status)) {
       clearTimeout(this.looking);

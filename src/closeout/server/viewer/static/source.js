@@ -120,11 +120,6 @@ export function sendMessage(id, message) {
   return post(`${runPath(id)}/messages`, message);
 }
 
-/** Cancel the run, whichever process executes it. Returns its status: "running" if it has not ended yet. */
-export function cancelRun(id) {
-  return post(`${runPath(id)}/cancel`, {});
-}
-
 function post(path, body) {
   const token = document.querySelector("meta[name=closeout-token]")?.content ?? "";
   const headers = { "Content-Type": "application/json", "X-Closeout-Token": token };
