@@ -327,6 +327,8 @@ async def test_what_is_on_hold_is_not_deleted_until_it_is_released(any_home: Hom
         assert here("data", "hold", run_id, "--release").code == 0
         async with served.http.delete(f"{served.base_url}/responses/{made}") as response:
             assert response.status == 200
+    assert "is not on hold" in here("data", "hold", "--user", "ann", "--release").sentence
+    assert here("data", "hold", "--release").code == 2
     assert here("data", "hold", "--user", "ann é", "--release").out == "run b\n"
     assert len(delete_data("ann é", home=any_home).runs) == 3
     assert here("data", "hold", "b", "--release").err == "0 runs on hold.\n"

@@ -55,16 +55,23 @@ def hold(
     """Keep runs, or all data of a person, from deletion until they are released. Without names, list the holds."""
     from closeout.cli.run_ids import full_run_id
     from closeout.config import home_folder
-    from closeout.journal.holds import Hold, set_hold
+    from closeout.errors import UsageError
+    from closeout.journal.holds import Hold, list_holds, set_hold
     from closeout.journal.readonly import open_to_read
     from closeout.journal.store import open_store
 
-    runs = list(run_ids or ()) if release else [*map(full_run_id, run_ids or ())]
+    runs = [*map(full_run_id, run_ids or ())]
     named = [*(Hold("run", run_id) for run_id in runs), *([Hold("user", user)] if user else [])]
+    if release and not named:
+        raise UsageError("Name the runs or the user to release. `closeout data hold` lists what is on hold.")
     if named:
         store = open_store(home_folder())
-        for each in [each for each in named if each.kind == "run" and not release]:
-            store.number_of(each.name)  # all of them or none
+        known = list_holds(store) if release else []
+        for each in named:  # all of them or none
+            if release and each not in known:
+                raise UsageError(f"{each.kind} {each.name!r} is not on hold. `closeout data hold` lists what is.")
+            if each.kind == "run" and not release:
+                store.number_of(each.name)
         for each in named:
             set_hold(store, each, release=release)
     with open_to_read(home_folder()) as store:

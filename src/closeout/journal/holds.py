@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from urllib.parse import quote, unquote
 
 from closeout.errors import UsageError
-from closeout.journal.journal_database import SqlConnection
 from closeout.journal.persons import runs_of_person
 from closeout.journal.store import Store
 from closeout.records import record
@@ -17,6 +16,7 @@ __all__ = ["Hold", "check_not_held", "held_runs", "list_holds", "set_hold"]
 
 _NAME = "hold:"  # Begins the names of the notes: "hold:run:ID", "hold:user:NAME".
 _NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO NOTHING"
+_RELEASE = "DELETE FROM notes WHERE name=?"
 
 
 @record
@@ -38,26 +38,12 @@ class Hold:
         return f"closeout data hold {shlex.join(words)} --release"
 
 
-def set_hold(store: Store, hold: Hold, *, release: bool = False) -> bool:
-    """Put a run or a person on hold, or release it. Synced.
-
-    Returns:
-        False if that was done before.
-
-    Raises:
-        RunNotFound: There is no such run.
-        JournalError: It cannot be written.
-    """
+def set_hold(store: Store, hold: Hold, *, release: bool = False) -> None:
+    """Put a run or a person on hold, or release it, synced. Raises JournalError."""
     # Without spaces, the note is none on a run, which would be deleted with the run.
     name = f"{_NAME}{hold.kind}:{quote(hold.name, safe='', errors='surrogatepass')}"
-    if hold.kind == "run" and not release:
-        store.number_of(hold.name)
-    values = [name] if release else [name, f"{time.time():.0f}"]
-
-    def change(db: SqlConnection) -> bool:
-        return bool(db.execute("DELETE FROM notes WHERE name=?" if release else _NOTE, values).rowcount)
-
-    return store.transact(change)
+    statement, values = (_RELEASE, [name]) if release else (_NOTE, [name, f"{time.time():.0f}"])
+    store.transact(lambda db: db.execute(statement, values))
 
 
 def list_holds(store: Store) -> list[Hold]:
