@@ -286,5 +286,7 @@ async def test_a_tool_of_an_agent_has_a_schema_and_a_policy_of_its_own() -> None
     assert (tool.spec.policy.approval, tool.spec.policy.on_crash) == ("always", "rerun")
     with pytest.raises(ToolDefinitionError, match="'say' needs dependencies of the type str"):
         Agent(ScriptedClient([]), [tool])
+    with pytest.raises(ToolDefinitionError, match="Pass task=function: its parameters are those of the tool"):
+        Agent(ScriptedClient([])).as_tool("say", "Translates.", parameters={})  # type: ignore[call-arg]
     with pytest.raises(ToolDefinitionError, match="a policy has no field 'aproval'"):
         Agent(ScriptedClient([])).as_tool("say", "Translates.", aproval="always")  # type: ignore[call-arg]

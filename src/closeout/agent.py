@@ -1088,6 +1088,7 @@ class Agent(Generic[Deps, Value]):
         """
         from closeout.run.subagents import sub_agent_tool
 
+        checks.refuse_parameters(policy)
         return sub_agent_tool(name, description, self.plan, write_task=task, **policy)
 
     async def __aenter__(self) -> Self:

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from closeout.errors import UsageError
+from closeout.errors import ToolDefinitionError, UsageError
 from closeout.file_values import MAX_FILES, File
 from closeout.homes import DatabaseHome
 from closeout.spelling import suggestion
@@ -39,6 +39,7 @@ __all__ = [
     "check_text",
     "check_time",
     "check_user",
+    "refuse_parameters",
     "refuse_unfamiliar",
     "refuse_unknown",
 ]
@@ -209,6 +210,15 @@ def refuse_unfamiliar(given: Iterable[str]) -> None:
     """Raise UsageError for an argument of a run that another framework calls so, with the way to do it here."""
     if name := next((name for name in given if name in RUN_FAMILIAR), None):
         raise UsageError(f"A run has no argument {name!r}. {RUN_FAMILIAR[name]}")
+
+
+def refuse_parameters(given: Iterable[str]) -> None:
+    """Raise ToolDefinitionError for a schema of a sub-agent's task: a function describes it."""
+    if name := next((name for name in given if name in ("parameters", "input_type", "input_builder")), None):
+        raise ToolDefinitionError(
+            f"as_tool has no argument {name!r}. "
+            "Pass task=function: its parameters are those of the tool, its text is the task."
+        )
 
 
 def check_flow(value: Any) -> Flow | None:

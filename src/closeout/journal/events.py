@@ -6,6 +6,7 @@ call that started it. The successor of an agent that handed the conversation ove
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, field, fields
@@ -497,6 +498,11 @@ class ToolFinished(Event):
     note: str = ""
     files: tuple[Mapping[str, Any], ...] = ()
     labels: tuple[str, ...] = ()
+
+    @property
+    def result(self) -> Any:
+        """What the tool returned, as JSON data; what went wrong is in `note`."""
+        return json.loads(self.record).get("result")
 
 
 @record
