@@ -99,6 +99,51 @@ def test_exported_runs_are_imported_elsewhere(home: Path, tmp_path: Path, monkey
     assert not check_home(tmp_path / "other").run_problems
 
 
+def test_an_imported_run_starts_nothing_before_a_person_trusts_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paid: list[int] = []
+
+    @tool(approval="always")
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    marker = tmp_path / "imported"
+    (tmp_path / "stranger.py").write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    agent = Agent(ScriptedClient([call("pay", amount=5), answer("done")]), [pay])
+    agent.run_sync("Pay 5", run_id="pay-1", origin={"model": None, "config": [], "agent": "stranger:agent"})
+    server = {"model": "openai:m", "config": [], "mcp": [f"touch {marker}"], "base_url": "http://127.0.0.1:9"}
+    Agent(ScriptedClient([answer("5")])).run_sync("Pay 5", run_id="server-1", origin=server)
+    assert here("runs", "export", "-o", str(tmp_path / "runs.closeout")).code == 0
+    close_stores()
+    monkeypatch.setenv("CLOSEOUT_HOME", str(tmp_path / "other"))
+    assert here("runs", "import", str(tmp_path / "runs.closeout")).code == 0
+
+    for command in ("resume", "fork", "replay"):
+        done = here(command, "pay-1")
+        assert done.code == 2
+        assert (
+            "names what to start or to use: agent stranger:agent. If you trust it: closeout runs trust pay-1"
+            in done.err
+        )
+    assert f"base_url http://127.0.0.1:9; mcp touch {marker}" in here("resume", "server-1").sentence
+    assert "There is no conversation to continue" in here("run", "-c", "And now?").sentence
+    assert "Recorded." in here("approve", "pay-1", "r1").err  # which makes the run due
+    assert here("resume", "--due").err == "0 runs resumed.\n"
+    assert asyncio.run(agent.resume_due()) == []
+    assert not marker.exists()
+    assert paid == []
+
+    assert here("runs", "trust", "pay-1").out == "1 run trusted.\n"
+    assert here("resume", "pay-1").code == 2  # the module has no agent
+    assert marker.exists()
+    (result,) = asyncio.run(agent.resume_due())
+    assert (result.answer, paid) == ("done", [5])
+
+
 def test_export_and_import_explain_what_is_missing(tmp_path: Path) -> None:
     assert "Add -o" in here("runs", "export", "first").sentence
     assert "No run first" in here("runs", "export", "first", "-o", str(tmp_path / "x")).sentence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from closeout.cli.options import RunOptions, is_from_command, options_in
+from closeout.cli.options import RunOptions, check_trust, is_from_command, options_in
 from closeout.config import home_folder
 from closeout.errors import UsageError
 from closeout.journal.events import REPLIED, RunStarted
@@ -20,8 +20,9 @@ def last_conversation() -> str:
         UsageError: There is no such run.
     """
     with open_to_read(home_folder()) as store:
+        imported = store.imported_runs()
         for record in store.each_run():
-            if record.status in REPLIED and _options_of(store, record) is not None:
+            if record.status in REPLIED and record.run_id not in imported and _options_of(store, record) is not None:
                 return session_of(record.run_id) or record.run_id
     raise UsageError('There is no conversation to continue. Begin one: closeout chat, or closeout run "…".')
 
@@ -32,8 +33,13 @@ def options_of_session(session_id: str) -> RunOptions:
         for record in reversed(store.runs_under(session_id)):
             options = _options_of(store, record)
             if options is not None:
-                return options
-    return RunOptions()
+                untrusted = record.run_id in store.imported_runs()
+                break
+        else:
+            return RunOptions()
+    if untrusted:
+        check_trust(record.run_id, options)
+    return options
 
 
 def _options_of(store: Store, record: RunRecord) -> RunOptions | None:

@@ -363,7 +363,7 @@ def runs(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN_ID | files | export | import | delete | prune] …", help="A run to show, or what to do"
+            metavar="[RUN_ID | files | export | import | trust | delete | prune] …", help="A run to show, or what to do"
         ),
     ] = None,
     status: Annotated[str, typer.Option(help="answered, unanswered, failed, cancelled, interrupted, waiting")] = "",
@@ -383,8 +383,9 @@ def runs(
     """List the runs, or show one: its turns, calls, repairs, rollbacks, tokens and cost.
 
     files RUN_ID [NAME…] lists the files that a run left, and with -o FOLDER writes them there.
-    export [RUN_ID…] -o FILE writes runs into a file, import FILE… reads it, delete RUN_ID… deletes runs, and prune
-    deletes those that match --status, --model, --text, --agent, --user, --older-than.
+    export [RUN_ID…] -o FILE writes runs into a file, import FILE… reads it, trust RUN_ID… lets imported runs start what
+    their records name, delete RUN_ID… deletes runs, and prune deletes those that match --status, --model, --text,
+    --agent, --user, --older-than.
     """
     from closeout.cli.runs import list_runs, show_run
     from closeout.cli.selecting import RunFilter
@@ -400,13 +401,15 @@ def runs(
         if not rest:
             raise UsageError("files needs the id of a run. Write: closeout runs files RUN_ID -o FOLDER")
         return files_command(full_run_id(rest[0]), rest[1:], output, yes=yes, as_json=json)
-    if word in ("export", "import", "delete", "prune"):
+    if word in ("export", "import", "trust", "delete", "prune"):
         from closeout.cli import managing
 
         if word == "export":
             return managing.export_runs([*map(full_run_id, rest)], wanted, output, as_json=json)
         if word == "import":
             return managing.import_runs(rest, as_json=json)
+        if word == "trust":
+            return managing.trust_runs([*map(full_run_id, rest)], as_json=json)
         if word == "delete":
             return managing.delete_runs([*map(full_run_id, rest)], as_json=json)
         return managing.prune_runs(wanted, yes=yes, as_json=json)

@@ -1,4 +1,4 @@
-"""`closeout runs export | import | delete | prune`: move runs between journals, and remove them."""
+"""`closeout runs export | import | trust | delete | prune`: move runs between journals, and remove them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from closeout.journal.retention import UNENDED, ended_before
 from closeout.journal.retention import delete_runs as delete_kept_runs
 from closeout.journal.store import Store, open_store
 
-__all__ = ["delete_runs", "export_runs", "import_runs", "prune_runs", "report_done"]
+__all__ = ["delete_runs", "export_runs", "import_runs", "prune_runs", "report_done", "trust_runs"]
 
 
 def export_runs(run_ids: Sequence[str], wanted: RunFilter, output: str, *, as_json: bool) -> int:
@@ -50,9 +50,19 @@ def import_runs(files: Sequence[str], *, as_json: bool) -> int:
     for file in files:
         if not Path(file).exists():
             raise JournalError(f"No such file: {file}. Nothing of it was imported.")
-        count += copy_runs(Path(file), store)
+        count += copy_runs(Path(file), store, untrusted=True)
     text = f"{amount(count, 'run')} imported" if count else "Nothing new: all runs are in the journal already"
     return report_done({"imported": count}, text, as_json=as_json)
+
+
+def trust_runs(run_ids: Sequence[str], *, as_json: bool) -> int:
+    """Let imported runs start what their records name. Return the exit code."""
+    if not run_ids:
+        raise UsageError("trust needs the ids of imported runs. Write: closeout runs trust RUN_ID")
+    store = open_store(home_folder())
+    for run_id in run_ids:
+        store.trust_run(run_id)
+    return report_done({"trusted": len(run_ids)}, f"{amount(len(run_ids), 'run')} trusted", as_json=as_json)
 
 
 def delete_runs(run_ids: Sequence[str], *, as_json: bool) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RunOptions",
     "agent_option",
+    "check_trust",
     "is_from_command",
     "make_agent",
     "model_in",
@@ -32,6 +33,7 @@ __all__ = [
     "recorded_options",
 ]
 
+_HARMLESS = ("model", "files", "dialect", "instructions", "profile")  # files are not read again
 TOOLS = ("fetch_url", "run_python", "ask_user")  # values of --tool; calculate is always included
 _SETTING = re.compile(r"(?:llm\.prices\.[^=]+|[\w.]+)\s*=")
 _SECRET = re.compile(r"(?:llm|tools\.web)\.api_key\s*=")
@@ -119,7 +121,7 @@ def recorded_options(run_id: str, *, agent: str | None = None) -> RunOptions:
     if agent is not None:
         return RunOptions(agent=agent)
     with open_to_read(home_folder()) as store:
-        started = next(store.rows(run_id), None)
+        started, untrusted = next(store.rows(run_id), None), run_id in store.imported_runs()
     event = started.event if started is not None else None
     if not isinstance(event, RunStarted) or not is_from_command(event.origin):
         raise UsageError(
@@ -132,11 +134,37 @@ def recorded_options(run_id: str, *, agent: str | None = None) -> RunOptions:
             f"Run {run_id} used an MCP server with a key among its arguments, and keys are not recorded. Resume it in "
             f'Python: agent.resume("{run_id}"). In later runs write ${{NAME}} for the key and set that variable.'
         )
+    if untrusted:
+        check_trust(run_id, options)
     if options.is_python:
         from closeout.visible import visible
 
         print(f"The run names its agent: {visible(str(options.agent))}", file=sys.stderr)
     return options
+
+
+def check_trust(run_id: str, options: RunOptions) -> None:
+    """Ask the person at the terminal before an imported run uses what its record names.
+
+    Raises:
+        UsageError: The answer is no, or there is nobody to ask.
+    """
+    from closeout.cli.terminal import agrees
+    from closeout.config import home_folder
+    from closeout.journal.store import open_store
+    from closeout.visible import visible
+
+    default, named = RunOptions(), []
+    for field in fields(RunOptions):
+        value = getattr(options, field.name)
+        if field.name not in _HARMLESS and value != getattr(default, field.name):
+            named.append(f"{field.name} {', '.join(map(str, value)) if isinstance(value, tuple) else value}")
+    if not named:
+        return
+    said = f"Run {run_id} was imported, and its record names what to start or to use: {visible('; '.join(named))}."
+    if not agrees(f"{said} Do you trust it?"):
+        raise UsageError(f"{said} If you trust it: closeout runs trust {run_id}. Otherwise name an agent: --agent")
+    open_store(home_folder()).trust_run(run_id)
 
 
 def is_from_command(origin: Mapping[str, Any]) -> bool:

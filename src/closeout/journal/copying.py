@@ -16,7 +16,7 @@ from closeout.journal.events import REPLIED
 from closeout.journal.journal_database import SEQ_BITS, EventRow, SqlConnection
 from closeout.journal.on_sqlite import references
 from closeout.journal.readonly import open_to_read
-from closeout.journal.store import Store
+from closeout.journal.store import IMPORTED, Store
 
 __all__ = ["copy_runs"]
 
@@ -26,6 +26,7 @@ _KEPT = (*REPLIED, "running")  # the status of runs that a copy does not replace
 _COLUMNS = "run_id, started, ended, status, task, model, answer, stop_reason"
 _SELECT_RUNS = f"SELECT id, {_COLUMNS} FROM runs ORDER BY id"  # noqa: S608 - constant
 _INSERT_RUN = f"INSERT INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?)"  # noqa: S608 - constant
+_INSERT_NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO NOTHING"
 _SELECT_OWN = "SELECT id, status FROM runs WHERE run_id=?"
 _SELECT_ROWS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place LIMIT ?"
 
@@ -36,7 +37,7 @@ class _RunSource(Protocol):
     def query(self, statement: str, values: tuple[Any, ...] = (), /) -> list[Any]: ...
 
 
-def copy_runs(source: Home, store: Store, run_ids: Collection[str] | None = None) -> int:
+def copy_runs(source: Home, store: Store, run_ids: Collection[str] | None = None, *, untrusted: bool = False) -> int:
     """Copy runs of another journal into a store.
 
     A run that the store has already is replaced if it did not end with or without an answer, and only by one that did.
@@ -46,6 +47,7 @@ def copy_runs(source: Home, store: Store, run_ids: Collection[str] | None = None
         source: The home that has the journal, or the journal's file. It is only read.
         store: Where the runs are copied to.
         run_ids: The names of the runs; None for all.
+        untrusted: The runs may come from a stranger: nothing of them is executed before a person trusts them.
 
     Returns:
         The number of runs that were copied.
@@ -57,7 +59,10 @@ def copy_runs(source: Home, store: Store, run_ids: Collection[str] | None = None
     with _opened(source) as theirs:
 
         def copy(rows: list[Any], db: SqlConnection) -> int:
-            return sum(_copy(theirs, db, store, row) for row in rows)
+            copied = [row for row in rows if _copy(theirs, db, store, row)]
+            for row in copied if untrusted else ():
+                db.execute(_INSERT_NOTE, (f"{IMPORTED}{row[1]}", ""))
+            return len(copied)
 
         wanted = [row for row in theirs.query(_SELECT_RUNS) if run_ids is None or row[1] in run_ids]
         parts = (wanted[first : first + RUNS_AT_ONCE] for first in range(0, len(wanted), RUNS_AT_ONCE))

@@ -85,6 +85,7 @@ _COUNT_MESSAGES = "SELECT max(place) - ? + 1 FROM messages WHERE place>=? AND pl
 _INSERT_MESSAGE = "INSERT INTO messages VALUES (?,?) ON CONFLICT (place) DO NOTHING"
 _SELECT_MESSAGES = "SELECT body FROM messages WHERE place>=? AND place<? ORDER BY place"
 
+IMPORTED = "imported "  # the prefix of the notes that name the imported runs which nobody trusts yet
 _ALL = 2**63 - 1  # SQLite's largest number
 _LATEST = 2.0**37  # seconds: the year 6325. A later time was not written by this module, and no calendar shows it
 _NO_REFS: Mapping[str, str] = {}
@@ -670,12 +671,25 @@ class Store:
         return event if isinstance(event, RunStarted) else None
 
     def interrupted_runs(self) -> Iterator[str]:
-        """Iterate over the ids of the runs that nobody executes and that have no end, the oldest first."""
+        """Iterate over the ids of the runs that nobody executes and that have no end, the oldest first.
+
+        Runs that came from a file are left out until a person trusts them.
+        """
         last, page = 0, 200  # most workers need the first ones only
+        imported = self.imported_runs()
         while rows := self.query(_SELECT_RUNNING, (last, page)):
             held = self.database.locks.held_of([number for number, _ in rows])
-            yield from (run_id for number, run_id in rows if number not in held)
+            yield from (run_id for number, run_id in rows if number not in held and run_id not in imported)
             last, page = rows[-1][0], 10_000
+
+    def imported_runs(self) -> Collection[str]:
+        """Return the ids of the runs that came from a file and that nobody trusts yet."""
+        return frozenset(self.notes_that_begin_with(IMPORTED))
+
+    def trust_run(self, run_id: str) -> None:
+        """Treat an imported run as one that began here."""
+        self.forget_note(f"{IMPORTED}{run_id}")
+        self.flush()
 
     def due_runs(self, now: float) -> list[tuple[str, bool, int]]:
         """Return the suspended runs that can continue at a time, in order of theirs. Signals are not looked at.

@@ -75,7 +75,9 @@ class DueRuns:
             if wait is not None and any(name in each.signals for each in wait.pending):
                 found[run_id] = None
         self._waits = waits
-        yield from found
+        if found:
+            imported = self.store.imported_runs()
+            yield from (run_id for run_id in found if run_id not in imported)
 
     def _read(self, run_id: str, version: int, waits: dict[str, _Wait]) -> _Wait | None:
         """Return what a run waits for; None if it was deleted meanwhile, or cannot be read."""
