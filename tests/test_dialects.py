@@ -264,6 +264,21 @@ def test_images_go_where_they_can_be_seen():
     assert blind[-1].role == "tool"
 
 
+def test_each_image_of_a_result_follows_its_name_or_is_said_to_be_unseen():
+    images = [{"type": "image_url", "image_url": {"url": f"data:{name}"}, "name": name} for name in ("a.png", "b.png")]
+    made = ToolCall("search", {"q": "x"}, "a")
+    turn = Step(1, "", (made,), returns=(ToolReturn(made, "see", "r1", images=tuple(images)),))
+    seen = get_dialect("function_call").render(view([turn]), Capabilities(images=True)).messages[-1]["content"]
+    assert seen[1:] == [
+        {"type": "text", "text": "a.png (r1):"},
+        {"type": "image_url", "image_url": {"url": "data:a.png"}},
+        {"type": "text", "text": "b.png (r1):"},
+        {"type": "image_url", "image_url": {"url": "data:b.png"}},
+    ]
+    blind = get_dialect("function_call").render(view([turn]), Capabilities()).messages
+    assert blind[-1].text == "Images from the tool results above that you cannot see: a.png, b.png"
+
+
 def test_the_closing_turn_calls_no_native_tools():
     assert get_dialect("function_call").render(view(closing="Now."), Capabilities()).tool_choice == "none"
 

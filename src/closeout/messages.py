@@ -170,7 +170,7 @@ class ToolReturn:
     _: KW_ONLY
     ok: bool = True
     tokens: int = 0
-    images: tuple[Mapping[str, Any], ...] = ()  # OpenAI image_url parts, for models that take them
+    images: tuple[Mapping[str, Any], ...] = ()  # OpenAI image_url parts with a `name`, for models that take them
 
 
 @record(eq=False)

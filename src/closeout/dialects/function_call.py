@@ -154,10 +154,20 @@ def _step_messages(step: Step, with_images: bool, used: Container[str]) -> tuple
     messages = [Message(assistant)]
     for id_, text in zip(ids, _results(step), strict=True):
         messages.append(Message(role="tool", tool_call_id=id_, content=text))
-    images = [image for result in step.returns for image in result.images] if with_images else []
-    if images:
-        messages.append(user_message("Images from the tool results above:", images))
+    images = [(result.handle, image) for result in step.returns for image in result.images]
+    if images and with_images:
+        messages.append(user_message("Images from the tool results above:", [*_named(images)]))
+    elif unseen := [image["name"] for _, image in images if isinstance(image.get("name"), str)]:
+        messages.append(user_message(f"Images from the tool results above that you cannot see: {', '.join(unseen)}"))
     return (*messages, *map(user_message, step.messages)) if step.messages else tuple(messages)
+
+
+def _named(images: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[Mapping[str, Any]]:
+    """Yield each image of a result after its name, by which the result mentions it."""
+    for handle, image in images:
+        if isinstance(image.get("name"), str):
+            yield {"type": "text", "text": f"{image['name']} ({handle}):" if handle else f"{image['name']}:"}
+        yield {key: value for key, value in image.items() if key != "name"}
 
 
 def call_ids(step: Step, used: Container[str] = ()) -> list[str]:

@@ -42,12 +42,17 @@ class McpResult:
     @property
     def images(self) -> tuple[Mapping[str, Any], ...]:
         """Images as OpenAI `image_url` parts, for models that take them."""
+        return self._images({})
+
+    def _images(self, files: Mapping[int, File]) -> tuple[Mapping[str, Any], ...]:
+        """Return the images with the names of the files that the run keeps, by the indexes of their parts."""
         return tuple(
             {
                 "type": "image_url",
                 "image_url": {"url": f"data:{part.get('mimeType', 'image/png')};base64,{part['data']}"},
+                **({"name": files[index].name} if index in files else {}),
             }
-            for part in self.content
+            for index, part in enumerate(self.content)
             if part.get("type") == "image" and "data" in part
         )
 
@@ -101,7 +106,7 @@ class McpResult:
 
         files = self._files(view)
         value = self._shown(files)
-        whole = {**self.to_json(), "images": [dict(image) for image in self.images]}
+        whole = {**self.to_json(), "images": [dict(image) for image in self._images(files)]}
         names = ", ".join(file.name for file in files.values())
         summary = f"{summarise(value)}\nFiles: {names}" if names else summarise(value)
         return ToolOutput(result=value, summary=summary, metadata=whole, files=tuple(files.values()))

@@ -201,7 +201,7 @@ def failed_output(
 
 
 def images_of(output: ToolOutput) -> tuple[Mapping[str, Any], ...]:
-    """Return the images that a tool put beside its result, as OpenAI `image_url` parts."""
+    """Return the images that a tool put beside its result: OpenAI `image_url` parts, with a `name` if they have one."""
     images = output.metadata.get("images")
     return tuple(image for image in images if isinstance(image, Mapping)) if isinstance(images, list | tuple) else ()
 
@@ -225,7 +225,7 @@ def _with_files(output: ToolOutput, found: Sequence[File], view: FileView) -> To
 
 def _image_part(file: File) -> dict[str, Any]:
     data = base64.b64encode(file.data).decode("ascii")
-    return {"type": "image_url", "image_url": {"url": f"data:{file.media_type};base64,{data}"}}
+    return {"type": "image_url", "image_url": {"url": f"data:{file.media_type};base64,{data}"}, "name": file.name}
 
 
 def _own(arguments: Mapping[str, Any]) -> dict[str, Any]:
