@@ -85,7 +85,8 @@ class PendingDecision:
         """The names of the signals of which the first is waited for; empty for other kinds."""
         if self.kind != "signal":
             return ()
-        return tuple(self.arguments.get("signals") or (self.arguments["signal"],))
+        several = self.arguments.get("signals")
+        return tuple(map(str, several)) if isinstance(several, list) else (str(self.arguments.get("signal", "")),)
 
 
 @record(kw_only=True)
@@ -356,8 +357,8 @@ def awaited(pending: PendingDecision) -> str:
     if pending.kind == "timer":
         return until
     if pending.kind == "signal":
-        *names, last = map(repr, pending.signals)
-        what = f"the first of the signals {', '.join(names)} and {last}" if names else f"the signal {last}"
+        names = [repr(name) for name in pending.signals]
+        what = f"the signal {names[0]}" if len(names) == 1 else f"the first of the signals {' and '.join(names)}"
         return f"{what} until {until}" if until else what
     if pending.kind == "login":
         return f"a login to the MCP server {pending.tool!r}"
