@@ -250,6 +250,23 @@ STREAM = events(
 )
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_numbers_of_a_whole_input_keep_their_digits(streamed: bool) -> None:
+    amount = 12345678901234567.89
+    block = {"type": "tool_use", "id": "t1", "name": "pay", "input": {"amount": amount, "of": [1, "a"]}}
+    if streamed:
+        stop = {"type": "message_delta", "delta": {"stop_reason": "tool_use"}}
+        start = {"type": "content_block_start", "index": 0, "content_block": block}
+        answer: Any = sse(start, stop, {"type": "message_stop"}, end=END)
+        answer = [piece.replace(b"1.2345678901234568e+16", b"12345678901234567.8900") for piece in answer]
+    else:
+        answer = http(message(block, stop="tool_use")).replace(b"1.2345678901234568e+16", b"12345678901234567.8900")
+    async with raw_server(answer) as seen:
+        reply = await client(seen.url).complete(request(), on_delta=(lambda _: None) if streamed else None)
+    (call,) = reply.tool_calls
+    assert call.arguments == '{"amount":12345678901234567.8900,"of":[1,"a"]}'
+
+
 async def test_a_stream_shows_each_piece_and_gives_the_whole():
     shown: list[Delta] = []
     async with raw_server(sse(*STREAM, end=END)) as seen:

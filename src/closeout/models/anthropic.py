@@ -15,6 +15,7 @@ from closeout.models.catalog import Price, known_context
 from closeout.models.http import HTTPClient
 from closeout.models.retry import RetryPolicy
 from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader
+from closeout.parsing.numbers import written_json
 
 __all__ = [
     "ANTHROPIC_URL",
@@ -238,7 +239,7 @@ def _without(block: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _call(block: Mapping[str, Any]) -> ToolCall:
-    text = encode_json(block.get("input") or {}).decode()
+    text = written_json(block.get("input") or {})
     return ToolCall(str(block.get("name") or ""), text, str(block.get("id") or ""), text=text)
 
 
@@ -314,7 +315,7 @@ class AnthropicStream(StreamReader):
         if _is(block, "tool_use"):
             # Usually {}, and deltas follow. Some servers send the whole input here.
             value = block.get("input")
-            text = encode_json(value).decode() if value else ""
+            text = written_json(value) if value else ""
             self.builder.add_call(
                 index, call_id=str(block.get("id") or ""), name=str(block.get("name") or ""), arguments=text
             )

@@ -32,6 +32,7 @@ from closeout.models.http_errors import (
 from closeout.models.long_steps import pause_after
 from closeout.models.retry import RetryPolicy, complete_with_retries
 from closeout.models.streaming import EventReader, ReplyBuilder, StreamReader
+from closeout.parsing.numbers import may_be_inexact, read_with_digits
 from closeout.redaction import redact, secrets_in
 
 __all__ = ["HTTPClient"]
@@ -237,7 +238,7 @@ class HTTPClient(BaseClient):
 
     def _read_whole(self, data: bytes, sent: int, origin: str) -> ModelReply:
         try:
-            value = decode_json(data)
+            value = _decoded(data)
             reply = self._read(value)
         except ValueError:
             value = reply = None
@@ -359,7 +360,7 @@ def _take(reader: StreamReader, data: bytes, origin: str) -> None:
         reader.done = True
         return
     try:
-        event = decode_json(data, keep_surrogates=True)
+        event = _decoded(data, keep_surrogates=True)
     except ValueError:
         raise ServerFailed(f"{origin} sent a stream event that is not JSON.") from None
     if not isinstance(event, dict):
@@ -371,6 +372,12 @@ def _take(reader: StreamReader, data: bytes, origin: str) -> None:
         if error is not None:
             raise error
     reader.take(event)
+
+
+def _decoded(data: bytes, *, keep_surrogates: bool = False) -> Any:
+    """Return the value of a body or event; the numbers of a call that came as an object keep their digits."""
+    value = decode_json(data, keep_surrogates=keep_surrogates)
+    return read_with_digits(data, value) if b'"tool' in data and may_be_inexact(data) else value
 
 
 def _replay(reply: ModelReply, on_delta: OnDelta) -> ModelReply:

@@ -43,6 +43,7 @@ from closeout.models.retry import RetryPolicy
 from closeout.models.sizes import SMALL, parameters_in
 from closeout.models.stated_tokens import TokenReader
 from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader, unique_ids
+from closeout.parsing.numbers import written_json
 
 __all__ = [
     "OPENAI_URL",
@@ -552,7 +553,7 @@ def _arguments(value: Any) -> str:
     """Return arguments as JSON text: some servers send the object itself."""
     if isinstance(value, str):
         return value
-    return "" if value is None else encode_json(value).decode()
+    return "" if value is None else written_json(value)
 
 
 def _text(value: Any) -> str:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-__all__ = ["MAX_DIGITS", "WrittenFloat", "plain_numbers", "read_integer", "read_number"]
+from closeout.codec import encode_json
 
+__all__ = [
+    "MAX_DIGITS",
+    "WrittenFloat",
+    "may_be_inexact",
+    "plain_numbers",
+    "read_integer",
+    "read_number",
+    "read_with_digits",
+    "written_json",
+]
+
+# A float keeps 15 digits of any number, and no exponent of less than three digits is too large for it.
+_MAYBE_INEXACT = r"[\d.]{16}|\d[eE][+-]?\d{3}"
+_IN_TEXT, _IN_BYTES = re.compile(_MAYBE_INEXACT), re.compile(_MAYBE_INEXACT.encode())
 MAX_DIGITS = 400  # digits of a number that is written out; 1e999999999 would fill the memory
 
 # JSON's numbers, and what other languages write without doubt. ".000" behind an integer may group thousands.
@@ -77,3 +92,44 @@ def plain_numbers(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: plain_numbers(item) for name, item in value.items()}
     return [plain_numbers(item) for item in value] if isinstance(value, list) else value
+
+
+def may_be_inexact(written: str | bytes) -> bool:
+    """True if a JSON text may hold a number that a float cannot hold."""
+    return (_IN_BYTES.search(written) if isinstance(written, bytes) else _IN_TEXT.search(written)) is not None
+
+
+def read_with_digits(written: str | bytes, value: Any) -> Any:
+    """Return the value of a strict JSON text with numbers that know how they were written.
+
+    Args:
+        written: The text.
+        value: What was read from it. It is returned if the text says something else, or cannot be read.
+    """
+    try:
+        exact = json.loads(written, parse_float=WrittenFloat, parse_int=_whole)
+    except (ValueError, RecursionError):
+        return value
+    return exact if exact == value else value
+
+
+def written_json(value: Any) -> str:
+    """Return a value as JSON, with each number as it was written, where that is known."""
+    try:
+        return _written(value)
+    except RecursionError:  # deeper than any call that can be made
+        return encode_json(value).decode()
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, WrittenFloat):
+        return value.text
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_written(name)}:{_written(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_written, value))}]"
+    return encode_json(value).decode()
+
+
+def _whole(text: str) -> int | WrittenFloat:
+    return WrittenFloat(text) if text == "-0" else int(text)

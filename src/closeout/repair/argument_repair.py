@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from closeout.messages import Repair
 from closeout.parsing.json_text import repair_json
-from closeout.parsing.numbers import plain_numbers
-from closeout.repair.digits import may_be_inexact, settled, too_large, with_digits
+from closeout.parsing.numbers import may_be_inexact, plain_numbers, read_with_digits
+from closeout.repair.digits import settled, too_large
 from closeout.repair.fitting import Fitting
 from closeout.repair.schema_rules import SchemaRules, nests_deeper, short
 
@@ -108,7 +108,7 @@ def _from_value(arguments: Any, rules: _Rules, written: str = "") -> RepairedArg
             return RepairedArguments(arguments)
     if nests_deeper(arguments):
         return RepairedArguments(arguments, (), (diagnose(arguments, rules.schema),))
-    exact = with_digits(arguments, written)
+    exact = read_with_digits(written, arguments) if written else arguments
     valid = isinstance(exact, Mapping) and rules.schema.accepts(plain_numbers(exact))
     fitted = RepairedArguments(exact) if valid else _fitted(exact, rules)
     try:

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
 from typing import Any
 
 from closeout.parsing.numbers import MAX_DIGITS, WrittenFloat, read_integer
 from closeout.repair.schema_rules import SchemaRules
 
-__all__ = ["may_be_inexact", "settled", "too_large", "with_digits"]
+__all__ = ["settled", "too_large"]
 
-# A float keeps 15 digits of any number, and no exponent of less than three digits is too large for it.
-_MAYBE_INEXACT = re.compile(r"[\d.]{16}|\d[eE][+-]?\d{3}")
 _MAX_LEVELS = 32
-
-
-def with_digits(arguments: Any, written: str) -> Any:
-    """Return the arguments with numbers that know how they were written, if `written` is their strict JSON text."""
-    if not written:
-        return arguments
-    try:
-        exact = json.loads(written, parse_float=WrittenFloat, parse_int=_whole)
-    except (ValueError, RecursionError):
-        return arguments
-    return exact if exact == arguments else arguments
 
 
 def settled(value: Any, rules: SchemaRules, *, repaired: bool) -> Any:
@@ -42,11 +27,6 @@ def settled(value: Any, rules: SchemaRules, *, repaired: bool) -> Any:
         ValueError: A number is whole only as a float, or may be meant otherwise. The message is the number.
     """
     return _settled(value, rules.schema, rules, repaired, 0)
-
-
-def may_be_inexact(written: str) -> bool:
-    """True if a JSON text may hold a number that a float cannot hold."""
-    return _MAYBE_INEXACT.search(written) is not None
 
 
 def too_large(value: Any) -> str | None:
@@ -85,7 +65,3 @@ def _settled_number(value: WrittenFloat, schema: Any, rules: SchemaRules, repair
     if not value.is_exact and types >= {"number", "string"} and rules.accepts_part(schema, value.digits):
         return value.digits
     return value
-
-
-def _whole(text: str) -> int | WrittenFloat:
-    return WrittenFloat(text) if text == "-0" else int(text)
