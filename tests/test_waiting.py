@@ -549,6 +549,7 @@ def test_approve_decides_one_after_the_other_and_resumes_the_run(server: Scripte
         (["r1"], "answer it with a text"),
         (["r1", "--edit", "{"], "--edit is not JSON"),
         (["r1", "--edit", "5"], "must be a JSON object"),
+        (["r1", "--edit", '{"amount": 12345678901234567.89}'], 'Write "12345678901234567.89", as a text'),
         (["r1", "--answer", "x", "--deny", "y"], "Give only one of"),
         (["r1", "--answer", "x", "--hash", "abc"], "made on something else"),
         (["r9", "--answer", "x"], "does not wait for a decision on 'r9'"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import UsageError
+from closeout.parsing.numbers import exact_json
 from closeout.visible import visible
 
 if TYPE_CHECKING:
@@ -160,8 +161,8 @@ def _read(prompt: str) -> str:
 
 def read_arguments(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except ValueError as error:
+        value = exact_json(text)
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--edit is not JSON: {error}.") from None
     if not isinstance(value, dict):
         raise UsageError('--edit must be a JSON object with all arguments of the call, such as {"amount": 5}.')

@@ -7,11 +7,12 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from closeout.codec import encode_json
+from closeout.codec import encode_json, without_surrogates
 
 __all__ = [
     "MAX_DIGITS",
     "WrittenFloat",
+    "exact_json",
     "may_be_inexact",
     "plain_numbers",
     "read_integer",
@@ -111,6 +112,23 @@ def read_with_digits(written: str | bytes, value: Any) -> Any:
     except (ValueError, RecursionError):
         return value
     return exact if exact == value else value
+
+
+def exact_json(text: bytes | str) -> Any:
+    """Return the value of a JSON text by a person, who would not notice that a number is another one as a float.
+
+    Raises:
+        ValueError: It is not JSON, or no float has the value of a number.
+    """
+    return without_surrogates(json.loads(text, parse_float=_exact_float, parse_constant=_exact_float))
+
+
+def _exact_float(text: str) -> float:
+    number = WrittenFloat(text)
+    if number - number != 0 or not number.is_exact:
+        shown = text[:60]
+        raise ValueError(f'a JSON number cannot hold {shown}. Write "{shown}", as a text, where the tool takes it')
+    return float(number)
 
 
 def written_json(value: Any) -> str:

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from closeout.codec import decode_json
 from closeout.errors import UsageError
+from closeout.parsing.numbers import exact_json
 from closeout.run.waiting import Decision, PendingDecision
 from closeout.visible import visible
 
@@ -157,8 +158,8 @@ def read_message(body: bytes) -> tuple[str, bool]:
 
 def _object(text: bytes | str, name: str) -> Mapping[str, Any]:
     try:
-        value = decode_json(text)
-    except ValueError as error:
+        value = exact_json(text)
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{name} must be a JSON object, but it is not JSON: {str(error)[:200]}.") from None
     if not isinstance(value, dict):
         raise UsageError(f"{name} must be a JSON object.")
