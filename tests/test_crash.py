@@ -28,7 +28,7 @@ def tried(tmp_path: Path, *options: str) -> Any:
 
 @needs_fork
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("store", "stride"), [("folder", "13"), ("database", "41")])  # bench/endurance.py: each
+@pytest.mark.parametrize(("store", "stride"), [("folder", "29"), ("database", "59")])  # bench/endurance.py: each
 def test_killed_at_every_event_a_run_is_resumed_to_the_same_end(
     tmp_path: Path, store: str, stride: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,7 +47,7 @@ def test_killed_at_every_event_a_run_is_resumed_to_the_same_end(
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("scenario", "stride", "ordered"),
-    [("asking_old", "14", ["p1", "p2"]), ("asking_new", "19", ["p1", "p2"]), ("asking_task", "11", ["p1"])],
+    [("asking_old", "23", ["p1", "p2"]), ("asking_new", "31", ["p1", "p2"]), ("asking_task", "19", ["p1"])],
 )
 def test_what_a_server_asks_survives_a_kill(tmp_path: Path, scenario: str, stride: str, ordered: list[str]) -> None:
     found = tried(tmp_path, scenario, stride)
@@ -60,7 +60,7 @@ def test_what_a_server_asks_survives_a_kill(tmp_path: Path, scenario: str, strid
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("scenario", "payments", "events"), [("waiting", 6, 100), ("fork", 6, 60), ("timers", 1, 70)])
 def test_suspended_runs_and_forks_survive_a_kill_too(tmp_path: Path, scenario: str, payments: int, events: int) -> None:
-    found = tried(tmp_path, scenario, "23")  # bench/endurance.py: at each event, which takes minutes
+    found = tried(tmp_path, scenario, "37")  # bench/endurance.py: at each event, which takes minutes
     signals = [
         "s1=r1.wait",
         "s2=r3.wait",
@@ -77,7 +77,7 @@ def test_suspended_runs_and_forks_survive_a_kill_too(tmp_path: Path, scenario: s
 
 @needs_fork
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("scenario", "stride"), [("map", "47"), ("session", "53"), ("serve", "43")])
+@pytest.mark.parametrize(("scenario", "stride"), [("map", "73"), ("session", "79"), ("serve", "71")])
 def test_a_sweep_a_conversation_and_a_server_that_wait_survive_a_kill(
     tmp_path: Path, scenario: str, stride: str
 ) -> None:

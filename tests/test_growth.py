@@ -62,5 +62,5 @@ def test_the_rig_finds_a_reader_whose_time_grows_with_the_square(monkeypatch: py
 
 def test_resuming_a_run_takes_calls_in_proportion_to_its_events(tmp_path: Path) -> None:
     short = growth.resumed(tmp_path / "short", 50, growth.calls)
-    long = growth.resumed(tmp_path / "long", 800, growth.calls)
+    long = growth.resumed(tmp_path / "long", 400, growth.calls)
     assert growth.slope(long, short) < growth.LIMIT

@@ -5,17 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
-
 sys.path.insert(0, str(Path(__file__).parent / "harness"))
 
 import hostile_runs
 import hostile_secrets
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_no_reply_and_no_result_ends_a_run_with_an_error_inside_it(seed: int, tmp_path: Path) -> None:
-    hostile_runs.check(tmp_path, cases=40, number=seed)
+def test_no_reply_and_no_result_ends_a_run_with_an_error_inside_it(tmp_path: Path) -> None:
+    hostile_runs.check(tmp_path, cases=50, number=1)
 
 
 def test_a_tool_that_gives_a_secret_away_writes_it_nowhere(tmp_path: Path) -> None:

@@ -582,7 +582,11 @@ async def test_discovery_learns_what_a_server_says_of_itself(answer: bytes, expe
         (b"", None),
     ],
 )
-async def test_the_context_is_asked_for_once_whatever_the_server_says(answer: bytes, expected: int | None):
+async def test_the_context_is_asked_for_once_whatever_the_server_says(
+    answer: bytes, expected: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    if not answer:  # nothing comes, and that is waited for
+        monkeypatch.setattr("closeout.models.openai.CONTEXT_SECONDS", 0.2)
     async with raw_server(answer) as seen:
         model = client(f"{seen.url}/v1")
         assert [await model.context_length() for _ in range(3)] == [expected] * 3

@@ -328,7 +328,7 @@ async def test_clients_of_the_same_weights_share_one_model_until_the_last_is_clo
 
 async def test_a_model_that_is_freed_right_after_loading_does_not_hang(model: Path) -> None:
     key = local_engine.EngineKey(str(model), 1, 256)
-    for _ in range(5):
+    for _ in range(3):
         engine = local_engine.borrow(key)
         freed = engine.submit(lambda engine: engine.load(lambda _: None, threading.Event()))
         local_engine.give_back(engine)

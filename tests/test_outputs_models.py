@@ -365,7 +365,7 @@ def test_a_meter_measures_latency_apart_from_the_whole() -> None:
     assert len({CallMeter().telemetry("x").execution_id for _ in range(5)}) == 5
 
 
-def test_a_collector_sums_a_million_calls_in_constant_memory() -> None:
+def test_a_collector_sums_many_calls_in_constant_memory() -> None:
     collector = TelemetryCollector(keep=100)
     calls = [
         ToolTelemetry(
@@ -377,7 +377,7 @@ def test_a_collector_sums_a_million_calls_in_constant_memory() -> None:
         )
         for number in range(8)
     ]
-    for _ in range(115_000):
+    for _ in range(15_000):
         for call in calls:
             collector.record(call)
     tracemalloc.start()
@@ -388,14 +388,14 @@ def test_a_collector_sums_a_million_calls_in_constant_memory() -> None:
     tracemalloc.stop()
     assert grown < 20_000  # bytes, over 80,000 records
     assert collector.aggregated == {
-        "total_calls": 1_000_000,
-        "total_tokens": 2_000_000,
-        "total_latency_ms": 1_000_000.0,
+        "total_calls": 200_000,
+        "total_tokens": 400_000,
+        "total_latency_ms": 200_000.0,
         "error_rate": 0.25,
         "cache_hit_rate": 0.5,
     }
     assert len(collector.metrics) == 100
-    assert collector.by_tool["t0"] == {"calls": 375_000, "errors": 125_000, "latency_ms": 375_000.0, "tokens": 750_000}
+    assert collector.by_tool["t0"] == {"calls": 75_000, "errors": 25_000, "latency_ms": 75_000.0, "tokens": 150_000}
 
 
 def test_reports_are_readable_and_an_empty_one_says_so() -> None:

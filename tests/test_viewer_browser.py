@@ -520,7 +520,7 @@ def test_a_run_that_is_not_there_is_an_error_that_says_so(viewer: Viewer, home: 
     viewer.expect_status(404)
 
 
-@pytest.mark.parametrize(("width", "colours"), [(320, "light"), (320, "dark"), (2000, "dark")])
+@pytest.mark.parametrize(("width", "colours"), [(320, "light"), (2000, "dark")])
 def test_every_page_fits_its_window_and_can_be_read(viewer: Viewer, home: Path, width: int, colours: str) -> None:
     first, second = recorded(home), recorded(home, answer="83", instructions="Count.")
     wide = [
