@@ -224,6 +224,8 @@ def test_a_settings_file_names_the_agents_that_take_over(home: Path, tmp_path: P
 
 def test_what_cannot_be_handed_over_is_refused(home: Path) -> None:
     unnamed = Agent(ScriptedClient([answer("x")]), home=home)
+    with pytest.raises(ToolDefinitionError, match="Handoff has no argument 'input_filter'"):
+        Handoff(unnamed, name="billing", input_filter=print)  # type: ignore[arg-type]
     for wrong, error in (([unnamed], ToolDefinitionError), (["billing"], UsageError), (unnamed, UsageError)):
         with pytest.raises(error):
             Agent(ScriptedClient([answer("x")]), handoffs=wrong, home=home)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Never, Protocol
 
 from closeout.errors import ToolDefinitionError, ToolError, UsageError
 from closeout.journal.events import HANDOFF, Event, HandedOver, RunStarted
@@ -52,9 +52,10 @@ class Handoff(SubAgentTool):
         name: Its name in the record, and for the tool. Defaults to the agent's name.
         description: When to hand over, for the model.
         tool_name: The name of the tool. Defaults to `transfer_to_NAME`.
+        unknown: Refused.
 
     Raises:
-        ToolDefinitionError: The agent has no name.
+        ToolDefinitionError: The agent has no name, or an argument is unknown.
     """
 
     def __init__(
@@ -64,7 +65,13 @@ class Handoff(SubAgentTool):
         name: str = "",
         description: str = "",
         tool_name: str = "",
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise ToolDefinitionError(
+                f"Handoff has no argument {next(iter(unknown))!r}, but name=, description= and tool_name=. The other "
+                "agent sees the whole conversation, and listeners receive HandedOver."
+            )
         self._is_later = not hasattr(agent, "plan")  # it may not be there yet
         found = "" if name else str(getattr(agent, "name", ""))
         self.agent_name = name or found
