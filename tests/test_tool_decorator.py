@@ -531,6 +531,16 @@ def many() -> Any:
         (lambda: tool(parameters={"type": "array"})(one).spec, r"'one': parameters must describe an object"),
         (lambda: tool(read_onyl=True)(one), r"'one': a policy has no field 'read_onyl'. Did you mean 'read_only'\?"),
         (lambda: tool(aliases={"y": "z"})(one).spec, r"'one': aliases names the parameter 'y'.*It has: x"),
+        (lambda: tool(aliases="x")(one).spec, r"'one': aliases .*got 'x'"),
+        (lambda: tool(duplicate_key=5)(one).spec, r"'one': duplicate_key .*got 5"),
+        (lambda: tool(on_crash="Ask")(one).spec, r"'one': on_crash should be 'rerun', 'report' or 'ask', got 'Ask'"),
+        (lambda: tool(read_only="no")(one).spec, r"'one': read_only .*got 'no'"),
+        (lambda: tool(timeout="5s")(one).spec, r"'one': timeout .*got '5s'"),
+        (lambda: tool(timeout=-1)(one).spec, r"'one': timeout must be at least .*got -1"),
+        (lambda: tool(budget_tokens=0)(one).spec, r"'one': budget_tokens must be at least 1, got 0"),
+        (lambda: tool(response_format="short")(one).spec, r"'one': response_format .*got 'short'"),
+        (lambda: tool(read_only=True, destructive=True)(one).spec, r"'one': a tool is read_only or destructive"),
+        (lambda: tool(policy=ToolPolicy(judge=5))(one).spec, r"'one': judge .*got 5"),  # type: ignore[arg-type]
         (lambda: tool(retries=2)(one).spec, r"'one': retries=2 needs read_only=True or idempotent=True"),
     ],
 )

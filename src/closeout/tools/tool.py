@@ -19,6 +19,7 @@ from typing import (
     TypedDict,
     TypeVar,
     Unpack,
+    get_type_hints,
     overload,
 )
 
@@ -324,7 +325,7 @@ def takes_context(rule: Callable[..., Any]) -> bool:
 
 _NAMES_OF_FIELDS = tuple(field.name for field in dataclasses.fields(ToolPolicy))
 _TUPLE_FIELDS = ("other_names", "replaces", "duplicate_key", "empty_at", "drop_keys")
-_RETURNS = (None, "trusted", "untrusted", "below", "read", "files")
+_LEAST = {"timeout": 0.001, "retries": 0, "demo_length": 1, "budget_tokens": 1, "round_floats": 1}
 
 
 def policy_of(called: str, policy: ToolPolicy | None, fields: PolicyFields) -> ToolPolicy:
@@ -343,20 +344,61 @@ def policy_of(called: str, policy: ToolPolicy | None, fields: PolicyFields) -> T
             given[field] = _names(given[field])
     for field in ("labels", "accepts"):
         if field in given:
-            given[field] = tuple(sorted(_names(given[field])))
+            given[field] = _names(given[field], order=sorted)
     if given.get("allow") not in (None, "trusted", "untrusted"):
         given["allow"] = _names(given["allow"])
-    if "aliases" in given:
-        given["aliases"] = {parameter: _names(others) for parameter, others in given["aliases"].items()}
+    if isinstance(aliases := given.get("aliases"), Mapping):
+        given["aliases"] = {parameter: _names(others) for parameter, others in aliases.items()}
     return dataclasses.replace(policy or ToolPolicy(), **given)
 
 
-def _names(value: str | Iterable[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
+def _names(value: Any, *, order: Callable[[Iterable[str]], Iterable[str]] = tuple) -> Any:
+    """Return a name or names as a tuple. What cannot be names stays as it is: `_check_values` refuses it."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(order(value)) if isinstance(value, Iterable) else value
+
+
+@functools.cache
+def _policy_values() -> Any:
+    from pydantic import ConfigDict, create_model
+
+    fields: dict[str, Any] = {name: (kind, ...) for name, kind in get_type_hints(ToolPolicy).items()}
+    return create_model("ToolPolicy", __config__=ConfigDict(strict=True), **fields)
+
+
+def _check_values(name: str, policy: ToolPolicy) -> None:
+    """Refuse values of another type, and numbers that no call could keep to."""
+    from pydantic import ValidationError
+
+    values = {field: getattr(policy, field) for field in _NAMES_OF_FIELDS}
+    try:
+        _policy_values().model_validate(values)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        field, problem = str(wrong["loc"][0]), wrong["msg"].removeprefix("Input ")
+        raise ToolDefinitionError(f"Tool {name!r}: {field} {problem}, got {values[field]!r:.60}.") from None
+    for field, least in _LEAST.items():
+        if values[field] is not None and not values[field] >= least:
+            raise ToolDefinitionError(f"Tool {name!r}: {field} must be at least {least}, got {values[field]}.")
+    if policy.read_only and policy.destructive:
+        raise ToolDefinitionError(f"Tool {name!r}: a tool is read_only or destructive, not both.")
 
 
 def _check_policy(name: str, policy: ToolPolicy, parameters: Mapping[str, Any]) -> None:
-    """Names in a policy must be parameters of the tool, and only what may be repeated is retried."""
+    """Names in a policy must be parameters of the tool, values valid, and only what may be repeated is retried."""
+    rule = policy.approval
+    if not (rule in (None, "always", "never") or callable(rule)):
+        raise ToolDefinitionError(f"Tool {name!r}: approval must be 'always', 'never' or a function, got {rule!r:.60}.")
+    if callable(rule) and takes_context(rule):
+        try:
+            inspect.signature(rule).bind({}, None)
+        except TypeError:
+            raise ToolDefinitionError(
+                f"Tool {name!r}: the function of approval must take the arguments of the call, and if it likes the "
+                "context of the run. Write rule(arguments) or rule(arguments, context)."
+            ) from None
+    _check_values(name, policy)
     known = parameters.get("properties", {})
     if not parameters.get("additionalProperties", True):
         for field, named in (
@@ -371,21 +413,6 @@ def _check_policy(name: str, policy: ToolPolicy, parameters: Mapping[str, Any]) 
                         f"Tool {name!r}: {field} names the parameter {parameter!r}, which the tool does not have. "
                         f"It has: {', '.join(known) or 'none'}."
                     )
-    rule = policy.approval
-    if not (rule in (None, "always", "never") or callable(rule)):
-        raise ToolDefinitionError(f"Tool {name!r}: approval must be 'always', 'never' or a function, got {rule!r:.60}.")
-    if callable(rule) and takes_context(rule):
-        try:
-            inspect.signature(rule).bind({}, None)
-        except TypeError:
-            raise ToolDefinitionError(
-                f"Tool {name!r}: the function of approval must take the arguments of the call, and if it likes the "
-                "context of the run. Write rule(arguments) or rule(arguments, context)."
-            ) from None
-    if policy.returns not in _RETURNS:
-        raise ToolDefinitionError(
-            f"Tool {name!r}: returns must be 'trusted' or 'untrusted', got {policy.returns!r:.40}"
-        )
     if policy.retries and not (policy.read_only or policy.idempotent):
         raise ToolDefinitionError(
             f"Tool {name!r}: retries={policy.retries} needs read_only=True or idempotent=True, "
