@@ -31,10 +31,13 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(agent: Agent[Any], *, keys: Sequence[str] = (), **options: Any) -> AsyncIterator[Served]:
+async def serving(
+    agent: Agent[Any], *, keys: Sequence[str] = (), operator_keys: Sequence[str] = (), **options: Any
+) -> AsyncIterator[Served]:
     """Serve an agent on the loopback interface."""
     host = AgentHost(agent, **{"drain_seconds": 0.0, **options})
-    runner = web.AppRunner(agent_app(host, keys=keys), handler_cancellation=True, shutdown_timeout=0.1)
+    app = agent_app(host, keys=keys, operator_keys=operator_keys)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

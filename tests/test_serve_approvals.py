@@ -422,6 +422,43 @@ async def test_a_response_says_what_its_run_waits_for() -> None:
         assert (await client.responses.retrieve(f"{first.id}.1")).output_text == "done"
 
 
+async def test_a_key_neither_sees_nor_changes_the_runs_of_another_one() -> None:
+    bank = Bank()
+    async with serving(
+        bank.agent(call("pay", to="Ada")), keys=["key-ann", "key-bob"], operator_keys=["operator"]
+    ) as served:
+        keys = ("key-ann", "key-bob", "operator")
+        ann, bob, operator = (openai.AsyncOpenAI(base_url=served.base_url, api_key=key, max_retries=0) for key in keys)
+        first = await ann.responses.create(model="bank", input="Pay Ada.")
+        yes = approvals(first)
+        run_id = first.metadata["run_id"] if first.metadata else ""
+        path = f"{served.base_url}/runs/{run_id}"
+        attempts = [
+            bob.responses.retrieve(first.id),
+            bob.responses.cancel(first.id),
+            bob.responses.delete(first.id),
+            bob.responses.input_items.list(first.id),
+            bob.responses.create(model="bank", input=yes),
+            bob.responses.create(model="bank", previous_response_id=first.id, input=yes),
+        ]
+        for attempt in attempts:
+            with pytest.raises(openai.NotFoundError):
+                await attempt
+        places = [("GET", ""), ("GET", "/events"), ("GET", "/files"), ("GET", "/files/x"), ("POST", "/cancel")]
+        places += [("POST", "/decisions"), ("POST", "/signals/x"), ("POST", "/messages")]
+        for method, place in places:
+            body = {"decisions": {"r1": True}} if method == "POST" else None
+            headers = {"Authorization": "Bearer key-bob"}
+            async with served.http.request(method, path + place, json=body, headers=headers) as response:
+                assert (response.status, place) == (404, place)
+        assert bank.paid == []
+        assert (await operator.responses.retrieve(first.id)).id == first.id
+        done = await ann.responses.create(model="bank", previous_response_id=first.id, input=yes)
+        assert (done.output_text, bank.paid) == ("done", ["Ada"])
+        for client in (ann, bob, operator):
+            await client.close()
+
+
 async def test_a_signal_needs_a_key_of_the_server() -> None:
     async with serving(waiter(), keys=["right"]) as served:
         run_id = await served.host.submit("Pay Ada.")

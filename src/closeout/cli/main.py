@@ -502,7 +502,7 @@ def serve(
         if deps or deps_header:
             raise UsageError("--deps needs requests over HTTP. For --mcp, bind them: agent.with_deps(…).")
         return servers.serve_mcp(options, name=name, description=description)
-    server_keys = servers.usable_keys(keys, host)
+    client_keys, operator_keys = servers.usable_keys(keys, host)
     loaded = make_agent(options)
     make_deps, headers = servers.deps_maker(deps, loaded.config), deps_header or loaded.config.agent.deps_headers
 
@@ -529,7 +529,9 @@ def serve(
         def stopping() -> None:
             servers.say("Stopping. Runs that do not end in time are resumed at the next start.")
 
-        app = agent_app(served, address=host, keys=server_keys, description=description or "")
+        app = agent_app(
+            served, address=host, keys=client_keys, operator_keys=operator_keys, description=description or ""
+        )
         try:
             await serve_until_stopped(app, host, port, on_ready=ready, before_stop=stopping, drain=drain)
         finally:
@@ -619,7 +621,8 @@ def proxy(
     from closeout.server.serving import listening, proxy_app, serve_until_stopped, viewer_app
     from closeout.server.upstream import Upstream
 
-    server_keys = servers.usable_keys(keys, host)
+    client_keys, operator_keys = servers.usable_keys(keys, host)
+    server_keys = (*client_keys, *operator_keys)
     kind = servers.kind_of(upstream, api)
     written = servers.one_of("--dialect", dialect, servers.PROXY_DIALECTS)
     rules = servers.flow_rules(flow) if flow else None

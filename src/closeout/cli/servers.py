@@ -40,17 +40,22 @@ APIS = ("auto", "openai", "anthropic")
 PROXY_DIALECTS = ("auto", "text")
 
 
-def usable_keys(file: str | None, address: str) -> tuple[str, ...]:
-    """Return the keys of which a client must send one: those of a file, one on each line, and of the environment.
+def usable_keys(file: str | None, address: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the keys of a file, one on each line, and the operator's key, which the environment has.
 
     Raises:
         ConfigError: The file cannot be read or has no keys, or other computers could use the server without a key.
     """
     from closeout.server.serving import check_address
 
-    keys = _read_keys(file)
-    check_address(address, keys)
-    return keys
+    keys, operator_keys = (
+        () if file is None else _read_keys(file),
+        tuple(filter(None, (os.environ.get(KEY_VARIABLE, "").strip(),))),
+    )
+    if any(len(key) < 8 for key in (*keys, *operator_keys)):
+        raise UsageError("A server key must have at least 8 characters.")
+    check_address(address, (*keys, *operator_keys))
+    return keys, operator_keys
 
 
 def one_of(option: str, value: str, known: tuple[str, ...]) -> Any:
@@ -162,23 +167,13 @@ def name_of(agent: Any, source: str | None) -> str:
     return Path(source).stem if is_settings_file(source) else source.rpartition(":")[2].rpartition(".")[2]
 
 
-def _read_keys(file: str | None) -> tuple[str, ...]:
-    """Return the keys of a file, one on each line, and of the environment.
-
-    Raises:
-        ConfigError: The file cannot be read, or has no keys.
-    """
-    keys = [os.environ.get(KEY_VARIABLE, "").strip()]
-    if file is not None:
-        try:
-            lines = Path(file).read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"The keys in {file} cannot be read: {error}.") from None
-        found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-        if not found:
-            raise ConfigError(f"{file} has no keys. Write one on each line.")
-        keys += found
-    usable = tuple(filter(None, keys))
-    if any(len(key) < 8 for key in usable):
-        raise UsageError("A server key must have at least 8 characters.")
-    return usable
+def _read_keys(file: str) -> tuple[str, ...]:
+    """Return the keys of a file, one on each line. Raises ConfigError if it cannot be read, or has no keys."""
+    try:
+        lines = Path(file).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The keys in {file} cannot be read: {error}.") from None
+    found = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    if not found:
+        raise ConfigError(f"{file} has no keys. Write one on each line.")
+    return found

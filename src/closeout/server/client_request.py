@@ -35,7 +35,7 @@ class RequestDeps(DepsMaker):
 
     def notes(self, request: web.Request) -> dict[str, Any]:
         """Return what a run keeps of its request, JSON values."""
-        if not self:
-            return {}
-        kept = {name: request.headers[name] for name in self._headers if name in request.headers}
-        return {CLIENT_NOTE: client_of(request), HEADERS_NOTE: kept}
+        notes: dict[str, Any] = {CLIENT_NOTE: client_of(request)}
+        if self:
+            notes[HEADERS_NOTE] = {name: request.headers[name] for name in self._headers if name in request.headers}
+        return notes

@@ -43,7 +43,7 @@ from closeout.run.cancelling import (
     request_cancel,
 )
 from closeout.run.lookout import Lookout
-from closeout.run.made_deps import ClientRequest
+from closeout.run.made_deps import CLIENT_NOTE, ClientRequest
 from closeout.run.resuming import resume_run
 from closeout.run.subagents import servers_of
 from closeout.run.waiting import Decisions, PendingDecision, record_decisions
@@ -516,20 +516,23 @@ class AgentHost:
         """Return why a run could not be executed; empty if nothing is known."""
         return self._failures.get(run_id, "")
 
-    async def find(self, run_id: str) -> ServedRun:
+    async def find(self, run_id: str, client: str = "") -> ServedRun:
         """Return a run of this host.
 
+        Args:
+            run_id: The run.
+            client: The client that must have begun it, empty if anybody may have.
+
         Raises:
-            RunNotFound: No run with this name was submitted to this agent.
+            RunNotFound: No run with this name was submitted to this agent, or another client began it.
         """
         try:
             rows = await asyncio.to_thread(self.store.rows_from, run_id, 0, 1)
         except RunNotFound:  # its text names the home
             rows = []
-        if not self._is_own(rows):
+        started = rows[0].event if self._is_own(rows) else None
+        if not isinstance(started, RunStarted) or client not in ("", started.origin[ORIGIN].get(CLIENT_NOTE)):
             raise RunNotFound(f"No run {run_id} here.")
-        started = rows[0].event
-        assert isinstance(started, RunStarted)
         return ServedRun(run_id, rows[0].time, started, started.origin[ORIGIN])
 
     async def rows(self, run_id: str) -> list[Row]:

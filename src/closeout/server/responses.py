@@ -21,7 +21,7 @@ from closeout.server.host import AgentHost
 from closeout.server.messages_in import approval_responses, decisions_in, response_conversation, user_of
 from closeout.server.response_state import ResponseId
 from closeout.server.response_view import ResponseView
-from closeout.server.safety import client_of
+from closeout.server.safety import client_of, seen_by
 from closeout.server.sse import event_bytes, send_events
 
 __all__ = ["add_responses", "check_model", "check_tools", "run_headers", "schema_in"]
@@ -111,14 +111,14 @@ class _ResponsesRoutes:
             "previous_response_id": body.get("previous_response_id"),
             "schema": schema_in(text.get("format") if isinstance(text, dict) else text, "text.format", self._host),
         }
-        response = await self._begin(body, notes)
+        response = await self._begin(body, notes, seen_by(request))
         if notes["stream"]:
             return await send_events(request, self._events(response, -1), run_headers(response.run_id))
         if not notes["background"]:
             await self._host.wait(response.run_id)
         return await self._response(response)
 
-    async def _begin(self, body: Mapping[str, Any], notes: Mapping[str, Any]) -> ResponseId:
+    async def _begin(self, body: Mapping[str, Any], notes: Mapping[str, Any], client: str) -> ResponseId:
         """Begin a run, or continue one with the decisions that it waits for."""
         given, previous = body.get("input"), notes["previous_response_id"]
         approvals = approval_responses(given)
@@ -130,7 +130,7 @@ class _ResponsesRoutes:
             return await self._submit(body, notes, (), ())
         else:
             raise ApiError(400, "previous_response_id must be a text.", param="previous_response_id")
-        view = await self._view(earlier)
+        view = await self._view(earlier, client)
         if view.awaits_decision:
             decisions = decisions_in(given, approvals, view.pending)
             await self._host.decide(earlier.run_id, decisions, notes={**notes, "previous_response_id": str(earlier)})
@@ -162,19 +162,19 @@ class _ResponsesRoutes:
         return ResponseId(run_id)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
-        response = ResponseId.read(request.match_info["id"])
+        response = await self._asked(request)
         if request.query.get("stream", "").lower() != "true":
             return await self._response(response)
         after = request.query.get("starting_after", "-1")
         if not after.removeprefix("-").isdecimal() or len(after) > 18:
             raise ApiError(400, "starting_after must be the sequence number of an event.", param="starting_after")
-        await self._view(response)  # raises if it does not exist
+        await self._view(response)  # raises if the run has fewer parts
         return await send_events(request, self._events(response, int(after)), run_headers(response.run_id))
 
     async def input_items(self, request: web.Request) -> web.Response:
         """List the messages that a response answers, the newest first unless `order` is "asc"."""
-        response = ResponseId.read(request.match_info["id"])
-        await self._view(response)  # raises if it does not exist
+        response = await self._asked(request)
+        await self._view(response)  # raises if the run has fewer parts
         started = (await self._host.find(response.run_id)).started
         earlier = decode_json(started.earlier.encode()) if started.earlier else []
         messages = [*earlier, {"role": "user", "content": started.task}]
@@ -192,13 +192,13 @@ class _ResponsesRoutes:
         return json_response({"object": "list", "data": page, **ends, "has_more": place + len(page) < len(items)})
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
-        response = ResponseId.read(request.match_info["id"])
+        response = await self._asked(request)
         if (await self._view(response)).outcome is None:
             await self._host.cancel(response.run_id)
         return await self._response(response)
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
-        response = ResponseId.read(request.match_info["id"])
+        response = await self._asked(request)
         await self._view(response)
         try:
             await self._host.delete(response.run_id)
@@ -208,9 +208,15 @@ class _ResponsesRoutes:
 
     # ------------------------------------------------------------------------------------------ reading runs
 
-    async def _view(self, response: ResponseId) -> ResponseView:
-        """Read a response. Raises RunNotFound if there is no run with this id."""
-        await self._host.find(response.run_id)
+    async def _asked(self, request: web.Request) -> ResponseId:
+        """Return the response that a request names. Raises RunNotFound if its client has begun no such run."""
+        response = ResponseId.read(request.match_info["id"])
+        await self._host.find(response.run_id, seen_by(request))
+        return response
+
+    async def _view(self, response: ResponseId, client: str = "") -> ResponseView:
+        """Read a response. Raises RunNotFound if there is no run with this id that the client has begun."""
+        await self._host.find(response.run_id, client)
         view = ResponseView(response, self._host.name)
         for row in await self._host.rows(response.run_id):
             view.feed(row)

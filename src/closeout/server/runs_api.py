@@ -23,7 +23,7 @@ from closeout.server.files_in import file_in
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import chat_conversation, user_of
 from closeout.server.responses import run_headers
-from closeout.server.safety import client_of
+from closeout.server.safety import client_of, seen_by
 from closeout.server.sse import event_bytes, send_events
 
 __all__ = ["add_runs_api"]
@@ -129,7 +129,7 @@ class _Runs:
         return json_response({"run_id": run_id, "id": sent.id, "to": sent.to}, run_headers(run_id), status=202)
 
     async def _run_id(self, request: web.Request) -> str:
-        return (await self._host.find(request.match_info["id"])).run_id
+        return (await self._host.find(request.match_info["id"], seen_by(request))).run_id
 
     async def _events(self, run_id: str, start: int) -> AsyncIterator[bytes]:
         async for row in self._host.follow(run_id, start):

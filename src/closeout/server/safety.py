@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
+from typing import Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -14,9 +15,10 @@ from closeout.errors import ConfigError
 from closeout.server.api_errors import ApiError, error_response
 from closeout.server.app import Handler
 
-__all__ = ["client_of", "is_loopback", "key_check", "origin_check"]
+__all__ = ["client_of", "is_loopback", "key_check", "origin_check", "seen_by", "separate_clients"]
 
 PUBLIC = frozenset({"/healthz"})
+_OPERATORS: Final = web.AppKey[Sequence[bytes]]("operators")  # digests of their keys; missing: everybody is one
 
 
 def is_loopback(address: str) -> bool:
@@ -46,7 +48,7 @@ def key_check(keys: Sequence[str]) -> Middleware:
             "One of the keys is empty, so everybody would have it. Remove it: splitting a text that ends in a comma "
             "leaves an empty key."
         )
-    digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+    digests = _digests(keys)
 
     @web.middleware
     async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -62,6 +64,21 @@ def client_of(request: web.Request) -> str:
     """Return a short name for the API key of a request, empty if it has none."""
     key = _key_of(request)
     return f"key-{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}" if key else ""
+
+
+def separate_clients(app: web.Application, operator_keys: Sequence[str]) -> None:
+    """Let a request see only the runs that its key began, unless the key is an operator's."""
+    app[_OPERATORS] = _digests(operator_keys)
+
+
+def seen_by(request: web.Request) -> str:
+    """Return the client whose runs a request may see and change, empty if it may see all."""
+    operators = request.app.get(_OPERATORS)
+    return "" if operators is None or _is_known(_key_of(request), operators) else client_of(request)
+
+
+def _digests(keys: Sequence[str]) -> list[bytes]:
+    return [hashlib.sha256(key.encode()).digest() for key in keys]
 
 
 def _key_of(request: web.Request) -> str:

@@ -26,7 +26,7 @@ from closeout.server.openai_chat import add_chat
 from closeout.server.proxy import Proxy
 from closeout.server.responses import add_responses
 from closeout.server.runs_api import add_runs_api
-from closeout.server.safety import is_loopback, key_check, origin_check
+from closeout.server.safety import is_loopback, key_check, origin_check, separate_clients
 from closeout.server.viewer.routes import add_viewer
 
 __all__ = [
@@ -48,29 +48,39 @@ LOG_SECONDS = 10.0  # seconds between two reports that no connection can be acce
 
 
 def agent_app(
-    host: AgentHost, *, address: str = "127.0.0.1", keys: Sequence[str] = (), description: str = ""
+    host: AgentHost,
+    *,
+    address: str = "127.0.0.1",
+    keys: Sequence[str] = (),
+    operator_keys: Sequence[str] = (),
+    description: str = "",
 ) -> web.Application:
     """Create the application that serves an agent. It enters and leaves the host.
 
     Args:
         host: Executes the runs.
         address: Where the server listens.
-        keys: The keys of which a client must send one; none if everybody at this address is trusted.
+        keys: The keys of which a client must send one; none if everybody at this address is trusted. If there are
+            several keys, a client sees the runs that were begun with its own.
+        operator_keys: Further keys, with which all runs can be seen and decided.
         description: What the agent is for, told to MCP clients.
 
     Raises:
         ConfigError: Other computers could use the agent without a key.
     """
-    check_address(address, keys)
+    all_keys = (*keys, *operator_keys)
+    check_address(address, all_keys)
     app = create_app(host.store.home, hosts=LOOPBACK_HOSTS if is_loopback(address) else None)
-    app.middlewares.extend([key_check(keys), origin_check, api_errors])
+    app.middlewares.extend([key_check(all_keys), origin_check, api_errors])
+    if len(all_keys) > 1:
+        separate_clients(app, operator_keys)
     add_responses(app, host)
     add_chat(app, host)
     add_messages(app, host)
     add_runs_api(app, host)
     add_mcp(app, host, description)
     _add_health(app, host)
-    if is_loopback(address) and not keys:  # everybody who can reach the viewer may see all runs
+    if is_loopback(address) and not all_keys:  # everybody who can reach the viewer may see all runs
         add_viewer(app, host=host)
 
     async def run_host(_: web.Application) -> AsyncIterator[None]:
