@@ -11,13 +11,14 @@ from typing import Any, get_args
 
 import pytest
 
+from cli_process import here
 from closeout import Agent, ClientRequest, RunContext, ToolOutput, tool
 from closeout.cli.servers import deps_maker
 from closeout.errors import ToolDefinitionError, UsageError
 from closeout.journal.store import close_stores, open_store
 from closeout.run.lifecycle import replay_run
 from closeout.server.host import AgentHost
-from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
 from journal_file import cut_after, cuts, stored_events
 from serving import serving
 
@@ -266,6 +267,42 @@ def test_a_settings_file_names_what_makes_the_dependencies(tmp_path: Path, home:
     assert AgentHost(agent, deps=make, deps_headers=agent.config.agent.deps_headers).deps
     with pytest.raises(UsageError, match="Name it with --deps"):
         AgentHost(agent.with_deps(make(None)), deps_headers=["X-Desk"])
+
+
+def test_commands_make_the_dependencies_that_a_settings_file_names(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stall.py").write_text(
+        "from collections.abc import Iterator\n"
+        "from closeout import ClientRequest, RunContext, tool\n"
+        "class Stall:\n    def __init__(self, name: str) -> None:\n        self.name = name\n"
+        "@tool(approval='always')\n"
+        "def sell(context: RunContext[Stall]) -> str:\n    'Sell.'\n    return f'sold by {context.deps.name}'\n"
+        "def stall_of(request: ClientRequest) -> Iterator[Stall]:\n"
+        "    with open('made', 'a') as made:\n        made.write(f'{request.run_id} ')\n"
+        "    yield Stall('Anna 安娜')\n"
+        "    with open('made', 'a') as made:\n        made.write('closed ')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    parts = {"tools": ["stall:sell"], "deps_type": "stall:Stall", "deps": "stall:stall_of"}
+
+    def turn(view: RequestView) -> Any:
+        return answer(view.last) if "sold by" in view.last else call("sell")
+
+    with serve_script(turn) as server:
+        llm = {"model_name": "openai:x", "api_key": "k", "base_url": server.base_url}
+        (tmp_path / "agent.yaml").write_text(json.dumps({"agent": parts, "llm": llm}))
+        waiting = here("run", "Sell.", "-a", "agent.yaml", "--json")
+        run_id = waiting.json["run_id"]
+        assert (waiting.code, (tmp_path / "made").read_text()) == (4, f"{run_id} closed ")
+        done = here("approve", run_id)
+    assert (done.code, done.out.strip()) == (0, "sold by Anna 安娜")
+    assert (tmp_path / "made").read_text() == f"{run_id} closed " * 2
+    broken = {**parts, "deps": "stall:gone"}
+    (tmp_path / "agent.yaml").write_text(json.dumps({"agent": broken, "llm": llm}))
+    refused = here("run", "Sell.", "-a", "agent.yaml")
+    assert refused.code == 2
+    assert "gone" in refused.sentence
 
 
 # ------------------------------------------------------------------------------------------------ sub-agents

@@ -204,6 +204,10 @@ def test_finish_reasons(given_reason: Any, ours: str):
         ),
         ({"cost": float("inf")}, Usage(9, 4, requests=1)),
         (
+            {"prompt_tokens_details": {"cached_tokens": 5000}, "cache_creation_input_tokens": 7},
+            Usage(9, 4, cache_read_tokens=9, requests=1),
+        ),
+        (
             {"prompt_tokens": -1, "completion_tokens": "4"},
             Usage(0, 0, requests=1),
         ),
@@ -217,6 +221,12 @@ def test_llama_cpp_counts_its_cache_beside_the_usage():
     assert read_usage({"usage": {"prompt_tokens": 9, "completion_tokens": 4}, "timings": {"cache_n": 8}}) == Usage(
         9, 4, cache_read_tokens=8, requests=1
     )
+
+
+async def test_a_prompt_without_a_count_that_can_be_is_estimated_by_length():
+    body = chat("x" * 40) | {"usage": {"prompt_tokens": 10**15, "completion_tokens": 7}}
+    usage = (await reply_to(http(body))).usage
+    assert (usage.input_tokens > 0, usage.output_tokens) == (True, 7)
 
 
 async def test_a_server_that_counts_nothing_is_estimated_by_length():

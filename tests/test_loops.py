@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from closeout import Agent, Number, tool
 from closeout.messages import ToolCall, ToolReturn
 from closeout.parsing.repetition import RepetitionWatch, repeated_tail
 from closeout.run.loops import POLLS, LoopWatch
+from closeout.testing import ScriptedClient, call
 
 Turn = list[tuple[str, dict[str, Any], str]]  # tool, arguments, result
 
@@ -224,3 +226,17 @@ def test_ten_megabytes_are_watched_without_keeping_them() -> None:
     for number in range(2000):
         assert not watch.feed("".join(chr(0x4E00 + (number * 7919 + i * 104729) % 20000) for i in range(500)))
     assert len(watch._tail) <= 3000
+
+
+async def test_what_a_looping_attempt_learned_is_the_result_and_no_refusal() -> None:
+    @tool(read_only=True)
+    def price(item: str) -> float:
+        """Say a price."""
+        return 40.0
+
+    client = ScriptedClient(lambda view: call("price", item="台灯"))
+    result = await Agent(client, [price], answer=Number(), home=False).run("What does it cost?")
+    assert result.stop_reason == "loop"
+    learned = str(result.failure_experience_summary).splitlines()
+    assert learned[1:3] == ["Useful findings:", "- price(台灯): 40.0"]
+    assert len(learned) == 4

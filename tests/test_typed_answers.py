@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from closeout import Agent, Boxed, Json, Number, Text, tool
 from closeout.answers.typed import contract_of, named_contract
+from closeout.assembly.parts import answer_of
 from closeout.errors import ConfigError, UsageError
 from closeout.testing import ScriptedClient, answer, call, say
 
@@ -189,6 +190,12 @@ def test_a_name_stands_for_a_contract(tmp_path: Path) -> None:
     assert not named_contract(f"json:{schema}").read("{}").ok
     assert named_contract("yaml").read("a: 1").value == {"a": 1}
     assert named_contract("tagged:result").read("<result>7</result>").value == "7"
+
+
+def test_a_contracts_class_is_named_and_made() -> None:
+    assert answer_of("closeout:Boxed") == Boxed()
+    with pytest.raises(ConfigError, match="closeout:Choice cannot be made without arguments"):
+        answer_of("closeout:Choice")
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,8 @@ class AgentSettings(AgentParts):
     )
     deps_type: str | None = Field(None, description="the class of the dependencies of a run: package.module:Class")
     deps: str | None = Field(
-        None, description="package.module:name, which makes the dependencies of a served run from its ClientRequest"
+        None,
+        description="package.module:name, which makes the dependencies of a command's run from its ClientRequest",
     )
     deps_headers: _Several = Field([], description="the headers of a request that it reads, recorded with the run")
     task_templates: dict[str, str | TaskTemplateSettings] = Field(

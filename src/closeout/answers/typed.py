@@ -15,7 +15,7 @@ from closeout.answers.contracts import AnswerContract, Boxed, Choice, ContractRe
 from closeout.answers.reading import ContractOver
 from closeout.errors import ConfigError, UsageError
 
-__all__ = ["CONTRACT_NAMES", "Converted", "contract_of", "is_contract_name", "named_contract"]
+__all__ = ["CONTRACT_NAMES", "Converted", "contract_of", "is_contract_class", "is_contract_name", "named_contract"]
 
 MEMBERS = ("instruction", "finishing", "read", "constraint", "finish_prefix")  # the members of AnswerContract
 CONTRACT_NAMES = (
@@ -56,7 +56,7 @@ def contract_of(wanted: Any) -> AnswerContract[Any]:
     if not missing and not is_class:
         contract: AnswerContract[Any] = wanted
         return contract
-    if is_class and len(missing) < len(MEMBERS):
+    if is_contract_class(wanted):
         name = wanted.__name__
         raise UsageError(f"answer must be an instance of the contract {name}, got the class. Pass answer={name}(…).")
     if len(missing) < len(MEMBERS):
@@ -67,6 +67,11 @@ def contract_of(wanted: Any) -> AnswerContract[Any]:
             "answer=list[str], answer=MyModel or answer=Number(unit='km')."
         )
     return _of_type(wanted)
+
+
+def is_contract_class(wanted: Any) -> bool:
+    """Return True for a class of contracts, which is no contract itself."""
+    return isinstance(wanted, type) and any(hasattr(wanted, name) for name in MEMBERS)
 
 
 def _is_type_form(wanted: Any) -> bool:

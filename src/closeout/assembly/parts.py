@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from closeout.answers.reading import AnswerContract
-from closeout.answers.typed import CONTRACT_NAMES, contract_of, is_contract_name, named_contract
+from closeout.answers.typed import (
+    CONTRACT_NAMES,
+    contract_of,
+    is_contract_class,
+    is_contract_name,
+    named_contract,
+)
 from closeout.answers.user_checks import Check
 from closeout.assembly.named import named_object
 from closeout.config import AgentParts, AgentSettings, TextFile
@@ -182,6 +188,8 @@ def without_parts(settings: AgentSettings) -> AgentSettings:
 def answer_of(given: str | Mapping[str, Any]) -> AnswerContract[Any]:
     """Return the contract that a name or a JSON Schema stands for; a name may be `package.module:Class` too.
 
+    A contract's class is made without arguments.
+
     Raises:
         ConfigError: It cannot be used.
         UsageError: The class cannot be imported.
@@ -191,7 +199,8 @@ def answer_of(given: str | Mapping[str, Any]) -> AnswerContract[Any]:
     if ":" not in given or is_contract_name(given):
         return named_contract(given)
     try:
-        return contract_of(named_object(given))
+        found = named_object(given)
+        return contract_of(made_object(given) if is_contract_class(found) else found)
     except UsageError as error:
         raise ConfigError(f"The answer '{given}' cannot be used: {error} Or use {CONTRACT_NAMES}.") from error
 

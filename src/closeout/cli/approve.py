@@ -12,6 +12,7 @@ from closeout.cli.terminal import print_json
 from closeout.errors import UsageError
 
 if TYPE_CHECKING:
+    from closeout.cli.options import RunOptions
     from closeout.run.waiting import Decision, PendingDecision
 
 __all__ = ["approve_command", "list_waiting"]
@@ -52,11 +53,11 @@ def approve_command(
     if any(each.by_person for each in left):
         option = agent_option(store.rows_from(run_id, 0, 1))
         return _say_left(run_id, decisions, left, option, as_json=as_json)
-    if resume and (agent is not None or _is_known(run_id)):
-        from closeout.cli.options import recorded_options
+    options = _known_options(run_id, agent) if resume else None
+    if options is not None:
         from closeout.cli.run_tasks import resume_run
 
-        return resume_run(run_id, recorded_options(run_id, agent=agent), as_json=as_json, quiet=quiet)
+        return resume_run(run_id, options, as_json=as_json, quiet=quiet)
     if as_json:
         print_json({"run_id": run_id, "decided": list(decisions), "waiting": []})
     else:
@@ -115,15 +116,14 @@ def _decision(edit: str | None, deny: str | None, answer: str | None, digest: st
     return Decision(verdict="approve", arguments=None if edit is None else read_arguments(edit), hash=shown)
 
 
-def _is_known(run_id: str) -> bool:
-    """True if the command line can make the run's agent."""
+def _known_options(run_id: str, agent: str | None) -> RunOptions | None:
+    """Return the options of the run's agent, None if the command line cannot make it."""
     from closeout.cli.options import recorded_options
 
     try:
-        recorded_options(run_id)
+        return recorded_options(run_id, agent=agent)
     except UsageError:
-        return False
-    return True
+        return None
 
 
 def _say_left(

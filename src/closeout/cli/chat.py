@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from closeout.cli import exits
@@ -18,7 +18,7 @@ from closeout.cli.chat_templates import ChatTemplates
 from closeout.cli.continuing import last_conversation, options_of_session
 from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending
 from closeout.cli.display import Display
-from closeout.cli.options import RunOptions, make_agent
+from closeout.cli.options import RunOptions, make_agent, with_own_deps
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import amount, duration, make_console, print_answer, printable, say_error, usage_line
 from closeout.errors import CloseoutError
@@ -282,7 +282,7 @@ class _TerminalChat:
 
     # -------------------------------------------------------------------------------------------- replies
 
-    def _reply(self, start: Callable[..., Any]) -> None:
+    def _reply(self, start: Callable[..., Any], *, resumes: bool = False) -> None:
         """Run the agent, show its reply while it is written, and stop it at the first Ctrl-C."""
         display = None if self._quiet else Display(brief=True)
 
@@ -304,7 +304,7 @@ class _TerminalChat:
         listeners: Sequence[Any] = () if display is None else (display,)
         try:
             with Signals(on_first_signal, on_second_signal) as signals, typing, display or nullcontext():
-                work = start(origin=self._origin, listeners=listeners)
+                work = self._with_deps(start, listeners, resumes)
                 try:
                     result = signals.run(typing.during(self._with_messages(work)), self._runner)
                 finally:
@@ -323,7 +323,15 @@ class _TerminalChat:
         else:
             self._show(result, display)
             if result.status == "waiting" and can_ask(False) and (decisions := ask_at_terminal(result.waiting)):
-                self._reply(lambda origin, **more: self._session.resume(decisions=decisions, **more))
+                self._reply(lambda origin, **more: self._session.resume(decisions=decisions, **more), resumes=True)
+
+    async def _with_deps(self, start: Callable[..., Any], listeners: Sequence[Any], resumes: bool) -> Any:
+        """Send a message, or resume one, with the dependencies that the agent's settings have made."""
+        async with AsyncExitStack() as stack:
+            runs = self._session.runs if resumes else []
+            run_id = runs[-1].run_id if runs else self._session.next_run_id()
+            agent = await with_own_deps(self._agent, stack, run_id)
+            return await start(origin=self._origin, listeners=listeners, deps=agent.plan().deps)
 
     def _send(self, line: str, display: Display | None) -> None:
         """Send a line that was typed during a reply to the agent; one that is too late is the next message."""
@@ -374,7 +382,7 @@ class _TerminalChat:
     # -------------------------------------------------------------------------------------------- commands
 
     def _retry(self) -> None:
-        self._reply(lambda origin, **more: self._session.resume(**more))
+        self._reply(lambda origin, **more: self._session.resume(**more), resumes=True)
 
     def _begin(self) -> None:
         self._session = self._agent.session()

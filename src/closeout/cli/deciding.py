@@ -15,7 +15,7 @@ from closeout.visible import visible
 if TYPE_CHECKING:
     from closeout.run.waiting import Decision, PendingDecision
 
-__all__ = ["ask_at_terminal", "can_ask", "describe_pending", "read_arguments"]
+__all__ = ["ask_at_terminal", "can_ask", "describe_pending", "read_arguments", "read_json"]
 
 
 def describe_pending(run_id: str, pending: Sequence[PendingDecision], agent: str = "") -> str:
@@ -159,11 +159,16 @@ def _read(prompt: str) -> str:
     return line.strip()
 
 
-def read_arguments(text: str) -> dict[str, Any]:
+def read_json(name: str, text: str) -> Any:
+    """Return the JSON value of an argument that an error calls by a name. Raises UsageError."""
     try:
-        value = exact_json(text)
+        return exact_json(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--edit is not JSON: {error}.") from None
+        raise UsageError(f"{name} is not JSON: {error}. A text needs quotes of its own: '\"a text\"'.") from None
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    value = read_json("--edit", text)
     if not isinstance(value, dict):
         raise UsageError('--edit must be a JSON object with all arguments of the call, such as {"amount": 5}.')
     return value

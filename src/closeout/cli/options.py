@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from closeout.errors import ConfigError, UsageError
 from closeout.redaction import REDACTED
 
 if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
     from closeout.agent import Agent
     from closeout.journal.store import Row
     from closeout.settings_tree import SettingsTree
@@ -31,6 +34,7 @@ __all__ = [
     "read_settings",
     "read_with_origins",
     "recorded_options",
+    "with_own_deps",
 ]
 
 _HARMLESS = ("model", "files", "dialect", "instructions", "profile")  # files are not read again
@@ -235,6 +239,34 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
     )
     agent.plan()
     return agent
+
+
+async def with_own_deps(agent: Agent, stack: AsyncExitStack, run_id: str) -> Agent:
+    """Return the agent with the dependencies of a run, if its settings name what makes them.
+
+    Args:
+        agent: The agent.
+        stack: Left when the run is over.
+        run_id: The run, which may be new.
+
+    Raises:
+        UsageError: They cannot be made.
+    """
+    name = agent.config.agent.deps
+    if name is None or agent.plan().deps is not None:
+        return agent
+    from closeout.assembly.named import named_object
+    from closeout.errors import RunNotFound
+    from closeout.journal.events import RunStarted
+    from closeout.run.made_deps import DepsMaker
+
+    user, store = "", agent.store()
+    if store is not None:
+        with suppress(RunNotFound):
+            rows = store.rows_from(run_id, 0, 1)
+            user = rows[0].event.user if rows and isinstance(rows[0].event, RunStarted) else ""
+    made = DepsMaker(named_object(name))
+    return agent.with_deps((await made.given(agent.plan(), stack, run_id, {"user": user})).deps)
 
 
 def _python_agent(source: str, options: RunOptions) -> Agent:

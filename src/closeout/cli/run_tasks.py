@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from closeout.cli import exits
 from closeout.cli.continuing import last_conversation, options_of_session
-from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending
+from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending, read_json
 from closeout.cli.display import Display
-from closeout.cli.options import RunOptions, make_agent, recorded_options
+from closeout.cli.options import RunOptions, make_agent, recorded_options, with_own_deps
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import amount, duration, print_answer, print_json, say_error, usage_line
 from closeout.errors import UsageError
@@ -52,7 +51,8 @@ def run_command(question: str, options: RunOptions, *, continue_last: bool, as_j
 
     async def start(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
         if session is not None:
-            return await session.run(task, files=options.files, origin=origin, listeners=listeners)
+            same = agent.session(session.id)
+            return await same.run(task, files=options.files, origin=origin, listeners=listeners)
         return await agent.run(task, files=options.files, run_id=run_id, origin=origin, listeners=listeners)
 
     return run_agent(agent, start, run_id, as_json=as_json, quiet=quiet)
@@ -110,12 +110,7 @@ def read_result(option: str) -> tuple[str, Any]:
     handle, equals, text = option.partition("=")
     if not equals:
         raise UsageError(f"--set-result must be HANDLE=JSON, such as r3='{{\"price\": 5}}', got '{option}'.")
-    try:
-        return handle.strip(), json.loads(text)
-    except ValueError:
-        raise UsageError(
-            f"--set-result {handle}: {text[:60]!r} is not JSON. Put quotes around a text: '\"text\"'."
-        ) from None
+    return handle.strip(), read_json(f"The result {text[:60]!r} of --set-result {handle}", text)
 
 
 def _read_question(text: str) -> str:
@@ -165,7 +160,7 @@ def run_agent(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet: 
     with Signals(on_first_signal, on_second_signal) as signals:
         try:
             with display or nullcontext():
-                result = signals.run(_start(agent, start, display))
+                result = signals.run(_start(agent, start, display, run_id))
         except Stopped as stopped:
             begun = _say_stopped(run_id)
             if as_json:
@@ -181,7 +176,7 @@ def run_agent(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet: 
     return exits.OUTCOMES[result.status]
 
 
-async def _start(agent: Agent, start: Start, display: Display | None) -> RunResult:
+async def _start(agent: Agent, start: Start, display: Display | None, run_id: str) -> RunResult:
     from closeout.run.subagents import clients_of
 
     clients = clients_of(agent.plan())
@@ -189,7 +184,9 @@ async def _start(agent: Agent, start: Start, display: Display | None) -> RunResu
         for client in clients:
             if display is not None and hasattr(client, "on_status"):
                 client.on_status = display.working  # downloading and loading weights take a while
-        return await start(agent, (display,) if display is not None else ())
+        async with AsyncExitStack() as stack:
+            agent = await with_own_deps(agent, stack, run_id)
+            return await start(agent, (display,) if display is not None else ())
     finally:
         for client in clients:
             await client.aclose()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from closeout.cli import exits
-from closeout.cli.deciding import describe_pending
-from closeout.cli.options import RunOptions, agent_option, make_agent, recorded_options
+from closeout.cli.deciding import describe_pending, read_json
+from closeout.cli.options import RunOptions, agent_option, make_agent, recorded_options, with_own_deps
 from closeout.cli.terminal import amount, print_json, say_error
 from closeout.config import home_folder
-from closeout.errors import CloseoutError, JournalLocked, UsageError
+from closeout.errors import CloseoutError, JournalLocked
 from closeout.visible import visible
 
 if TYPE_CHECKING:
@@ -30,12 +30,7 @@ def signal_command(run_id: str, name: str, payload: str, *, id: str, as_json: bo
     from closeout.journal.store import open_store
     from closeout.run.waiting import pending_decisions
 
-    try:
-        value = json.loads(sys.stdin.read() if payload == "-" else payload)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"The payload {payload[:60]!r} is not JSON: {error}. A text needs quotes of its own: '\"a text\"'."
-        ) from None
+    value = read_json(f"The payload {payload[:60]!r}", sys.stdin.read() if payload == "-" else payload)
     store = open_store(home_folder())
     sent = send_signal(store, run_id, name, value, id=id)
     waiting = store.run(run_id).status == "waiting"
@@ -73,7 +68,7 @@ def resume_due_runs(source: str | None, model: str | None, base_url: str | None,
         for run_id in _due_runs():
             try:
                 agent = make_agent(recorded_options(run_id).with_model(model, base_url))
-                results.append(asyncio.run(_closing(agent, agent.resume(run_id))))
+                results.append(asyncio.run(_closing(agent, _resumed(agent, run_id))))
             except JournalLocked:
                 continue  # another process was faster
             except CloseoutError as error:
@@ -96,6 +91,11 @@ def _due_runs() -> Sequence[str]:
 
     with open_to_read(home_folder()) as store:
         return list(DueRuns(store).find())
+
+
+async def _resumed(agent: Agent[Any], run_id: str) -> RunResult[Any]:
+    async with AsyncExitStack() as stack:
+        return await (await with_own_deps(agent, stack, run_id)).resume(run_id)
 
 
 async def _closing(agent: Agent[Any], work: Any) -> Any:

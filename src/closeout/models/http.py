@@ -286,6 +286,8 @@ class HTTPClient(BaseClient):
 
     def _counted(self, reply: ModelReply, sent: int) -> ModelReply:
         usage = reply.usage
+        if not usage.input_tokens and usage.output_tokens:  # no prompt is empty: the count is missing, or too large
+            usage = replace(usage, input_tokens=sent // BYTES_PER_TOKEN)
         if not usage.total_tokens:
             written = len(reply.text) + len(reply.reasoning) + sum(len(call.text) for call in reply.tool_calls)
             usage = Usage(sent // BYTES_PER_TOKEN, written // BYTES_PER_TOKEN + 1, requests=1)

@@ -576,8 +576,12 @@ def read_usage(value: Mapping[str, Any]) -> Usage | None:
     if not read and isinstance(timings, dict):  # llama.cpp
         read = _count(timings, "cache_n")
     write = _count(details, "cache_write_tokens") or _count(usage, "cache_creation_input_tokens")
+    prompt = _count(usage, "prompt_tokens", "input_tokens")
+    if prompt:  # which holds the tokens of the cache
+        read = min(read, prompt)
+        write = min(write, prompt - read)
     return Usage(
-        _count(usage, "prompt_tokens", "input_tokens"),
+        prompt,
         _count(usage, "completion_tokens", "output_tokens"),
         cache_read_tokens=read,
         cache_write_tokens=write,

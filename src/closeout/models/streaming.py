@@ -87,7 +87,7 @@ class EventReader:
 # ------------------------------------------------------------------------------------------------ the reply
 
 
-MOST_COUNTED = 10**12  # tokens or dollars of one reply; larger counts are ignored
+MOST_COUNTED = 10**9  # tokens or dollars of one reply; larger counts are ignored
 
 
 class _PartialText:

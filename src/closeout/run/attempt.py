@@ -173,11 +173,11 @@ class Attempt:
         return bool(self.agent.tools) and self._reopened < MAX_REOPENED and not self._budget.reached(self.turns)
 
     def call_facts(self, *, only_ok: bool = False) -> list[CallFact]:
-        """Return what was called and how it went, for the experience."""
+        """Return what was called and how it went, for the experience. A call that was made before is one call."""
         return [
             CallFact(outcome.call.name, outcome.call.arguments, outcome.ok, outcome.reason or outcome.output.summary)
             for outcome in self._outcomes
-            if outcome.ok or not only_ok
+            if (outcome.ok or not only_ok) and outcome.status != "duplicate"
         ]
 
     def start(self) -> None:

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from closeout.errors import UsageError
+
+if TYPE_CHECKING:
+    from closeout.run.plan import AgentPlan
 
 __all__ = ["CLIENT_NOTE", "HEADERS_NOTE", "ClientRequest", "DepsMaker"]
 
@@ -51,6 +54,17 @@ class DepsMaker:
 
     def __bool__(self) -> bool:
         return self._make is not None
+
+    async def given(self, plan: AgentPlan, stack: AsyncExitStack, run_id: str, notes: Mapping[str, Any]) -> AgentPlan:
+        """Return the plan of a run with its dependencies; the arguments are those of `entered`.
+
+        Raises:
+            UsageError: They cannot be made, or are not those that the agent needs. The cause is what was raised.
+        """
+        try:
+            return plan.given(await self.entered(stack, run_id, notes))
+        except Exception as error:
+            raise UsageError(f"Its dependencies cannot be made: {error or type(error).__name__}") from error
 
     async def entered(self, stack: AsyncExitStack, run_id: str, notes: Mapping[str, Any]) -> Any:
         """Return the dependencies of a run, None if there is no function. Leaving the stack ends them.

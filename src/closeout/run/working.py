@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
-from closeout.errors import CloseoutError, JournalLocked, LeaseLost, RunNotFound, UsageError
+from closeout.errors import CloseoutError, JournalLocked, LeaseLost, RunNotFound
 from closeout.journal.events import RunStarted
 from closeout.journal.following import follow, news_of, wait_until
 from closeout.journal.store import Row, Store
@@ -227,10 +227,7 @@ class AgentWorker:
             return self.plan
         started = (await self.store.off_loop(self.store.rows_from, run_id, 0, 1))[0].event
         user = started.user if isinstance(started, RunStarted) else ""
-        try:
-            return self.plan.given(await self.deps.entered(stack, run_id, {"user": user}))
-        except Exception as error:
-            raise UsageError(f"Its dependencies cannot be made: {error or type(error).__name__}") from error
+        return await self.deps.given(self.plan, stack, run_id, {"user": user})
 
     async def _drain(self) -> None:
         """Let the runs at work end. Those that do not in time are left to other workers."""

@@ -359,14 +359,14 @@ class AgentHost:
                 listeners = (self._wakeups[run_id], self._recorder)
                 async with AsyncExitStack() as stack:
                     try:
-                        deps = await self.deps.entered(stack, run_id, started.origin[ORIGIN])
-                        agent.plan().given(deps)
-                    except Exception as error:
-                        failure = Failure.of(error, f"Its dependencies cannot be made: {error or type(error).__name__}")
+                        notes = started.origin[ORIGIN]
+                        plan = await self.deps.given(agent.plan(streamed=True), stack, run_id, notes)
+                    except UsageError as error:
+                        cause = error.__cause__
+                        failure = Failure.of(cause if isinstance(cause, Exception) else error, str(error))
                         end = RunEnded("main", "failed", "failed", error=failure.message, error_kind=failure.kind)
                         await self._end(run_id, end)
                         raise
-                    plan = agent.plan(streamed=True).given(deps)
                     result = await resume_run(plan, self.store, run_id, listeners, seen=seen)
             self.ended[result.status] += 1
             self.usage += result.usage
