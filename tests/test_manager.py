@@ -247,6 +247,9 @@ def test_structured_content_is_shown_once() -> None:
     assert McpResult((repeated,), {"a": 1}).value == {"a": 1}
     assert McpResult((repeated,), {"result": [1, 2]}).value == [1, 2]
     assert McpResult((), None).value == ""
+    exact = {"type": "text", "text": '{"paid": [12345678901234567.89, 1e400, 0.5]}'}
+    whole = McpResult((exact,), json.loads(exact["text"]))
+    assert whole.value == {"paid": ["12345678901234567.89", "1e400", 0.5]}, "as a Decimal of a Python tool"
     assert McpResult(({"type": "image", "data": "QQ=="},), {"a": 1}).value == {
         "result": {"a": 1},
         "content": [{"type": "image", "mime_type": None, "bytes": 1}],

@@ -13,6 +13,7 @@ __all__ = [
     "MAX_DIGITS",
     "WrittenFloat",
     "exact_json",
+    "exact_or_text",
     "may_be_inexact",
     "plain_numbers",
     "read_integer",
@@ -129,6 +130,24 @@ def _exact_float(text: str) -> float:
         shown = text[:60]
         raise ValueError(f'a JSON number cannot hold {shown}. Write "{shown}", as a text, where the tool takes it')
     return float(number)
+
+
+def exact_or_text(value: Any, written: str) -> Any:
+    """Return a JSON value with the numbers that no float can hold as texts, as `written` has them.
+
+    Args:
+        value: The value.
+        written: Its JSON text. A text that says something else changes nothing.
+    """
+    return _exact_or_text(read_with_digits(written, value)) if may_be_inexact(written) else value
+
+
+def _exact_or_text(value: Any) -> Any:
+    if isinstance(value, WrittenFloat):
+        return float(value) if value - value == 0 and value.is_exact else value.text
+    if isinstance(value, dict):
+        return {name: _exact_or_text(item) for name, item in value.items()}
+    return [_exact_or_text(item) for item in value] if isinstance(value, list) else value
 
 
 def written_json(value: Any) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from closeout.file_values import NO_FILES, File, FileView, safe_file_name
+from closeout.parsing.numbers import exact_or_text
 from closeout.results.normal import map_texts
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class McpResult:
         ]
         others = [each for each in outlined if each.get("type") != "text"]
         if self.structured is not None:
-            shown = _without_base64(self.structured, self._data)
+            shown = _without_base64(exact_or_text(self.structured, self.text), self._data)
             if isinstance(shown, Mapping) and set(shown) == {"result"}:  # how servers wrap what is not an object
                 shown = shown["result"]
             return {"result": shown, "content": others} if others else shown
