@@ -35,6 +35,7 @@ from closeout.testing import (
     MISBEHAVIOURS,
     NON_ANSWERS,
     Misbehaviour,
+    RequestView,
     ScriptedClient,
     Turn,
     always,
@@ -337,6 +338,22 @@ async def test_the_same_turns_over_http(client_type: Any, stream: bool, chunks: 
     assert [(made.name, made.text) for made in first.tool_calls] == [("lookup", '{"key":"😀"}'), ("other", "{}")]
     assert second.text == "The answer is \\boxed{42}."
     assert second.usage.cache_read_tokens > 10
+
+
+@pytest.mark.parametrize("client_type", CLIENTS)
+async def test_a_received_request_offers_what_the_script_saw(client_type: Any):
+    seen: list[Any] = []
+
+    def turn(view: RequestView) -> Any:
+        seen.append((view.text, view.messages, view.tools))
+        return answer("42")
+
+    async with serve_script(turn) as server:
+        messages = [Message(role="user", content="What is k1? 什么")]
+        await client_type("m", server.base_url, "k").complete(ModelRequest(messages=messages, tools=TOOLS[:1]))
+    (received,) = server.requests
+    assert [(received.text, received.messages, received.tools)] == seen
+    assert (received.text, received.tools) == ("What is k1? 什么", ("lookup",))
 
 
 @pytest.mark.parametrize("stream", [False, True])

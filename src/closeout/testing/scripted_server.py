@@ -47,6 +47,21 @@ class ReceivedRequest:
         return decode_json(self.body)
 
     @property
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        """The messages, in OpenAI's shape whatever the protocol."""
+        return self.view.messages
+
+    @property
+    def tools(self) -> Sequence[str]:
+        """The names of the listed tools."""
+        return self.view.tools
+
+    @property
+    def text(self) -> str:
+        """All texts of the request, joined."""
+        return self.view.text
+
+    @property
     def last(self) -> str:
         """The text of the last message, or the prompt."""
         return self.view.last
