@@ -544,7 +544,7 @@ async def test_what_a_program_prints_forges_nothing() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the harness forks a child for each kill point")
-@pytest.mark.parametrize(("scenario", "stride"), [("program", "17"), ("waiting_program", "41")])
+@pytest.mark.parametrize(("scenario", "stride"), [("program", "29"), ("waiting_program", "59")])
 def test_a_run_killed_inside_a_program_is_resumed_and_pays_once(scenario: str, stride: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(HARNESS), str(tmp_path), scenario, stride], capture_output=True, text=True, check=True
