@@ -371,3 +371,8 @@ def test_an_error_in_a_good_status_keeps_its_kind():
 def test_stream_drops_and_timeouts_are_transient():
     for error in (StreamDropped("x"), ModelTimeout("x"), RateLimited("x"), ServerFailed("x")):
         assert RetryPolicy().wait(1, error, 0.0) == 0.0
+
+
+def test_a_limited_rate_says_when_the_server_answers_again():
+    error = error_from_response(429, {"Retry-After": "99999"}, b'{"error":{"message":"slow down"}}', "http://here")
+    assert str(error).endswith("slow down. It answers again in 99,999 seconds. Ask less often, or raise the limit.")

@@ -99,7 +99,8 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, or
     if status == 429 and code in _NO_CREDIT:
         return PermanentModelError(f"{told} The account has no credit left: look at its billing.", status=status)
     if status == 429:
-        return RateLimited(f"{told} Ask less often, or raise the limit.", status=status, retry_after=wait)
+        until = f"It answers again in {wait:,.0f} seconds. " if wait and wait >= 1 else ""
+        return RateLimited(f"{told} {until}Ask less often, or raise the limit.", status=status, retry_after=wait)
     kind, step = _meaning(status)
     if issubclass(kind, ServerFailed | ModelTimeout) and headers.get("x-should-retry") == "false":
         kind = PermanentModelError
