@@ -79,8 +79,15 @@ async def test_an_approved_call_is_made(stream: bool) -> None:
         assert first.status == "completed"
         (asked,) = [item for item in first.output if item.type == "mcp_approval_request"]
         assert (asked.name, asked.arguments, bank.paid) == ("pay", '{"to":"Ada"}', [])
-        second = await respond(input=approvals(first), previous_response_id=first.id)
+        decided = {
+            "input": approvals(first),
+            "previous_response_id": first.id,
+            "extra_headers": {"Idempotency-Key": "7"},
+        }
+        second = await respond(**decided)
         assert (second.output_text, bank.paid) == ("done", ["Ada"])
+        assert (await respond(**decided)).id == second.id, "the same request again"
+        assert bank.paid == ["Ada"]
         assert second.previous_response_id == first.id
         assert second.id != first.id
         (made,) = [item for item in second.output if item.type == "mcp_call"]

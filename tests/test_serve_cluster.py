@@ -154,6 +154,28 @@ async def test_what_a_stopping_instance_has_not_ended_is_continued_by_another_on
     assert (tmp_path / "booked").read_text("utf-8").split() == ["房间"]
 
 
+async def test_a_repeated_chat_request_finds_its_run_at_any_instance_also_when_the_first_one_stops(
+    any_home: Home, tmp_path: Path
+) -> None:
+    async def ask(served: Served) -> tuple[int, bool, str]:
+        body, key = {"model": "clerk", "messages": [{"role": "user", "content": "订"}]}, {"Idempotency-Key": "七"}
+        async with served.http.post(f"{served.base_url}/chat/completions", json=body, headers=key) as response:
+            return response.status, "Retry-After" in response.headers, await response.text()
+
+    async with two_hosts(any_home, tmp_path) as (one, two):
+        first = asyncio.create_task(ask(one))
+        await until((tmp_path / "looking").exists)
+        second = asyncio.create_task(ask(two))
+        await one.host.stop()
+        (tmp_path / "open").touch()
+        status, may_retry, _ = await first
+        assert status == 200 or (status, may_retry) == (503, True)  # 200 if the other instance was faster to begin it
+        for answered in (await second, await ask(two)):
+            assert (answered[0], "seen, after 1" in answered[2]) == (200, True)
+        assert len(open_store(any_home).runs()) == 1
+    assert (tmp_path / "booked").read_text("utf-8").split() == ["房间"]
+
+
 async def test_an_idle_instance_takes_what_is_queued_at_another_one(any_home: Home, tmp_path: Path) -> None:
     async with two_hosts(any_home, tmp_path) as (one, two):
         ids = [await one.host.submit(text, notes={"api": "runs"}) for text in ("订", "queued")]

@@ -76,16 +76,21 @@ async def test_after_kill_9_the_runs_continue_and_the_streams_resume(tmp_path: P
         file.write_text(AGENT.format(url=model.base_url))
         async with process(file) as (serving, url), client_of(url) as client:
             background = await client.responses.create(model="agent", input="In the background?", background=True)
+            chat = {"model": "agent", "messages": [{"role": "user", "content": "In a chat?"}]}
+            keyed: dict[str, Any] = {**chat, "extra_headers": {"Idempotency-Key": "order 7"}}
+            lost = asyncio.create_task(client.chat.completions.create(**keyed))
             stream = await client.responses.create(model="agent", input="In a stream?", stream=True)
             seen: list[Any] = []
             async for event in stream:
                 seen.append(event)
                 if event.type == "response.output_item.done":
                     break
-            await requested(model, 4)
+            await requested(model, 6)
             serving.kill()
             await asyncio.to_thread(serving.wait)
             await stream.close()
+            with pytest.raises(openai.APIConnectionError):
+                await lost
         async with process(file) as (_, url), client_of(url) as client:
             response = seen[0].response.id
             rest = await client.responses.retrieve(response, stream=True, starting_after=seen[-1].sequence_number)
@@ -97,8 +102,10 @@ async def test_after_kill_9_the_runs_continue_and_the_streams_resume(tmp_path: P
             done = await client.responses.retrieve(background.id, stream=True)
             last: Any = [event async for event in done][-1]
             assert last.response.output_text == "111111"
+            found = await client.chat.completions.create(**keyed)
+            assert found.choices[0].message.content == "111111"
     # Each conversation asked three times, and once again for the reply that the kill lost.
-    assert len(model.requests) == 8
+    assert len(model.requests) == 12
 
 
 async def test_ctrl_c_stops_the_server_and_its_runs_continue_at_the_next_start(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from aiohttp import web
 
 from closeout.journal.totals import RunTotals
 from closeout.messages import ModelReply
-from closeout.server.api_errors import ApiError, json_body
+from closeout.server.api_errors import ApiError, error_response, json_body
 from closeout.server.app import json_response
 from closeout.server.formats.anthropic_messages import AnthropicMessages
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import chat_conversation, user_of
 from closeout.server.openai_chat import answer_of, followed_answer, run_while_connected
+from closeout.server.request_keys import request_key
 from closeout.server.responses import check_model, check_tools, run_headers, schema_in
 from closeout.server.sse import event_bytes, send_events
 
@@ -39,7 +40,7 @@ class _Messages:
         try:
             return await self._create(request, await json_body(request))
         except ApiError as error:
-            return json_response(_error(error), status=error.status)
+            return error_response(error, body=_error)
 
     async def _create(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         check_model(body, self._host)
@@ -54,7 +55,8 @@ class _Messages:
             "user": user_of({"user": metadata.get("user_id") if isinstance(metadata, dict) else None}),
             "schema": schema_in(wanted, "output_config.format", self._host),
         }
-        async with run_while_connected(self._host, conversation, notes) as run_id:
+        key = await request_key(request, self._host.name)
+        async with run_while_connected(self._host, conversation, notes, key) as run_id:
             if body.get("stream"):
                 return await send_events(request, self._events(run_id, body), run_headers(run_id))
             await self._host.wait(run_id)

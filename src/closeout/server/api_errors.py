@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -39,7 +40,12 @@ RETRY_SECONDS = 5  # seconds until a refused client may ask again
 
 
 class ApiError(Exception):
-    """A request that cannot be served. The message says what is wrong and what to do."""
+    """A request that cannot be served. The message says what is wrong and what to do.
+
+    `repeatable`: the client may send it again, and nothing is done twice.
+    """
+
+    repeatable = False
 
     def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
@@ -54,10 +60,13 @@ def error_body(error: ApiError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
 
-def error_response(error: ApiError, *, retry: bool = False) -> web.Response:
-    """Return the error as a response. Clients repeat a request that failed only if `retry` is set."""
-    headers = {"Retry-After": str(RETRY_SECONDS)} if retry else {"x-should-retry": "false"}
-    return json_response(error_body(error), headers, status=error.status)
+def error_response(
+    error: ApiError, *, retry: bool = False, body: Callable[[ApiError], Mapping[str, Any]] = error_body
+) -> web.Response:
+    """Return the error as a response. Clients repeat a request that failed only if `retry` or the error says so."""
+    repeat = retry or error.repeatable
+    headers = {"Retry-After": str(RETRY_SECONDS)} if repeat else {"x-should-retry": "false"}
+    return json_response(body(error), headers, status=error.status)
 
 
 @web.middleware

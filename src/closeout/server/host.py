@@ -20,6 +20,7 @@ from closeout.errors import (
     JournalLocked,
     LeaseLost,
     ResumeRefused,
+    RunExists,
     RunNotFound,
     UsageError,
 )
@@ -50,6 +51,7 @@ from closeout.run.waiting import Decisions, PendingDecision, record_decisions
 from closeout.server.admission import Busy
 from closeout.server.client_request import RequestDeps
 from closeout.server.reply_text import ReplyRecorder
+from closeout.server.request_keys import REQUEST_NOTE, RequestKey
 from closeout.server.response_view import RESPONSE_NOTE
 
 if TYPE_CHECKING:
@@ -264,6 +266,7 @@ class AgentHost:
         files: Sequence[File] = (),
         work_files: Sequence[File] = (),
         notes: Mapping[str, Any] | None = None,
+        key: RequestKey | None = None,
     ) -> str:
         """Record a run and start it as soon as there is room.
 
@@ -273,37 +276,53 @@ class AgentHost:
             files: Files that the client sent: their text precedes the task.
             work_files: Those that scripts and tools find beside them.
             notes: What the server wants to know about the run later; JSON values.
+            key: The request, if it may be a repetition. A run that it has begun is returned, and none is begun.
 
         Returns:
             The run's id. The run is in the journal, so it survives the server from here on.
 
         Raises:
             Busy: Too many runs are queued, or the server is stopping.
+            ApiError: The key was sent with another request.
             UsageError: The task or the history cannot be used.
         """
+        if key is not None and await self._has_begun(key):
+            return key.run_id
         self._check_room()
-        run_id = new_run_id()
-        self._tasks[run_id] = asyncio.Future()  # type: ignore[assignment]  # takes its place in the queue
+        place, notes = new_run_id(), dict(notes or {})
+        if key is not None:
+            notes[REQUEST_NOTE] = key.request
+        self._tasks[place] = asyncio.Future()  # type: ignore[assignment]  # takes a place in the queue
         try:
-            origin = {**self._origin, ORIGIN: {"agent": self.name, **(notes or {})}}
-            user = str((notes or {}).get("user") or "")
-            agent = self._agent_for(notes or {})
-            await agent.submit(
+            user = str(notes.get("user") or "")
+            run_id = await self._agent_for(notes).submit(
                 task,
                 files=files,
                 work_files=work_files,
                 history=history,
-                run_id=run_id,
-                origin=origin,
+                run_id=place if key is None else key.run_id,
+                origin={**self._origin, ORIGIN: {"agent": self.name, **notes}},
                 user=user,
-                handed_to=(notes or {}).get("handed_to", ()),
+                handed_to=notes.get("handed_to", ()),
                 **self._budget_of(user),
             )
-        except BaseException:
-            del self._tasks[run_id]
-            raise
-        self._launch(run_id, streamed=bool((notes or {}).get("stream")))
+        except RunExists:  # the same request was faster, here or at another instance
+            if key is None or not await self._has_begun(key):
+                raise
+            return key.run_id
+        finally:
+            del self._tasks[place]
+        self._launch(run_id, streamed=bool(notes.get("stream")))
         return run_id
+
+    async def _has_begun(self, key: RequestKey) -> bool:
+        """Return whether a request has begun a run. Raises ApiError if another one with its key has."""
+        try:
+            run = await self.find(key.run_id)
+        except RunNotFound:
+            return False
+        key.check_same(run.notes.get(REQUEST_NOTE))
+        return True
 
     def _budget_of(self, user: str) -> RunSettings:
         """Return the setting of a run that limits what its user may spend."""
@@ -575,9 +594,13 @@ def _notes(rows: Sequence[Row]) -> Mapping[str, Any]:
 
 
 def _is_awaited(rows: Sequence[Row]) -> bool:
-    """Return whether a client can still come for the result: one of Chat Completions lost it with its connection."""
+    """Return whether a client can still come for the result.
+
+    One of Chat Completions lost it with its connection, unless it can repeat its request.
+    """
     started = rows[0].event
-    return isinstance(started, RunStarted) and started.origin[ORIGIN].get("api") != "chat"
+    notes = started.origin[ORIGIN] if isinstance(started, RunStarted) else {}
+    return notes.get("api") != "chat" or REQUEST_NOTE in notes
 
 
 def _resumes_in_vain(rows: Sequence[Row]) -> int:

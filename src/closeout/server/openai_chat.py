@@ -18,6 +18,7 @@ from closeout.server.app import json_response
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import Conversation, chat_conversation, user_of
 from closeout.server.reply_text import ReplyText
+from closeout.server.request_keys import RequestKey, request_key
 from closeout.server.response_state import Outcome
 from closeout.server.responses import check_model, check_tools, run_headers, schema_in
 from closeout.server.safety import client_of
@@ -27,6 +28,7 @@ from closeout.server.usage import chat_usage
 __all__ = ["add_chat", "answer_of", "followed_answer", "run_while_connected"]
 
 DONE = b"data: [DONE]\n\n"
+INTERRUPTED = "interrupted"  # the code of an error: the run can be resumed
 
 
 def add_chat(app: web.Application, host: AgentHost) -> None:
@@ -64,7 +66,8 @@ class _Chat:
             "user": user_of(body, client_of(request)),
             "schema": schema,
         }
-        async with run_while_connected(self._host, conversation, notes) as run_id:
+        key = await request_key(request, self._host.name)
+        async with run_while_connected(self._host, conversation, notes, key) as run_id:
             if body.get("stream"):
                 options = body.get("stream_options")
                 with_usage = isinstance(options, dict) and bool(options.get("include_usage"))
@@ -127,15 +130,20 @@ class _Chat:
 
 @asynccontextmanager
 async def run_while_connected(
-    host: AgentHost, conversation: Conversation, notes: Mapping[str, Any]
+    host: AgentHost, conversation: Conversation, notes: Mapping[str, Any], key: RequestKey | None
 ) -> AsyncIterator[str]:
-    """Begin the run of a request, and cancel it if the client disconnects. Yields the run's id."""
-    run_id = await host.submit(conversation.task, history=conversation.history, files=conversation.files, notes=notes)
+    """Begin the run of a request, and cancel it if the client disconnects and has no key. Yields the run's id."""
+    run_id = await host.submit(
+        conversation.task, history=conversation.history, files=conversation.files, notes=notes, key=key
+    )
     try:
         yield run_id
     except (asyncio.CancelledError, ConnectionError):
-        if not host.stopping:
+        if key is None and not host.stopping:
             await host.cancel(run_id)  # nobody can receive the answer any more
+        raise
+    except ApiError as error:
+        error.repeatable = key is not None and error.code == INTERRUPTED
         raise
 
 
@@ -157,7 +165,7 @@ def answer_of(host: AgentHost, run_id: str, ended: RunEnded | None) -> str:
     """Return the answer of a run that is over. Raises ApiError if it has none."""
     if ended is None or (host.stopping and ended.status == "cancelled"):
         text = host.failure(run_id) or f"The server is stopping. To continue: closeout resume {run_id}"
-        raise ApiError(503, text, code="interrupted")
+        raise ApiError(503, text, code=INTERRUPTED)
     outcome = Outcome(ended)
     if ended.status == "waiting":
         raise ApiError(409, f"{outcome.message} See /v1/runs/{run_id}.", code=outcome.code)

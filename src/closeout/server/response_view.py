@@ -14,6 +14,7 @@ from typing import Any
 from closeout.journal.events import DecisionMade, Noted, RunEnded, RunResumed, RunStarted
 from closeout.journal.store import Row
 from closeout.run.waiting import PendingDecision
+from closeout.server.request_keys import REQUEST_NOTE
 from closeout.server.response_state import Outcome, ResponseId, ResponseState
 
 __all__ = ["RESPONSE_NOTE", "ResponseView"]
@@ -66,6 +67,11 @@ class ResponseView:
             each["sequence_number"] = number
         self._next += len(made)
         return made
+
+    @property
+    def request(self) -> str:
+        """The digest of the request that the response answers, empty if it cannot be repeated."""
+        return self._state.notes.get(REQUEST_NOTE) or ""
 
     @property
     def outcome(self) -> Outcome | None:

@@ -19,6 +19,7 @@ from closeout.server.app import json_response
 from closeout.server.file_download import run_files
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import approval_responses, decisions_in, response_conversation, user_of
+from closeout.server.request_keys import REQUEST_NOTE, RequestKey, request_key
 from closeout.server.response_state import ResponseId
 from closeout.server.response_view import ResponseView
 from closeout.server.safety import client_of, seen_by
@@ -111,14 +112,17 @@ class _ResponsesRoutes:
             "previous_response_id": body.get("previous_response_id"),
             "schema": schema_in(text.get("format") if isinstance(text, dict) else text, "text.format", self._host),
         }
-        response = await self._begin(body, notes, seen_by(request))
+        key = await request_key(request, self._host.name)
+        response = await self._begin(body, notes, seen_by(request), key)
         if notes["stream"]:
             return await send_events(request, self._events(response, -1), run_headers(response.run_id))
         if not notes["background"]:
             await self._host.wait(response.run_id)
         return await self._response(response)
 
-    async def _begin(self, body: Mapping[str, Any], notes: Mapping[str, Any], client: str) -> ResponseId:
+    async def _begin(
+        self, body: Mapping[str, Any], notes: Mapping[str, Any], client: str, key: RequestKey | None
+    ) -> ResponseId:
         """Begin a run, or continue one with the decisions that it waits for."""
         given, previous = body.get("input"), notes["previous_response_id"]
         approvals = approval_responses(given)
@@ -127,14 +131,17 @@ class _ResponsesRoutes:
         elif isinstance(previous, str):
             earlier = ResponseId.read(previous)
         elif previous is None:
-            return await self._submit(body, notes, (), ())
+            return await self._submit(body, notes, (), (), key)
         else:
             raise ApiError(400, "previous_response_id must be a text.", param="previous_response_id")
-        view = await self._view(earlier, client)
+        view, later = await self._view(earlier, client), ResponseId(earlier.run_id, earlier.part + 1)
         if view.awaits_decision:
             decisions = decisions_in(given, approvals, view.pending)
-            await self._host.decide(earlier.run_id, decisions, notes={**notes, "previous_response_id": str(earlier)})
-            return ResponseId(earlier.run_id, earlier.part + 1)
+            notes = {**notes, "previous_response_id": str(earlier), REQUEST_NOTE: key and key.request}
+            await self._host.decide(earlier.run_id, decisions, notes=notes)
+            return later
+        if key is not None and view.parts > earlier.part and (await self._view(later)).request == key.request:
+            return later
         if approvals:
             raise ApiError(400, f"The response {earlier} does not wait for an approval.", param="input")
         if view.parts > earlier.part:
@@ -142,7 +149,7 @@ class _ResponsesRoutes:
             raise ApiError(400, text, param="previous_response_id")
         messages, handed_to = await self._conversation(earlier)
         files = run_files(self._host.store, (row.event for row in await self._host.rows(earlier.run_id))).all()
-        return await self._submit(body, {**notes, "handed_to": handed_to}, messages, files)
+        return await self._submit(body, {**notes, "handed_to": handed_to}, messages, files, key)
 
     async def _submit(
         self,
@@ -150,6 +157,7 @@ class _ResponsesRoutes:
         notes: Mapping[str, Any],
         earlier: Sequence[Mapping[str, Any]],
         work_files: Sequence[File],
+        key: RequestKey | None,
     ) -> ResponseId:
         conversation = response_conversation(body.get("input"), earlier, body.get("instructions"))
         run_id = await self._host.submit(
@@ -158,6 +166,7 @@ class _ResponsesRoutes:
             files=conversation.files,
             work_files=work_files,
             notes=notes,
+            key=key,
         )
         return ResponseId(run_id)
 

@@ -22,6 +22,7 @@ from closeout.server.file_download import file_response, files_shape, find_file,
 from closeout.server.files_in import file_in
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import chat_conversation, user_of
+from closeout.server.request_keys import KEY_HEADER, request_key
 from closeout.server.responses import run_headers
 from closeout.server.safety import client_of, seen_by
 from closeout.server.sse import event_bytes, send_events
@@ -63,7 +64,10 @@ class _Runs:
         about = self._host.deps.notes(request)
         notes = {"api": "runs", "user": user_of(body, client_of(request)), **about}
         files = [*conversation.files, *_files_in(body.get("files") or [])]
-        run_id = await self._host.submit(conversation.task, history=conversation.history, files=files, notes=notes)
+        key = await request_key(request, self._host.name)
+        run_id = await self._host.submit(
+            conversation.task, history=conversation.history, files=files, notes=notes, key=key
+        )
         return await self._run(run_id, status=202)
 
     async def get(self, request: web.Request) -> web.Response:
@@ -107,7 +111,7 @@ class _Runs:
     async def signal(self, request: web.Request) -> web.Response:
         run_id = await self._run_id(request)
         payload = await json_value(request)
-        key = request.headers.get("Idempotency-Key", "")
+        key = request.headers.get(KEY_HEADER, "")
         sent = await self._host.signal(run_id, request.match_info["name"], payload, id=key)
         return web.json_response({"run_id": run_id, "sent": sent}, status=202)
 
