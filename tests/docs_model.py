@@ -30,6 +30,7 @@ REPLIES: Mapping[str, Sequence[ScriptItem]] = {
     "翻译成英文": [answer("A sentence.")],
     "My name is Anna.": [say("Hello, Anna.")],
     "Who am I?": [say("You are Anna.")],
+    "Ship order 1047.": [say("Order 1047 is on its way.")],
     "squared?": [answer("144")],
     "a large lamp cost?": [call("price", item="lamp", size="large"), answer("80")],
     "Ask the clerk what a lamp costs.": [call("clerk", task="What does a lamp cost?"), answer("40")],
