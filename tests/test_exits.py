@@ -24,7 +24,7 @@ async def look(key: str) -> str:
     return f"the value of {key}"
 
 
-SEEN = Turn("It may be \\boxed{5}, let me make sure.", calls=[call("look", key="a")])
+SEEN = Turn("Let me make sure. It may be \\boxed{5}.", calls=[call("look", key="a")])
 
 
 async def run(script: Any, tools: Sequence[Any] = (look,), question: str = "What?", **options: Any) -> RunResult:

@@ -59,6 +59,8 @@ async def test_the_content_of_a_box_is_the_answer() -> None:
     ("text", "read"),
     [
         (r"So it is \boxed{42}.", "42"),
+        (r"First \boxed{1}, and so \(\boxed{\frac{1}{2}}\).", r"\frac{1}{2}"),
+        (r"To draw a frame write \boxed{x^2}. The command needs amsmath.", None),
         ("Write it so:\n```latex\n\\boxed{42}\n```", None),
         (r"Put the answer into \boxed{...} at the end, then compile the document.", None),
         (r"<think>\boxed{1}?</think>It is 42.", "It is 42."),

@@ -37,16 +37,16 @@ BOXED_GRAMMAR = r"""root ::= "\\boxed{" content "}"
 content ::= ([^{}\n] | "{" content "}")+
 """
 
-_CLOSING = " \t\n\r.$*)]。"  # Characters that may follow a box at the end of a reply.
+_CLOSING = " \t\n\r.$*_)]\\。"  # Characters that may follow a box at the end of a reply.
 _NO_BOX = r"There is no \boxed{} in the reply."
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    r"""Any text: the content of the last `\boxed{…}` if the reply has one, otherwise the whole reply.
+    r"""Any text: the content of a `\boxed{…}` that the reply ends with, otherwise the whole reply.
 
-    The prompt does not mention a form. A box in a code block is part of the text, and so is one without content, unless
-    the reply ends with it: then there is no answer. A reply that is only a tool call is no answer.
+    The prompt does not mention a form. A box that more text follows is part of the text, and so is one in a code block.
+    If the box at the end has no content, there is no answer, as for a reply that is only a tool call.
 
     Attributes:
         forms: Forms in which the model writes tool calls, beside the built-in ones.
@@ -73,10 +73,8 @@ class Text:
         if not whole:
             return failed("empty", "The reply is empty.")
         boxes = find_boxes(visible) if "boxed" in visible or "fbox" in visible else ()
-        if any(not box.in_fence for box in boxes):
-            boxed = _read_boxes(boxes, visible, PLACEHOLDERS)
-            if boxed.ok or not visible[boxes[-1].end :].strip(_CLOSING):
-                return boxed
+        if any(not box.in_fence for box in boxes) and not visible[max(box.end for box in boxes) :].strip(_CLOSING):
+            return _read_boxes(boxes, visible, PLACEHOLDERS)
         written = read_tool_calls(whole, forms=self.forms)
         if written.calls and not written.content.strip():
             return failed("missing", "The reply is a tool call and not an answer.")
