@@ -13,7 +13,8 @@ from aiohttp import ClientSession
 from closeout import Agent, Number, tool
 from closeout.errors import ConfigError, JournalError, UsageError
 from closeout.journal.run_journal import Journal
-from closeout.server.host import MAX_RESUMES, AgentHost
+from closeout.run.interruptions import MAX_INTERRUPTIONS
+from closeout.server.host import AgentHost
 from closeout.server.safety import is_loopback
 from closeout.server.serving import agent_app
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
@@ -215,14 +216,15 @@ async def test_the_runs_of_another_agent_are_left_alone() -> None:
 async def test_a_run_that_keeps_killing_the_server_is_not_resumed_for_ever() -> None:
     agent = helper()
     run_id = await agent.submit("What is k1?", origin={"serve": {"agent": "helper", "api": "runs"}})
-    for _ in range(MAX_RESUMES + 1):
+    for _ in range(MAX_INTERRUPTIONS + 1):
         store = agent.store()
         assert store is not None
         Journal.reopen(store, run_id).abandon()
     async with serving(agent) as served:
-        _, found = await fetch(served, "GET", f"/v1/runs/{run_id}")
-        assert found["status"] == "interrupted"
-        assert "closeout resume" in found["error"]
+        _, found = await fetch(served, "GET", f"/v1/runs/{run_id}?wait=30")
+        assert found["status"] == "failed"
+        assert "interrupted 4 times in a row, so it is not resumed" in found["error"]
+        assert found["error"].endswith(f"closeout resume {run_id}")
 
 
 async def test_a_run_whose_agent_has_changed_says_so() -> None:

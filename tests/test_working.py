@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -22,7 +23,9 @@ from closeout import Agent, RunContext, tool
 from closeout.errors import AuthenticationFailed, RunNotFound, UsageError
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.events import ToolStarted
+from closeout.journal.run_journal import Journal
 from closeout.journal.store import Row, Store, open_store
+from closeout.run.interruptions import MAX_INTERRUPTIONS, interruptions
 from closeout.run.made_deps import DepsMaker
 from closeout.run.working import AgentWorker
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
@@ -318,3 +321,86 @@ async def test_a_run_that_waited_and_was_continued_is_one_run(any_home: Home) ->
     await agent.signal(waiting, "money", 5)
     await worker.work(asyncio.Event(), until_idle=True)
     assert (+worker.outcomes, worker.ended["answered"], worker.failures) == ({"answered": 2}, 2, {})
+
+
+async def test_runs_that_were_interrupted_repeatedly_come_last_and_one_at_a_time(
+    any_home: Home, elsewhere: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    at_work, began = 0, []
+
+    @tool(read_only=True)
+    async def read(text: str) -> str:
+        """Read."""
+        nonlocal at_work
+        at_work += text != "新"
+        began.append((text, at_work))
+        await asyncio.sleep(0.02)
+        at_work -= text != "新"
+        return "read"
+
+    def turn(view: RequestView) -> Turn:
+        return answer("done") if view.last == "read" else Turn(calls=[call("read", text=view.question)])
+
+    agent = Agent(ScriptedClient(turn), [read], home=any_home, name="reader")
+    first, second, last = [await agent.submit(task) for task in ("一", "二", "三")]
+    for run_id, count in ((first, 2), (second, 3), (last, 4)):
+        for _ in range(count):
+            Journal.reopen(elsewhere, run_id).abandon()  # a process died
+    for _ in range(5):
+        await agent.submit("新")
+    one, two = [AgentWorker(agent.plan(), store, limit=5) for store in (open_store(any_home), elsewhere)]
+    await one.work(asyncio.Event(), until_idle=True)
+    assert began == [*[("新", 0)] * 5, ("一", 1), ("二", 1)]
+    assert +one.outcomes == {"answered": 7, "failed": 1}
+    failed = await agent.result(last)
+    assert (failed.status, failed.error_kind, one.failures[last].error) == ("failed", "", failed.error)
+    assert failed.error.startswith("It was interrupted 4 times in a row, so it is not resumed automatically")
+    warnings = [f"Resuming {first}, interrupted 2 times.", f"Resuming {second}, interrupted 3 times."]
+    assert caplog.messages == [*warnings, f"Run {last} has failed. {failed.error}"]
+    await two.work(asyncio.Event(), until_idle=True)
+    assert +two.outcomes == {}
+    assert (await agent.resume(last)).answer == "done"  # a person decides so
+
+
+POISON = """
+import asyncio, os
+from closeout import Agent, tool
+from closeout.testing import ScriptedClient, answer, call
+
+@tool(read_only=True)
+def parse(file: str) -> str:
+    "Parse."
+    if file == "坏" and "KILLS" in os.environ:
+        os._exit(139)
+    return "parsed"
+
+def turn(view):
+    return answer("done") if view.last == "parsed" else call("parse", file=view.question)
+
+agent = Agent(ScriptedClient(turn), [parse], name="parser")
+if __name__ == "__main__":
+    asyncio.run(agent.work(until_idle=True, limit=1))
+"""
+
+
+def test_a_run_that_kills_its_workers_is_given_up_and_named(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "poison.py").write_text(POISON, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    agent, store = Agent(ScriptedClient([]), name="parser"), open_store(home)
+    bad = asyncio.run(agent.submit("坏", priority=5))
+    good = asyncio.run(agent.submit("好"))
+    said = ""
+    while interruptions([*store.rows(bad)]) <= MAX_INTERRUPTIONS:
+        worker = subprocess.run(
+            [sys.executable, "poison.py"], env={**os.environ, "KILLS": "1"}, stderr=subprocess.PIPE, text=True
+        )
+        assert worker.returncode == 139
+        said += worker.stderr
+    assert said.endswith(f"Resuming {bad}, interrupted 2 times.\nResuming {bad}, interrupted 3 times.\n")
+    assert store.run(good).status == "answered"
+    ended = here("work", "poison:agent", "--until-idle")
+    assert (ended.code, store.run(bad).status) == (3, "failed")
+    assert f"{bad}  failed: It was interrupted 4 times in a row during the call r1 of parse" in ended.err

@@ -71,6 +71,7 @@ class Journal:
         self.replay_only = replay_only
         self._suspends = suspends
         self._recorded = RecordedRun(rows)
+        self._was_interrupted = bool(rows) and not isinstance(rows[-1].event, (RunStarted, RunEnded))
         self._worked_before = self._recorded.work  # seconds, in the processes before this one
         self._next = rows[-1].seq + 1 if rows else 0
         self._kept: list[Row] = []  # the events, if the run has no store
@@ -169,14 +170,15 @@ class Journal:
             record = store.read(run_id)
             if record.problems and not despite_damage:
                 raise JournalDamaged(describe_damage(run_id, record.problems))
+            rows = record.rows
+            journal = cls(run_id, store, number, recorded=rows)
+            idle = journal._opened_at - rows[-1].time if rows else 0.0
+            journal._recorded.idle += idle
+            journal._opening = journal.append(replace(resumed or RunResumed("main"), idle=idle))
+            journal.flush()  # it counts as an interruption if the process dies now
         except BaseException:
             store.release(number)
             raise
-        rows = record.rows
-        journal = cls(run_id, store, number, recorded=rows)
-        idle = journal._opened_at - rows[-1].time if rows else 0.0
-        journal._recorded.idle += idle
-        journal._opening = journal.append(replace(resumed or RunResumed("main"), idle=idle))
         return journal
 
     @classmethod
@@ -446,6 +448,8 @@ class Journal:
             raise JournalError(f"The record of run {self.run_id} ends here: it has no outcome for {place}.")
         run = self._doing(started, run)
         if interrupted is None:
+            if self._was_interrupted:  # if the process dies of this effect again, the record names it
+                await self.committed()
             return self.append(await run())
         if started_before:
             return self.append(interrupted())

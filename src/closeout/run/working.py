@@ -14,13 +14,14 @@ from functools import partial
 from itertools import chain
 
 from closeout.errors import CloseoutError, JournalLocked, LeaseLost, RunNotFound
-from closeout.journal.events import RunStarted
+from closeout.journal.events import RunEnded, RunStarted
 from closeout.journal.following import follow, news_of, wait_until
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Listener
 from closeout.messages import Usage
 from closeout.run.cancelling import forget_requests, hand_over, handed_over
 from closeout.run.handoff import is_run_of
+from closeout.run.interruptions import ended_in_vain, interruptions, is_suspect
 from closeout.run.lifecycle import as_recorded
 from closeout.run.loading import load_result
 from closeout.run.lookout import Lookout
@@ -93,7 +94,8 @@ class AgentWorker:
     usage: Usage = field(default_factory=Usage)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)  # run → when it may be tried again
-    _is_own: dict[str, bool] = field(default_factory=dict)  # run → the agent began it
+    # Run of the agent → how often it was interrupted without progress; of another one → None.
+    _known: dict[str, int | None] = field(default_factory=dict)
     _urgent: dict[str, int] = field(default_factory=dict)  # run → its priority
     _open: dict[str, str] = field(default_factory=dict)  # run → the outcome that another one may replace
     _left: set[str] = field(default_factory=set)  # runs that are handed over
@@ -142,7 +144,11 @@ class AgentWorker:
         """Begin to execute runs, as many as there are places."""
         has_room = len(self._tasks) < self.limit
         found = await self.store.off_loop(self._claimable) if has_room else []
-        for run_id in found[: self.limit - len(self._tasks)]:
+        for run_id in found:
+            if len(self._tasks) >= self.limit:
+                break
+            if self._is_suspect(run_id) and any(map(self._is_suspect, self._tasks)):
+                continue  # if the process dies again, it is clear of which run
             task = self._tasks[run_id] = asyncio.create_task(self._execute(run_id), name=f"run {run_id}")
             task.add_done_callback(self._forget)
 
@@ -151,7 +157,10 @@ class AgentWorker:
         self._lookout.news.set()  # there is a place for another run
 
     def _claimable(self) -> list[str]:
-        """Return runs that may be executed: those of the highest priority first, and of these the oldest."""
+        """Return runs that may be executed: those of the highest priority first, and of these the oldest.
+
+        Those of a priority that were interrupted repeatedly come last.
+        """
         now, wanted = time.monotonic(), 4 * self.limit
         self._not_before = {run_id: at for run_id, at in self._not_before.items() if at > now}
         self._urgent = prioritised(self.store)
@@ -161,24 +170,31 @@ class AgentWorker:
         ):
             if run_id not in self._tasks and run_id not in self._not_before and self._owns(run_id):
                 found[run_id] = None
-                if len(found) >= wanted:
+                wanted -= not self._is_suspect(run_id)
+                if not wanted:
                     break
         first = list(found)
         if now < self._mixes_until:  # others look at the same moment: not all of them try the same run first
             random.shuffle(first)
-        return sorted(first, key=lambda run_id: -self._urgent.get(run_id, 0))
+        return sorted(first, key=lambda run_id: (-self._urgent.get(run_id, 0), self._is_suspect(run_id)))
+
+    def _is_suspect(self, run_id: str) -> bool:
+        return is_suspect(self._known.get(run_id) or 0)
 
     def _owns(self, run_id: str) -> bool:
-        known = self._is_own.get(run_id)
-        if known is None:
+        if run_id not in self._known:
             try:
-                rows = self.store.rows_from(run_id, 0, 1)
+                rows = self.store.rows_from(run_id, 0, 2)
+                started = rows[0].event if rows else None
+                is_own = (
+                    isinstance(started, RunStarted) and is_run_of(self.plan, started) and _SERVED not in started.origin
+                )
+                if is_own and len(rows) > 1:
+                    rows = self.store.rows_from(run_id, 0)
             except RunNotFound:
                 return False
-            started = rows[0].event if rows else None
-            known = isinstance(started, RunStarted) and is_run_of(self.plan, started) and _SERVED not in started.origin
-            self._is_own[run_id] = known
-        return known
+            self._known[run_id] = interruptions(rows) if is_own else None
+        return self._known[run_id] is not None
 
     async def _execute(self, run_id: str) -> None:
         if run_id in self._urgent:
@@ -188,14 +204,23 @@ class AgentWorker:
             if seen.status == "running":  # another worker was faster
                 self._mixes_until = time.monotonic() + MIXING_SECONDS
                 return
-            if seen.status in ("interrupted", "waiting", "cancelled"):
+            ended: RunEnded | None = None
+            if seen.status == "interrupted":
+                rows = await self.store.off_loop(self.store.rows_from, run_id, 0)
+                was_suspect, self._known[run_id] = self._is_suspect(run_id), interruptions(rows)
+                if self._is_suspect(run_id) and not was_suspect:
+                    return  # another worker has died since: the run is taken in its turn
+                ended = await ended_in_vain(self.store, seen, rows)
+            if ended is not None:
+                self._count(run_id, ended.status, ended.error)
+            elif seen.status in ("interrupted", "waiting", "cancelled"):
                 async with AsyncExitStack() as stack:
                     plan = await self._with_deps(stack, run_id)
                     result = await resume_run(plan, self.store, run_id, self.listeners, seen=seen)
                 self._count(run_id, result.status, result.error or result.stop_reason, result.error_kind)
                 self.usage += result.usage
             forget_requests(self.store, run_id)
-            self._is_own.pop(run_id, None)
+            self._known.pop(run_id, None)
         except asyncio.CancelledError:
             self._count(run_id, "left" if run_id in self._left else "cancelled")
         except JournalLocked:

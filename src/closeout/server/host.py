@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -25,7 +25,7 @@ from closeout.errors import (
     UsageError,
 )
 from closeout.file_values import File
-from closeout.journal.events import DecisionMade, ModelReplied, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
+from closeout.journal.events import Noted, RunEnded, RunStarted
 from closeout.journal.following import Wakeup, follow, news_of, waited
 from closeout.journal.holds import check_not_held
 from closeout.journal.retention import delete_ended
@@ -43,6 +43,7 @@ from closeout.run.cancelling import (
     is_handed_over,
     request_cancel,
 )
+from closeout.run.interruptions import ended_in_vain, interruptions, is_suspect
 from closeout.run.lookout import Lookout
 from closeout.run.made_deps import CLIENT_NOTE, ClientRequest
 from closeout.run.resuming import resume_run
@@ -66,7 +67,6 @@ log = logging.getLogger("closeout.server")
 
 UNNAMED = "unnamed"  # the user of a request that names none
 ORIGIN = "serve"  # the key of a run's origin under which the server keeps its own notes
-MAX_RESUMES = 3  # a run that makes no progress may be what kills the server
 POLL_SECONDS = 0.5  # seconds between two looks at a run that another process executes
 CANCEL_SECONDS = 10.0  # seconds to wait for another process that ends a run
 SCAN_SECONDS = 1.0  # seconds between two looks for runs that another process has left
@@ -134,6 +134,7 @@ class AgentHost:
         self._user_budget = user_budget
         self._budget_of("")  # refuses a limit that is not valid
         self._slots = asyncio.Semaphore(max_runs)
+        self._suspects = asyncio.Lock()  # if the server dies again, it is clear of which run
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wakeups: dict[str, Wakeup] = {}
         self._executing: set[str] = set()
@@ -196,14 +197,8 @@ class AgentHost:
             return True
         if not self._is_own(rows) or not _is_awaited(rows):
             return False
-        if _resumes_in_vain(rows) > MAX_RESUMES:
-            self._failures[run_id] = (
-                f"The server stopped {MAX_RESUMES} times in a row while it executed this run, so it is not resumed "
-                f"automatically. To resume it: closeout resume {run_id}"
-            )
-            log.warning("%s", self._failures[run_id])
-        elif run_id not in self._tasks and not self.stopping:
-            self._launch(run_id, streamed=bool(_notes(rows).get("stream")))
+        if run_id not in self._tasks and not self.stopping:
+            self._launch(run_id, streamed=bool(_notes(rows).get("stream")), interrupted=interruptions(rows))
         return True
 
     async def _keep_looking(self) -> None:
@@ -343,11 +338,11 @@ class AgentHost:
         if len(self._tasks) >= self._max_active:
             raise Busy(f"{len(self._tasks)} runs are executed or queued, which is the limit. Try again later.")
 
-    def _launch(self, run_id: str, *, streamed: bool) -> None:
+    def _launch(self, run_id: str, *, streamed: bool, interrupted: int = 0) -> None:
         self._wakeups[run_id] = Wakeup()
         if streamed:
             self._streamed.add(run_id)
-        task = self._tasks[run_id] = asyncio.create_task(self._execute(run_id), name=f"run {run_id}")
+        task = self._tasks[run_id] = asyncio.create_task(self._execute(run_id, interrupted), name=f"run {run_id}")
         task.add_done_callback(lambda _: self._forget(run_id))
 
     def _forget(self, run_id: str) -> None:
@@ -359,9 +354,9 @@ class AgentHost:
             wakeup.wake()
         self._lookout.news.set()
 
-    async def _execute(self, run_id: str) -> None:
+    async def _execute(self, run_id: str, interrupted: int) -> None:
         try:
-            async with self._slots:
+            async with self._suspects if is_suspect(interrupted) else nullcontext(), self._slots:
                 if self.stopping:
                     return  # it waits in the journal
                 seen = await self.store.off_loop(self.store.run, run_id)
@@ -370,8 +365,12 @@ class AgentHost:
                 if seen.status == "cancelled" and not await asyncio.to_thread(is_handed_over, self.store, run_id):
                     return  # while it was queued
                 self._executing.add(run_id)
-                started = (await asyncio.to_thread(self.store.rows_from, run_id, 0, 1))[0].event
+                rows = await asyncio.to_thread(self.store.rows_from, run_id, 0)
+                started = rows[0].event
                 assert isinstance(started, RunStarted)
+                if seen.status == "interrupted" and await ended_in_vain(self.store, seen, rows):
+                    self.ended["failed"] += 1
+                    return
                 agent = self._agent_for(started.origin[ORIGIN])
                 if not isinstance(agent.plan().contract, Text):
                     self._streamed.discard(run_id)
@@ -601,14 +600,3 @@ def _is_awaited(rows: Sequence[Row]) -> bool:
     started = rows[0].event
     notes = started.origin[ORIGIN] if isinstance(started, RunStarted) else {}
     return notes.get("api") != "chat" or REQUEST_NOTE in notes
-
-
-def _resumes_in_vain(rows: Sequence[Row]) -> int:
-    """Return how many times a run was resumed since it last made progress."""
-    count = 0
-    for row in rows:
-        if isinstance(row.event, RunResumed):
-            count += 1
-        elif isinstance(row.event, (ModelReplied, ToolFinished, DecisionMade)):
-            count = 0
-    return count

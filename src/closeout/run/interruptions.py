@@ -1,0 +1,100 @@
+"""Count how often a run was interrupted without progress, and end one that may be what kills its processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from closeout.journal.events import (
+    DecisionMade,
+    Event,
+    ModelFailed,
+    ModelReplied,
+    ModelRequested,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    ToolFinished,
+    ToolStarted,
+)
+from closeout.journal.run_journal import Journal
+from closeout.journal.store import Row, RunRecord, Store
+
+__all__ = ["MAX_INTERRUPTIONS", "ended_in_vain", "interruptions", "is_suspect"]
+
+log = logging.getLogger("closeout")
+
+# How often in a row a run that makes no progress may be interrupted until no process resumes it by itself.
+MAX_INTERRUPTIONS = 3
+
+
+def interruptions(rows: Sequence[Row]) -> int:
+    """Return how often a run that nobody executes was interrupted since it last made progress or ended."""
+    count, is_begun = 0, False
+    for row in rows:
+        if isinstance(row.event, RunEnded):
+            count, is_begun = 0, False
+        elif isinstance(row.event, RunResumed):
+            count, is_begun = count + is_begun, True
+        elif isinstance(row.event, (ModelReplied, ToolFinished, DecisionMade)):
+            count, is_begun = 0, True
+        elif not isinstance(row.event, RunStarted):
+            is_begun = True
+    return count + is_begun
+
+
+def is_suspect(count: int) -> bool:
+    """Return True if a run was interrupted repeatedly.
+
+    The cause may be this run, or another one that was executed beside it. So a process executes one such run at a time.
+    """
+    return count > 1
+
+
+async def ended_in_vain(store: Store, seen: RunRecord, rows: Sequence[Row]) -> RunEnded | None:
+    """End a run as failed if it was interrupted too often without progress. A resume by hand continues it nevertheless.
+
+    Args:
+        store: Where the run is kept.
+        seen: The run, which nobody executes. It was read before its events.
+        rows: Its events.
+
+    Returns:
+        The end. None: the run is to be resumed; if it was interrupted, the log says so.
+
+    Raises:
+        JournalLocked: Another process has executed it since.
+        JournalError: The journal cannot be read or written.
+    """
+    count = interruptions(rows)
+    if count <= MAX_INTERRUPTIONS:
+        if count:
+            log.warning("Resuming %s, interrupted %d time%s.", seen.run_id, count, "" if count == 1 else "s")
+        return None
+    ended = RunEnded(
+        "main",
+        "failed",
+        "failed",
+        error=f"It was interrupted {count} times in a row{_where(rows)}, so it is not resumed automatically: it may be "
+        f"what ends the process. To resume it: closeout resume {seen.run_id}",
+    )
+    journal = await Journal.resume(store, seen.run_id, seen=seen)
+    await journal.end(ended)
+    log.warning("Run %s has failed. %s", seen.run_id, ended.error)
+    return ended
+
+
+def _where(rows: Sequence[Row]) -> str:
+    """Return what the run was doing when it was interrupted."""
+    under_way: dict[tuple[str, str], Event] = {}
+    for event in (row.event for row in rows):
+        if isinstance(event, (ToolStarted, ModelRequested)):
+            under_way.pop((event.agent, event.key), None)  # the last one is the latest
+            under_way[event.agent, event.key] = event
+        elif isinstance(event, (ToolFinished, ModelReplied, ModelFailed)):
+            under_way.pop((event.agent, event.key), None)
+    last = next(reversed(under_way.values()), None)
+    if isinstance(last, ToolStarted):
+        by = "" if last.agent == "main" else f" by {last.agent}"
+        return f" during the call {last.handle} of {last.name}{by}"
+    return "" if last is None else " during a request to the model"
