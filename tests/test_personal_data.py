@@ -199,6 +199,37 @@ async def test_a_session_is_deleted_by_its_id_and_others_of_the_name_stay(any_ho
         find_data(5, home=any_home)  # type: ignore[arg-type]
 
 
+async def test_runs_of_others_that_repeat_what_a_person_said_are_named(any_home: Home, tmp_path: Path) -> None:
+    agent = Agent(ScriptedClient([answer("done")] * 9), home=any_home)
+    await agent.session("team", user="伊芙").run("Before.")
+    await agent.session("team", user="ann").run(f"My secret is {SECRET}.")
+    await agent.session("team").run("Who says so?")  # nobody is named
+    await agent.session("team", user="bob").run("Hello.")
+    await agent.session("else", user="bob").run("Hello.")
+    found = find_data("ann", home=any_home)
+    assert [run.run_id for run in found.runs] == ["team.2", "team.3"]
+    named = {"run_id": "team.4", "session": "team", "users": ["bob"]}
+    assert found.to_dict()["others"] == [named]
+    assert [each.run_id for each in find_data("伊芙", home=any_home).others] == ["team.2", "team.4"]
+    assert find_data("bob", home=any_home).others == ()
+    note = "team.4 of bob repeats what ann said (session team).\n"
+    assert here("data", "list", "--user", "ann").err.endswith(note)
+    exported = here("data", "export", "--user", "ann", "-o", str(tmp_path / "out"))
+    assert (exported.err.endswith(note), exported.code) == (True, 0)
+    assert json.loads((tmp_path / "out" / "index.json").read_text())["others"] == [named]
+    for options in (["--dry-run"], ["--yes"]):
+        refused = here("data", "delete", "--user", "ann", *options)
+        assert refused.code == 2
+        assert "team.4 of bob repeats what ann said, so nothing was deleted." in refused.err
+        assert "(--session team)" in refused.err
+    assert here("data", "delete", "--user", "ann", "--leave-others", "--dry-run", "--json").json["others"] == [named]
+    left = here("data", "delete", "--user", "ann", "--leave-others", "--yes")
+    assert (left.code, left.err) == (0, f"2 runs deleted.\n{note}")
+    assert places_of(any_home, SECRET)
+    delete_data(session="team", home=any_home)
+    assert places_of(any_home, SECRET) == []
+
+
 def test_data_on_the_command_line(home: Path, tmp_path: Path) -> None:
     agent = Agent(ScriptedClient([answer("done")] * 9), home=home)
     agent.run_sync("你好", user="安", run_id="r1")
@@ -207,7 +238,11 @@ def test_data_on_the_command_line(home: Path, tmp_path: Path) -> None:
     assert [run["run_id"] for run in here("data", "list", "--user", "安", "--json").json["runs"]] == ["r1"]
     assert here("data", "list").code == 2
     out = tmp_path / "安"
-    assert here("data", "export", "--user", "安", "-o", str(out), "--json").json == {"exported": 1, "folder": str(out)}
+    assert here("data", "export", "--user", "安", "-o", str(out), "--json").json == {
+        "exported": 1,
+        "folder": str(out),
+        "others": [],
+    }
     assert "你好" in (out / "0001-r1" / "conversation.txt").read_text()
     assert here("data", "delete", "--user", "安").sentence.startswith("data delete would delete 1 run. Add --yes")
     assert here("data", "delete", "--user", "安", "--dry-run").err == "1 run would be deleted.\n"

@@ -116,6 +116,7 @@ def list_data(
     parts = [amount(len(data.runs), "run"), amount(len(data.sessions), "session")]
     parts += [f"budget {key}" for key in data.budget_keys]
     print(visible(", ".join(parts)), file=sys.stderr)
+    _note_others(data)
     return OK
 
 
@@ -134,9 +135,11 @@ def export(
     data = export_data(output, user, session=session)
     _warn_of_nothing(data)
     if json:
-        print_json({"exported": len(data.runs), "folder": output})
+        others = data.to_dict()["others"]
+        print_json({"exported": len(data.runs), "folder": output, "others": others})
     else:
         print(f"{amount(len(data.runs), 'run')} in {output}.", file=sys.stderr)
+        _note_others(data)
     return OK
 
 
@@ -146,6 +149,9 @@ def delete(
     user: User = "",
     session: SessionId = "",
     waiting: Annotated[bool, typer.Option("--waiting", help="Also runs that wait for a decision or a signal")] = False,
+    leave_others: Annotated[
+        bool, typer.Option("--leave-others", help="Leave the runs of others that repeat what the person said")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
     json: Json = False,
@@ -154,18 +160,29 @@ def delete(
     from closeout.cli.terminal import amount, confirmed, print_json
     from closeout.run.personal_data import delete_data
 
-    data = delete_data(user, session=session, waiting=waiting, dry_run=True)
+    data = delete_data(user, session=session, waiting=waiting, leave_others=leave_others, dry_run=True)
     _warn_of_nothing(data)
     what = amount(len(data.runs), "run")
     deleted = not dry_run and (not (data.runs or data.budget_keys) or yes or confirmed("data delete", what))
     if deleted:
-        data = delete_data(user, session=session, waiting=waiting)
+        data = delete_data(user, session=session, waiting=waiting, leave_others=leave_others)
     if json:
         print_json({"deleted": deleted, **data.to_dict()})
     else:
         done = "deleted" if deleted else "would be deleted" if dry_run else "left as they are"
         print(f"{what} {done}.", file=sys.stderr)
+        _note_others(data)
     return OK
+
+
+def _note_others(data: PersonalData) -> None:
+    """Say which runs of other persons repeat what the person said: they are neither exported nor deleted."""
+    if data.others:
+        from closeout.run.personal_data import named_others
+        from closeout.visible import visible
+
+        sessions = ", ".join(dict.fromkeys(each.session for each in data.others))
+        print(visible(f"{named_others(data.others)} what {data.user} said (session {sessions})."), file=sys.stderr)
 
 
 def _warn_of_nothing(data: PersonalData) -> None:

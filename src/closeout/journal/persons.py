@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from closeout.errors import RunNotFound
 from closeout.journal.events import RunStarted
 from closeout.journal.run_names import session_of
 from closeout.journal.store import RunRecord, Store
+from closeout.records import record
 
-__all__ = ["persons_of", "runs_of_person", "runs_of_session"]
+__all__ = ["OtherRun", "others_that_repeat", "persons_of", "runs_of_person", "runs_of_session"]
+
+
+@record
+class OtherRun:
+    """A run of other persons in a session of somebody: a later message, which repeats what was said before it."""
+
+    run_id: str
+    session: str
+    users: tuple[str, ...]
 
 
 def persons_of(started: RunStarted | None) -> set[str]:
@@ -42,6 +53,20 @@ def runs_of_person(store: Store, user: str) -> tuple[dict[str, RunRecord], list[
             found |= {run.run_id: run for run in siblings if not persons_of(store.beginning(run.run_id)) - {user}}
     found |= {lane: store.run(lane) for lane in store.lanes_of(found)}
     return found, sessions
+
+
+def others_that_repeat(store: Store, runs: Mapping[str, RunRecord], sessions: Sequence[str]) -> list[OtherRun]:
+    """Return the messages of other persons that repeat what a person said in sessions, with their what-if lanes."""
+    found: list[OtherRun] = []
+    for session in sessions:
+        members = runs_of_session(store, session)  # in the order in which they were created
+        first = next((at for at, run in enumerate(members) if run.run_id in runs), len(members))
+        for run in members[first:]:
+            if run.run_id not in runs:
+                users = tuple(sorted(persons_of(store.beginning(run.run_id))))
+                names = (run.run_id, *store.lanes_of([run.run_id]))
+                found += [OtherRun(name, session, users) for name in names]
+    return found
 
 
 def runs_of_session(store: Store, session: str) -> list[RunRecord]:

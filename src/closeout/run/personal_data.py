@@ -18,13 +18,15 @@ from closeout.homes import Home, as_home
 from closeout.journal.events import RunEnded, RunStarted, ToolFinished
 from closeout.journal.holds import check_not_held
 from closeout.journal.ledger import forget_key, spent_by_day
-from closeout.journal.persons import persons_of, runs_of_person, runs_of_session
+from closeout.journal.persons import OtherRun, others_that_repeat, persons_of, runs_of_person, runs_of_session
 from closeout.journal.readonly import has_journal, open_to_read
 from closeout.journal.retention import delete_runs
 from closeout.journal.store import Row, RunRecord, Store, open_store
 from closeout.records import record
 
-__all__ = ["PersonalData", "delete_data", "export_data", "find_data", "list_persons"]
+__all__ = ["PersonalData", "delete_data", "export_data", "find_data", "list_persons", "named_others"]
+
+MOST_NAMED = 10  # runs in one sentence; to_dict() and --json have them all
 
 _UNSAFE = re.compile(r"[^\w.-]")  # characters that are replaced in the name of a folder
 _BUSY = {"running": "being executed", "waiting": "waiting"}
@@ -40,6 +42,8 @@ class PersonalData:
         runs: The runs, oldest first.
         sessions: The sessions that they belong to.
         budget_keys: The keys of budgets that hold the person's spending.
+        others: The runs of other persons that repeat what this one said before them in the same session, each with
+            its `run_id`, `session` and `users`. They are not among `runs`.
     """
 
     user: str
@@ -47,11 +51,14 @@ class PersonalData:
     runs: tuple[RunRecord, ...]
     sessions: tuple[str, ...]
     budget_keys: tuple[str, ...]
+    others: tuple[OtherRun, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         fields = {"user": self.user, "session": self.session, "sessions": list(self.sessions)}
-        return {**fields, "budget_keys": list(self.budget_keys), "runs": [asdict(run) for run in self.runs]}
+        others = [{**asdict(each), "users": list(each.users)} for each in self.others]
+        runs = [asdict(run) for run in self.runs]
+        return {**fields, "budget_keys": list(self.budget_keys), "runs": runs, "others": others}
 
 
 def list_persons(home: str | Path | None = None) -> dict[str, int]:
@@ -68,7 +75,8 @@ def find_data(user: str = "", *, session: str = "", agent: str = "", home: str |
     """List what a home has of a person or of a session.
 
     A run is a person's if it was started with `run(user=…)`, served for that user, or charged to the budget
-    `user:NAME`. The other messages of the sessions of these runs belong to them, unless they name another person.
+    `user:NAME`. The other messages of the sessions of these runs belong to them, unless they name another person. Those
+    are `others` if they came later: they repeat the conversation.
 
     Args:
         user: The person.
@@ -90,15 +98,23 @@ def find_data(user: str = "", *, session: str = "", agent: str = "", home: str |
         if session:
             found = {run.run_id: run for run in runs_of_session(store, session)}
             found |= {lane: store.run(lane) for lane in store.lanes_of(found)}
-            sessions = [session] if found else []
+            sessions, others = [session] if found else [], []
         else:
             found, sessions = runs_of_person(store, user)
+            others = others_that_repeat(store, found, sessions)
         if agent:
             begun = {run_id: store.beginning(run_id) for run_id in found}
             found = {each: run for each, run in found.items() if (first := begun[each]) and first.name == agent}
     keys = {spent.key for spent in spent_by_day(folder)} & {f"user:{user}"} if user else ()
     runs = sorted(found.values(), key=lambda run: run.started)
-    return PersonalData(user=user, session=session, runs=tuple(runs), sessions=tuple(sessions), budget_keys=tuple(keys))
+    return PersonalData(
+        user=user,
+        session=session,
+        runs=tuple(runs),
+        sessions=tuple(sessions),
+        budget_keys=tuple(keys),
+        others=tuple(others),
+    )
 
 
 def export_data(
@@ -149,6 +165,7 @@ def delete_data(
     session: str = "",
     home: str | Path | None = None,
     waiting: bool = False,
+    leave_others: bool = False,
     dry_run: bool = False,
 ) -> PersonalData:
     """Delete the data of a person or of a session: runs, their texts and signals, search words, budget counters.
@@ -160,13 +177,15 @@ def delete_data(
         session: The session, instead of a person.
         home: As for `find_data`.
         waiting: Delete also runs that wait for a decision, a time or a signal.
+        leave_others: Leave the runs of other persons that repeat what this one said.
         dry_run: Delete nothing, and raise what a deletion would raise at once.
 
     Returns:
         What was deleted, or would be.
 
     Raises:
-        UsageError: Nothing is named, runs wait and `waiting` is not set, or a run is on hold.
+        UsageError: Nothing is named, runs wait and `waiting` is not set, there are runs of others that repeat the
+            person's messages and `leave_others` is not set, or a run is on hold. Nothing is deleted.
         JournalLocked: A run is being executed; nothing is deleted. Or the runs are deleted, and the files could not be
             written anew because another process reads them.
         JournalError: The files cannot be written.
@@ -179,6 +198,12 @@ def delete_data(
         if run.status == "running":
             raise JournalLocked(f"{text} Wait for its end, or stop it first.")
         raise UsageError(f"{text} Pass waiting=True (--waiting) to delete such runs too.")
+    if data.others and not leave_others:
+        sessions = " and ".join(f"--session {each}" for each in dict.fromkeys(other.session for other in data.others))
+        raise UsageError(
+            f"{named_others(data.others)} what {user} said, so nothing was deleted. Delete the whole conversation "
+            f"first ({sessions}), or leave them as they are: leave_others=True (--leave-others)."
+        )
     folder, found = _folder(home), [run.run_id for run in data.runs]
     if dry_run:
         with open_to_read(folder) as read:
@@ -195,6 +220,15 @@ def delete_data(
 
 
 # ------------------------------------------------------------------------------------------------ finding
+
+
+def named_others(others: Sequence[OtherRun]) -> str:
+    """Return runs of other persons with these, as the beginning of a sentence: "team.2 of eve repeats"."""
+    names = [f"{each.run_id} of {', '.join(each.users)}" for each in others[:MOST_NAMED]]
+    if len(others) > MOST_NAMED:
+        names.append(f"{len(others) - MOST_NAMED:,} more")
+    listed = ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else names[0]
+    return f"{listed} repeat{'s' if len(others) == 1 else ''}"
 
 
 def _folder(home: str | Path | None) -> Home:
