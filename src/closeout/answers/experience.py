@@ -76,6 +76,7 @@ class FailureExperience:
     queries: tuple[str, ...] = ()  # "tool: query"
     pages: tuple[str, ...] = ()
     failed_tools: tuple[str, ...] = ()  # "tool: why"
+    done: tuple[str, ...] = ()  # "tool(arguments) → result" of calls with effects
 
     def text(self, budget_tokens: int | None = None, count: Callable[[str], int] | None = None) -> str:
         """Return the experience as the next attempt reads it.
@@ -91,6 +92,9 @@ class FailureExperience:
             ("Queries already tried", self.queries),
         ]
         head = [f"Failure type: {self.type}"]
+        if self.done:
+            room = None if budget_tokens is None else budget_tokens // 2
+            head.append(_done(self.done, room, count))
         if self.findings:
             head.append(f"Useful findings:\n{self.findings}")
         if self.what_happened:
@@ -224,8 +228,8 @@ def _own_findings(facts: Sequence[CallFact], reply: str) -> str:
     """Return what the attempt found if the model does not say: its last reply, then results, newest first."""
     lines = [f"- The attempt's last reply: {shorten(said(reply), 600)}"] if reply.strip() else []
     results = [fact for fact in facts if fact.ok and fact.summary.strip()]
-    lines += [f"- {fact.tool}({_brief(fact)}): {shorten(fact.summary, 200)}" for fact in results[-1:-13:-1]]
-    return "\n".join(lines)
+    found = dict.fromkeys(f"- {fact.tool}({_brief(fact)}): {shorten(fact.summary, 200)}" for fact in reversed(results))
+    return "\n".join(lines + [*found][:12])
 
 
 def _brief(fact: CallFact) -> str:
@@ -255,6 +259,13 @@ def _unique(texts: Any) -> tuple[str, ...]:
 
 def _listing(title: str, items: Sequence[str]) -> str:
     return f"{title}:\n" + "\n".join(f"- {item}" for item in items)
+
+
+def _done(calls: tuple[str, ...], budget: int | None, count: Callable[[str], int]) -> str:
+    """List the calls that must not be repeated; says how many there are if not all fit."""
+    title = "Already done, do not repeat"
+    kept = calls if budget is None else _last_that_fit(title, calls, budget, count)
+    return _listing(title if len(kept) == len(calls) else f"{title} (the last {len(kept)} of {len(calls)})", kept)
 
 
 def _last_that_fit(title: str, items: tuple[str, ...], budget: int, count: Callable[[str], int]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from closeout.messages import Message
 from closeout.results.tokens import estimate_tokens
 from closeout.run.attempt import AgentWork, Attempt
 from closeout.run.closing import close_attempt, fall_back
+from closeout.run.earlier_calls import CallsWithEffects, described
 from closeout.run.effects import ToolCalls
 from closeout.run.final_format import FinalFormat
 from closeout.run.flow_watch import flow_below
@@ -128,6 +129,9 @@ class Orchestrator:
         agent, settings = self._agent, self._agent.plan.settings
         journal, budget = agent.scope.journal, agent.scope.budget
         unsubscribe = journal.subscribers.subscribe(agent.history)
+        effects = CallsWithEffects(agent.scope.path, lambda: agent.tools)
+        watches = settings.context_compress_limit > 0 or agent.scope.depth > 0  # the caller of an agent may try again
+        forget = journal.subscribers.subscribe(effects) if watches else unsubscribe
         journal.inbox.join(agent.scope.path)
         budget.begin(CLOSING_TOKENS + (estimate_tokens(agent.question) if budget.limited else 0))
         experiences: list[FailureExperience] = []
@@ -142,6 +146,9 @@ class Orchestrator:
                 learned = render_experiences(experiences) if settings.retry_with_summary else ""
                 self.attempt = attempt = Attempt(agent, number, learned)
                 attempt.start()
+                before = len(effects)
+                if before:
+                    agent.executor.take_over(effects.since(), agent.scope.path)
                 stop = await attempt.run()
                 is_last = number == settings.context_compress_limit
                 while True:
@@ -154,6 +161,9 @@ class Orchestrator:
                         break
                     stop = await attempt.run(closed)
                 result = _explained(await attempt.checked(closed), budget)
+                if result.experience is not None and len(effects) > before:
+                    done = tuple(dict.fromkeys(map(described, effects.since(before))))
+                    result = replace(result, experience=replace(result.experience, done=done))
                 self._result = result
                 journal.append(_ended(attempt, stop, result, agent.scope.path))
                 if result.answer is not None or _ends_run(result.stop_reason, attempt) or not result.experience:
@@ -163,6 +173,7 @@ class Orchestrator:
         finally:
             budget.end()
             journal.inbox.leave(agent.scope.path)
+            forget()
             unsubscribe()
             await programs.aclose()
             if reserves is not None:

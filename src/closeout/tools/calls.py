@@ -23,6 +23,7 @@ __all__ = [
     "CallMemory",
     "CallOutcome",
     "DuplicateCheck",
+    "EarlierCall",
     "Progress",
     "Status",
     "cache_name",
@@ -113,6 +114,16 @@ class CallOutcome:
     def was_refused(self) -> bool:
         """True if the call could not be made: no such tool, or the arguments do not fit. Nobody denied it."""
         return self.status == "refused" and self.output.telemetry.error_code != "Denied"
+
+
+@record
+class EarlierCall:
+    """A call of an earlier attempt that has taken effect. `unsure`: it was cut off, and may or may not have."""
+
+    spec: ToolSpec
+    arguments: Mapping[str, Any]
+    output: ToolOutput
+    unsure: bool = False
 
 
 class DuplicateCheck(NamedTuple):

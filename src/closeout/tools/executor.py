@@ -32,7 +32,7 @@ from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter
 from closeout.results.tokens import count_tokens
 from closeout.results.tool_output import ToolOutput, observation_of, present_output
-from closeout.tools.calls import CallMemory, CallOutcome, DuplicateCheck, Status, cache_name, query_key
+from closeout.tools.calls import CallMemory, CallOutcome, DuplicateCheck, EarlierCall, Status, cache_name, query_key
 from closeout.tools.judge import has_no_organic_results, judge, names_unknown_tool, says_tool_failed, shorten_text
 from closeout.tools.manager import LOCAL
 from closeout.tools.running import (
@@ -50,12 +50,13 @@ from closeout.tools.shipped_policies import DEMO_SCRAPE_MAX_LENGTH
 from closeout.tools.threads import run_large
 from closeout.tools.toolbox import Toolbox
 
-__all__ = ["DEMO_SCRAPE_MAX_LENGTH", "UNSURE", "CallOutcome", "PlannedCall", "SingleCall", "ToolExecutor"]
+__all__ = ["DEMO_SCRAPE_MAX_LENGTH", "UNSURE", "CallOutcome", "PlannedCall", "SingleCall", "ToolExecutor", "is_unsure"]
 
 # A rough rate for a call's arguments, used only in telemetry.
 CHARACTERS_A_TOKEN = 4
 SPENT = "LimitReached"  # the error code of a call that would only reach a limit again
 UNSURE = "Interrupted"  # the code of a call that repeats an interrupted one
+MADE_BEFORE = "An earlier attempt has made this call. It is not made again; its result was:"
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class PlannedCall:
     code: str = ""  # error code of the refusal; of a repeated call UNSURE, if the first one was interrupted
     repeated: bool = False  # the agent has seen its result
     earlier: CallOutcome | None = None
+    made: EarlierCall | None = None  # an earlier attempt made it, and this one has not seen its result
     twin: int = -1  # index of the same call in the same reply
     handle: str = ""
     note: str = ""  # what the model sees beside the result
@@ -169,6 +171,8 @@ class ToolExecutor:
         self._accepts_empty: set[tuple[str, str]] = set()  # (agent, tool) whose next empty result is evidence
         self._spent: dict[str, set[str]] = {}  # agent → tools, and queries, that reached a limit in this attempt
         self._unsure: dict[str, set[str]] = {}  # agent → queries that were interrupted, until it has made another call
+        # agent → query → the call of an earlier attempt that is not made again; None once this attempt has its result
+        self._made: dict[str, dict[str, EarlierCall | None]] = {}
 
     # ------------------------------------------------------------------------------------ the calls of one reply
 
@@ -212,6 +216,30 @@ class ToolExecutor:
         """Start an attempt with an empty history: earlier calls no longer count as repetitions."""
         self._memory.begin_attempt(agent)
         self._spent.pop(agent, None)
+        self._made.pop(agent, None)
+
+    def take_over(self, calls: Sequence[EarlierCall], agent: str = "main") -> None:
+        """Count calls of earlier attempts as repetitions in this one.
+
+        The first repetition gets the earlier result, the next ones are rolled back; nothing runs. A call that was cut
+        off is refused until another call was made.
+        """
+        made: dict[str, EarlierCall | None] = {}
+        unsure: set[str] = set()
+        for call in calls:
+            try:
+                query = self._call_method("get_query_str_from_tool_call", call.spec.name, dict(call.arguments))
+            except _MethodFailed:
+                query = query_key(call.spec.name, call.arguments, call.spec.policy)
+            if query is None:
+                continue
+            if call.unsure:
+                unsure.add(query)
+                continue
+            made[query] = call
+            self._memory.record(cache_name(agent, call.spec.name), query)
+        self._made[agent] = made
+        self._unsure[agent] = unsure - made.keys()
 
     # ------------------------------------------------------------------------------------ plan
 
@@ -285,6 +313,9 @@ class ToolExecutor:
             earlier = earlier if repeated else None
         if query in self._unsure.get(agent, ()):
             return planned(query=query, repeated=True, code=UNSURE)
+        of_attempts = self._made.get(agent)
+        if of_attempts and query in of_attempts and (repeated or not self._overrides("is_duplicate_query")):
+            return planned(query=query, repeated=True, earlier=earlier, made=of_attempts[query])
         return planned(query=query, repeated=repeated, earlier=earlier)
 
     def _repaired(self, call: ToolCall, spec: ToolSpec, toolbox: Toolbox) -> RepairedArguments:
@@ -448,14 +479,34 @@ class ToolExecutor:
         for index, plan in enumerate(plans):
             if index in ran:
                 outcomes.append(await self._finish(*ran[index], agent, allow_duplicates))
+            elif plan.made is not None and plan.twin < 0:
+                outcomes.append(await self._made_before(plan, plan.made, agent, allow_duplicates))
             else:
                 outcomes.append(self._without_running(plan, outcomes, allow_duplicates))
-        interrupted = {plan.query for plan, one in zip(plans, outcomes, strict=True) if _is_unsure(one)}
+        interrupted = {plan.query for plan, one in zip(plans, outcomes, strict=True) if is_unsure(one.spec, one.output)}
         if interrupted:
             self._unsure[agent] = {query for query in interrupted if query is not None}
-        elif any(outcome.was_executed for outcome in outcomes):
+        elif any(one.was_executed and plan.made is None for plan, one in zip(plans, outcomes, strict=True)):
             self._unsure.pop(agent, None)
         return outcomes
+
+    async def _made_before(
+        self, plan: PlannedCall, made: EarlierCall, agent: str, allow_duplicates: bool
+    ) -> CallOutcome:
+        """The result of a call that an earlier attempt made, for one that has not seen it. It changes nothing again."""
+        meter = CallMeter()
+        meter.stop()
+        before = made.output.telemetry
+        telemetry = meter.telemetry(
+            before.tool_name, tool_version=before.tool_version, cache_hit=True, cache_key=plan.query
+        )
+        output = made.output.model_copy(
+            update={"telemetry": telemetry, "state_update": None, "checkpoint": None, "files": ()}
+        )
+        outcome = await self._finish(replace(plan, note=MADE_BEFORE), output, agent, allow_duplicates)
+        if not outcome.rollback and plan.query is not None:
+            self._made[agent][plan.query] = None
+        return outcome
 
     async def _finish(self, plan: PlannedCall, output: ToolOutput, agent: str, is_spent: bool) -> CallOutcome:
         """The outcome of a call that ran. `is_spent`: no more rollbacks are allowed."""
@@ -505,7 +556,8 @@ class ToolExecutor:
         elif output.telemetry.error_code == CallSpent.__name__ and plan.query is not None:
             self._spent.setdefault(agent, set()).add(plan.query)
         if plan.query is not None and status in ("ok", "low_quality"):
-            if spec.policy.destructive or (spec.policy.idempotent and not spec.policy.read_only):
+            changes = spec.policy.destructive or (spec.policy.idempotent and not spec.policy.read_only)
+            if changes and plan.made is None:
                 self._memory.something_changed(agent)
             with suppress(_MethodFailed):  # the call is over, and its result is good
                 self._call_method("record_query", cache_name(agent, spec.name), plan.query)
@@ -882,16 +934,15 @@ class _GovernedManager:
         return getattr(self._source, name)
 
 
-def _is_unsure(outcome: CallOutcome) -> bool:
+def is_unsure(spec: ToolSpec | None, output: ToolOutput) -> bool:
     """Return whether nobody knows if a call has taken effect: it was interrupted, or late and declared to have some."""
-    policy = None if outcome.spec is None else outcome.spec.policy
-    has_effects = policy is not None and (policy.destructive or policy.on_crash in ("report", "ask"))
-    is_late = outcome.output.telemetry.error_code in ("TimeoutError", "OutOfTime", CallUnsure.__name__)
-    return outcome.status == "interrupted" or (is_late and has_effects)
+    has_effects = spec is not None and (spec.policy.destructive or spec.policy.on_crash in ("report", "ask"))
+    code = output.telemetry.error_code
+    return code == "Interrupted" or (has_effects and code in ("TimeoutError", "OutOfTime", CallUnsure.__name__))
 
 
 def _is_to_run(plan: PlannedCall, allow_duplicates: bool) -> bool:
-    if plan.refusal or plan.spec is None or plan.twin >= 0:
+    if plan.refusal or plan.spec is None or plan.twin >= 0 or plan.made is not None:
         return False
     policy = plan.spec.policy
     if plan.earlier is not None and policy.read_only:
