@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,11 @@ def distance(start: str) -> str:
 
 
 def rollout(
-    home: Path, family: str, *, server: Any = "vllm", places: int = 4, **options: Any
+    home: Path, family: str, *, server: Any = "vllm", places: Sequence[int] = range(4), **options: Any
 ) -> tuple[TokenServer, list[dict[str, Any]]]:
     """Play a trial of some calls, and return the server and the trial's exported sequences."""
     end, call = FAMILIES[family]
-    texts = [*(call % f"Ulm {n}" for n in range(places)), "It is \\boxed{7}."]
+    texts = [*(call % f"Ulm {n}" for n in places), "It is \\boxed{7}."]
     token_server = TokenServer(texts, end)
 
     async def work() -> list[dict[str, Any]]:
@@ -94,6 +95,16 @@ def test_a_run_is_one_sequence_of_the_tokens_that_were_sampled(home: Path, famil
     assert text.count(server.end) >= len(server.sampled)
     assert [text.count(f"7 km from Ulm {n} \u00fc") for n in range(4)] == [1] * 4
     assert len(sample["logprobs"]) == len(sample["input_ids"])
+
+
+def test_a_rollback_begins_one_more_sequence_and_not_one_a_turn(home: Path) -> None:
+    server, samples = rollout(home, "calls_spaced", places=[0, 1, 1, 2, 3, 4, 5])
+    pairs = [pair for each in samples for pair in zip(each["input_ids"], each["loss_mask"], strict=True)]
+    learned = [token for token, loss in pairs if loss]
+    accepted = [reply for number, reply in enumerate(server.sampled) if number != 2]  # the call that was made before
+    assert learned == [token for reply in accepted for token in reply]
+    assert len(samples) == 2
+    assert all(f"Ulm {n}" in server.vocabulary.decode(samples[1]["input_ids"]) for n in range(6))
 
 
 @pytest.mark.parametrize("family", ["thinking_dropped", "replies_cut"])

@@ -129,10 +129,11 @@ class TokenClient(OpenAIClient):
         for place, message in enumerate(request.messages):
             if message.role == "assistant":
                 kept = _kept(message, self._server)
-                if kept is None or kept.get("seen") != seen.digest():
-                    return [], -1
-                ids = [*([] if kept.get("anew") else ids), *kept["prompt"], *kept["reply"]]
-                last = place
+                if kept is not None and kept.get("seen") == seen.digest() and (ids or kept.get("anew")):
+                    ids = [*([] if kept.get("anew") else ids), *kept["prompt"], *kept["reply"]]
+                    last = place
+                else:  # such as a reply to a hint; a later request, which was written anew, is known again
+                    ids, last = [], -1
             seen.add(message)
         return ids, last
 
