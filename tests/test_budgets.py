@@ -582,6 +582,22 @@ async def test_map_and_sessions_pay_and_a_resumed_run_keeps_its_keys(home: Path)
     assert {"user:ann", "user:bob"} < spent_in(home).keys()
 
 
+async def test_what_a_spent_budget_left_of_a_map_is_done_when_there_is_room_again(
+    home: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_ledger(home), "clock", clock)
+    agent = agent_of(lambda view: answer("1"), budget={"sweep": "2 requests/day"})
+    tasks = [f"Task {number}" for number in range(4)]
+
+    async def stops(**options: Any) -> list[str]:
+        return sorted([result.stop_reason async for result in agent.map(tasks, key="night", limit=1, **options)])
+
+    assert await stops() == ["answered", "answered", "budget", "budget"]
+    clock.now += 86_400
+    assert await stops(retry_failed=False) == ["answered", "answered", "budget", "budget"]
+    assert await stops() == ["answered"] * 4
+
+
 async def test_a_cancelled_request_counts_at_its_largest_cost(home: Path) -> None:
     started = asyncio.Event()
 

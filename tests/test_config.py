@@ -220,6 +220,7 @@ def test_a_value_is_not_a_section() -> None:
     ("text", "named"),
     [
         ("agent: [", "is not valid YAML at line"),
+        ("agent:\n\tmax_turns: 3", r"line 2, column 1: found character '\\t' that cannot start any token"),
         ("- a\n- b\n", "must contain keys and values"),
         ("a: \x00", "YAML"),
         ("agent: {max_rollbacks: 2026-13-01}", "is not valid YAML: month must be"),

@@ -117,6 +117,19 @@ def test_each_task_may_have_an_agent_of_its_own() -> None:
     assert report.totals.correct == 3
 
 
+def test_a_task_whose_agent_cannot_be_made_fails_alone() -> None:
+    def agent_for(task: Any) -> Agent:
+        if task.id == "t1":
+            raise RuntimeError("no sandbox")
+        return Agent(Scripted(echo))
+
+    report = asyncio.run(evaluate(agent_for, tasks(3), scorer="exact"))
+    assert (report.totals.correct, report.totals.failed) == (2, 1)
+    (failed,) = [trial.outcome for trial in report.trials if trial.task_id == "t1"]
+    assert failed is not None
+    assert failed.error == "The agent for this task could not be made: RuntimeError: no sandbox"
+
+
 # ------------------------------------------------------------------------------------------------ failures
 
 

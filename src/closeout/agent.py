@@ -529,7 +529,8 @@ class Agent(Generic[Deps, Value]):
         Args:
             task: As for `run`.
             run_id: The id of the run. The same id finds it again.
-            retry_failed: Resume a run that failed, instead of returning its failure.
+            retry_failed: Resume a run that failed, or that a spent budget left without an answer, instead of returning
+                that.
             despite_changes: Accept the run although this agent differs from the one that began it.
             deps: As for `run`.
             options: As for `run`.
@@ -570,7 +571,8 @@ class Agent(Generic[Deps, Value]):
             limit: The maximum number of concurrent runs.
             key: The name under which the runs are found again. Without it, every run is new.
             ordered: Yield results in the order of the tasks. If False, yield them as they come.
-            retry_failed: With a key, resume runs that failed, for example because a server was down.
+            retry_failed: With a key, resume runs that failed, for example because a server was down, or that a spent
+                budget left without an answer.
             despite_changes: Accept recorded runs although this agent differs from the one that began them.
             progress: Show the progress on stderr, or call a function with each `MapProgress`.
             deps: As for `run`, for every task that has none of its own.

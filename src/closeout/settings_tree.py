@@ -326,8 +326,10 @@ def parse_yaml(text: str) -> tuple[Any, dict[Keys, int]]:
     # The others are of PyYAML's constructors, for a date such as 2026-13-01, `!!bool maybe` or `!!int ''`.
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
         mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else f": {str(error).partition(chr(10))[0]}"
-        raise NotYaml(f"is not valid YAML{where}") from None
+        if not mark:
+            raise NotYaml(f"is not valid YAML: {str(error).partition(chr(10))[0]}") from None
+        why = getattr(error, "problem", None) or "it cannot be read"
+        raise NotYaml(f"is not valid YAML at line {mark.line + 1}, column {mark.column + 1}: {why}") from None
 
 
 def _lines(node: Any, above: Keys) -> Iterable[tuple[Keys, int]]:

@@ -27,7 +27,7 @@ from closeout.errors import BudgetReached, JournalError, JournalLocked, UsageErr
 from closeout.evaluate.outcome import RunOutcome, agent_for_task, origin_of, store_of
 from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
 from closeout.evaluate.scores import Score
-from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, lost, score_attempt
+from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, score_attempt, without_run
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.copying import copy_runs
@@ -360,7 +360,8 @@ class RaySweep:
         return sent
 
     def _lost(self, claim: Claim) -> Finished:
-        return lost(claim, [make_scorer(each, home=self._home).name for each in self._scorers])
+        names = [make_scorer(each, home=self._home).name for each in self._scorers]
+        return without_run(claim, RunOutcome.of_lost(), names)
 
     def _clean_up(self) -> None:
         """Delete the nodes' folders: every run is at home."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -30,7 +30,7 @@ from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
 from closeout.homes import DatabaseHome
 from closeout.run.gate import RequestGate
 
-__all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "attempted", "lost", "may_run_again", "score_attempt"]
+__all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "attempted", "may_run_again", "score_attempt", "without_run"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -223,9 +223,16 @@ class Sweep:
 
     async def _finish(self, claim: Claim) -> Finished | Released:
         task, settings = claim.task, self._settings
-        agent = self._agent_for(task).with_gate(self.gate)
+        try:
+            agent = self._agent_for(task).with_gate(self.gate)
+        except (*FATAL, UsageError):  # it holds for all tasks
+            raise
+        except Exception as error:  # of the user's function
+            text = f"The agent for this task could not be made: {type(error).__name__}: {error}"
+            outcome = replace(RunOutcome.of_error(error), error=text)
+            return without_run(claim, outcome, [each.name for each in self._scorers])
         if claim.node and not isinstance(store_of(agent).home, DatabaseHome) and not await may_run_again(agent):
-            return lost(claim, [each.name for each in self._scorers])
+            return without_run(claim, RunOutcome.of_lost(), [each.name for each in self._scorers])
         try:
             result = await agent.run_once(
                 task.question,
@@ -274,9 +281,8 @@ async def may_run_again(agent: Agent[Any]) -> bool:
         return may_rerun(agent.plan())
 
 
-def lost(claim: Claim, names: Iterable[str]) -> Finished:
-    """Return a trial whose run was interrupted and must not begin again, with a score by each scorer."""
-    outcome = RunOutcome.of_lost()
+def without_run(claim: Claim, outcome: RunOutcome, names: Iterable[str]) -> Finished:
+    """Return a trial whose run could not begin, or must not begin again, with a score by each scorer."""
     return Finished(claim, outcome, {name: Score(0.0, False, "The run failed.") for name in names})
 
 

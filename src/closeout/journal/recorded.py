@@ -31,6 +31,7 @@ __all__ = ["CANCELLED", "REPLY_INTERRUPTED", "RecordedRun"]
 CANCELLED = "CancelledError"
 # The kind of a ModelFailed whose request a message of the user's interrupted: an outcome, from which the run goes on.
 REPLY_INTERRUPTED = "ReplyInterrupted"
+_MEASURES = frozenset({"messages", "size", "shared", "kept"})  # of a request: they differ because its texts do
 _INTENT_OF = {
     "ModelReplied": "ModelRequested",
     "ModelFailed": "ModelRequested",
@@ -299,9 +300,14 @@ def _json(value: object) -> bytes:
 
 
 def _difference(recorded: Event, event: Event) -> str:
-    for name in event.names:
+    """Say what differs: texts, from shortly before the place, rather than the measures of a request."""
+    for name in sorted(event.names, key=lambda each: each in _MEASURES):
         was, now = getattr(recorded, name), getattr(event, name)
         if _json(was) != _json(now):
             where = f"{type(event).__name__} {event.key}".rstrip()
-            return f"{event.agent}: {where}: {name} was {str(was)!r:.120}, now {str(now)!r:.120}"
+            texts = str(was), str(now)
+            place = next((at for at, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+            start = max(place - 40, 0)
+            was, now = (f"{'…' if start else ''}{text[start : start + 120]}" for text in texts)
+            return f"{event.agent}: {where}: {name} was {was!r}, now {now!r}"
     return ""

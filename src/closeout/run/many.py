@@ -75,7 +75,7 @@ class OnceRunner(Generic[Value]):
         plan: The agent.
         store: Where its runs are kept.
         begin: Starts a new run.
-        retry_failed: Resume runs that failed instead of returning their failure.
+        retry_failed: Resume runs that failed, or had no answer when a budget was spent, instead of returning that.
         despite_changes: Take runs of an agent that differs from this one.
     """
 
@@ -127,7 +127,9 @@ class OnceRunner(Generic[Value]):
             recorded = recorded_task(rows, run_id, load=store.content)
             if recorded.text != task:
                 raise ResumeRefused(f"Run {run_id} has another task: {recorded.text!r:.80}. Use another name.")
-            if record.status in REPLIED or (record.status == "failed" and not self.retry_failed):
+            # A budget of several runs may have room again; a limit of the run would end it at once.
+            failed = record.status == "failed" or (record.status, record.stop_reason) == ("unanswered", "budget")
+            if not (self.retry_failed if failed else record.status not in REPLIED):
                 loaded = load_result(run_id, rows, plan.contract, lambda: store.read(run_id).rows, load=store.content)
                 return Once(loaded, loaded=True)
             listeners = options.get("listeners", ())
