@@ -133,6 +133,14 @@ def test_a_worker_that_was_silent_for_longer_than_its_lease_writes_nothing_more(
         taken.abandon()
 
 
+def test_a_store_that_was_closed_opens_no_connection_again(database: DatabaseHome) -> None:
+    store = Store(database)
+    store.close()
+    with pytest.raises(JournalError, match="was closed in this process"):  # a thread may read to the end of a request
+        store.runs()
+    store.database.tell(1)
+
+
 def test_leases_are_renewed_while_a_process_lives_and_end_with_it(
     database: DatabaseHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:

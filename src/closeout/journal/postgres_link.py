@@ -42,6 +42,7 @@ class PostgresLink:
         self._synced = synced
         self._stopped = stopped or home.lease
         self._raw: Raw | None = None
+        self._is_closed = False
 
     def connect(self) -> Raw:
         """Open the connection now. Raises JournalError at once if the database cannot be reached."""
@@ -75,6 +76,8 @@ class PostgresLink:
         """The connection. If there is none, waits up to twenty seconds for the database. Raises JournalError."""
         if self._raw is not None and not self._raw.closed:
             return self._raw
+        if self._is_closed:  # a thread that outlives what it read for must not open a connection that nobody closes
+            raise JournalError(f"The database {self.home} was closed in this process.")
         give_up = time.monotonic() + PATIENCE
         while True:
             try:
@@ -148,9 +151,11 @@ class PostgresLink:
         self._raw = None
 
     def close(self) -> None:
-        """Close the connection."""
-        if self._raw is not None:
-            self._raw.close()
+        """Close the connection. It cannot be used again."""
+        with self.lock:
+            self._is_closed = True
+            if self._raw is not None:
+                self._raw.close()
 
 
 def _missing_in(url: str) -> dict[str, Any]:
