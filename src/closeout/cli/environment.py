@@ -19,6 +19,7 @@ from closeout.cli.terminal import one_line, print_json, printable, say_error
 from closeout.config import Config, home_folder, known_keys
 from closeout.errors import CloseoutError, ConfigError
 from closeout.redaction import redact
+from closeout.stray_output import stray_output_to_stderr
 
 __all__ = ["HealthCheck", "check_command", "doctor_command", "list_tools", "print_schema", "show_config"]
 
@@ -41,7 +42,8 @@ ASCII_MARKS = {"ok": "ok  ", "note": "note", "problem": "BAD "}  # if the output
 
 def list_tools(options: RunOptions, *, as_json: bool) -> int:
     """Print the tools that an agent with these options would have. Return MISUSED if an MCP server fails to start."""
-    specs, problems = asyncio.run(_load_tools(options))
+    with stray_output_to_stderr():
+        specs, problems = asyncio.run(_load_tools(options))
     if as_json:
         tools = [
             {"name": s.name, "server": s.server_name, "description": s.description, "parameters": s.parameters}

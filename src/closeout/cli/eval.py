@@ -303,8 +303,11 @@ def score(
 
     from closeout.cli.eval_reports import print_report
     from closeout.evaluate.evaluation import rescore
+    from closeout.stray_output import stray_output_to_stderr
 
-    print_report(asyncio.run(rescore(name, scorer)), as_json=json)
+    with stray_output_to_stderr():
+        report = asyncio.run(rescore(name, scorer))
+    print_report(report, as_json=json)
     return OK
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from closeout.config import Config, anchored_name, load_config, load_settings
 from closeout.errors import ConfigError, UsageError
 from closeout.redaction import REDACTED
+from closeout.stray_output import stray_output_to_stderr
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
@@ -193,6 +194,7 @@ def options_in(values: Mapping[str, Any]) -> RunOptions:
     return RunOptions(**found)
 
 
+@stray_output_to_stderr()
 def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
     """Return the agent that the options describe, its model and tools checked.
 

@@ -18,6 +18,7 @@ from closeout.cli.options import RunOptions, make_agent, recorded_options, with_
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import amount, duration, print_answer, print_json, say_error, usage_line
 from closeout.errors import UsageError
+from closeout.stray_output import stray_output_to_stderr
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
@@ -92,7 +93,8 @@ def replay_command(run_id: str, *, agent: str | None = None, as_json: bool) -> i
     )
     with open_to_read(home_folder()) as store:
         rows = list(store.rows(run_id))
-    result, departure = asyncio.run(replay_run(plan, run_id, rows))
+    with stray_output_to_stderr():
+        result, departure = asyncio.run(replay_run(plan, run_id, rows))
     if as_json:
         print_json({**result.to_dict(), "departure": departure})
         return 1 if departure else 0

@@ -15,6 +15,7 @@ from closeout.cli.agents import is_settings_file
 from closeout.cli.exits import OK
 from closeout.cli.options import RunOptions, make_agent
 from closeout.errors import ConfigError, ToolError, UsageError
+from closeout.stray_output import stray_output_to_stderr
 
 if TYPE_CHECKING:
     from closeout.config import Config
@@ -79,6 +80,7 @@ def kind_of(upstream: str, api: str) -> Any:
     return "anthropic" if host == "anthropic.com" or host.endswith(".anthropic.com") else "openai"
 
 
+@stray_output_to_stderr()
 def deps_maker(option: str | None, config: Config) -> Any:
     """Return the function that makes the dependencies of runs, None if neither --deps nor the settings name one."""
     from closeout.assembly.named import named_object

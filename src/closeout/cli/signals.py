@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self, TypeVar
 
+from closeout.stray_output import stray_output_to_stderr
+
 __all__ = ["Signals", "Stopped", "exit_now_if_blocked"]
 
 T = TypeVar("T")
@@ -63,7 +65,8 @@ class Signals:
             runner: The runner whose event loop it uses; without one it gets a loop of its own.
         """
         try:
-            return asyncio.run(self._watched(work)) if runner is None else runner.run(self._watched(work))
+            with stray_output_to_stderr():
+                return asyncio.run(self._watched(work)) if runner is None else runner.run(self._watched(work))
         except asyncio.CancelledError:
             raise Stopped(self._number or signal.SIGINT) from None
 

@@ -12,6 +12,7 @@ from closeout.cli import exits
 from closeout.cli.terminal import amount, one_line, print_json, printable
 from closeout.run.plan import check_on_change
 from closeout.run.upgrade import RunCheck, UpgradeReport
+from closeout.stray_output import stray_output_to_stderr
 
 __all__ = ["upgrade_command"]
 
@@ -32,7 +33,8 @@ def upgrade_command(agent: Agent, run_ids: list[str], on_change: str | None, *, 
         if shows:
             print(f"\r{done} runs checked", end="", file=sys.stderr, flush=True)
 
-    report = asyncio.run(agent.check_runs(run_ids or None, on_change=mode, progress=progress))
+    with stray_output_to_stderr():
+        report = asyncio.run(agent.check_runs(run_ids or None, on_change=mode, progress=progress))
     if shows:
         print("\r\033[K", end="", file=sys.stderr)
     if as_json:

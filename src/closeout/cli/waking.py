@@ -15,6 +15,7 @@ from closeout.cli.options import RunOptions, agent_option, make_agent, recorded_
 from closeout.cli.terminal import amount, print_json, say_error
 from closeout.config import home_folder
 from closeout.errors import CloseoutError, JournalLocked
+from closeout.stray_output import stray_output_to_stderr
 from closeout.visible import visible
 
 if TYPE_CHECKING:
@@ -63,12 +64,14 @@ def resume_due_runs(source: str | None, model: str | None, base_url: str | None,
     failed, option = False, "" if source is None else f" --agent {shlex.quote(source)}"
     if source is not None:
         agent = make_agent(RunOptions(agent=source).with_model(model, base_url))
-        results = asyncio.run(_closing(agent, agent.resume_due()))
+        with stray_output_to_stderr():
+            results = asyncio.run(_closing(agent, agent.resume_due()))
     else:
         for run_id in _due_runs():
             try:
                 agent = make_agent(recorded_options(run_id).with_model(model, base_url))
-                results.append(asyncio.run(_closing(agent, _resumed(agent, run_id))))
+                with stray_output_to_stderr():
+                    results.append(asyncio.run(_closing(agent, _resumed(agent, run_id))))
             except JournalLocked:
                 continue  # another process was faster
             except CloseoutError as error:

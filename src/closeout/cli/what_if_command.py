@@ -15,6 +15,7 @@ from closeout.cli.terminal import one_line, print_json, printable
 from closeout.errors import UsageError
 from closeout.evaluate.what_if_report import WhatIfReport, what_if
 from closeout.run.what_if import WhatIfCase
+from closeout.stray_output import stray_output_to_stderr
 
 if TYPE_CHECKING:
     from closeout.evaluate.estimates import PairedEstimate
@@ -46,7 +47,8 @@ def what_if_command(agent: Agent, runs: int | list[str], *, as_json: bool, **opt
             print(f"\r{done} of {number} runs", end="", file=sys.stderr, flush=True)
 
     try:
-        report = asyncio.run(what_if(agent, runs, progress=progress, **options))
+        with stray_output_to_stderr():
+            report = asyncio.run(what_if(agent, runs, progress=progress, **options))
     except KeyboardInterrupt:
         print("The comparison is stopped. The same command continues it.", file=sys.stderr)
         raise

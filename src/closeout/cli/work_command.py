@@ -18,6 +18,7 @@ from closeout.run.working import AgentWorker
 from closeout.server.app import create_app
 from closeout.server.safety import is_loopback
 from closeout.server.serving import listening, on_first_signal, run_metrics
+from closeout.stray_output import stray_output_to_stderr
 from closeout.visible import visible
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def work_command(
         return stop.is_set()
 
     servers.log_warnings()
-    was_stopped = asyncio.run(work())
+    with stray_output_to_stderr():
+        was_stopped = asyncio.run(work())
     _report(worker, as_json=as_json)
     return exits.FAILED if not was_stopped and (worker.failures or worker.problem) else exits.OK
 

@@ -15,6 +15,7 @@ from closeout.file_values import File
 from closeout.messages import ToolPolicy, ToolSpec
 from closeout.results.normal import compact_json, files_found, normalise
 from closeout.results.tool_output import ToolOutput
+from closeout.stray_output import stray_output_to_stderr
 from closeout.tools.manager import AnyTool
 from closeout.tools.mcp_client import POLICY_KEY, STATED_FIELDS, require_mcp
 from closeout.tools.mcp_offers import (
@@ -70,7 +71,8 @@ async def serve_tools(
 
     server = make_server(tools, name=name, instructions=instructions, prompts=prompts)
     async with stdio_server() as (read, write):
-        await server.run(read, write, server.create_initialization_options())
+        with stray_output_to_stderr():  # what is in Python's buffer at the end, too
+            await server.run(read, write, server.create_initialization_options())
 
 
 def make_server(
