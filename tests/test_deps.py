@@ -296,13 +296,17 @@ def test_commands_make_the_dependencies_that_a_settings_file_names(
         run_id = waiting.json["run_id"]
         assert (waiting.code, (tmp_path / "made").read_text()) == (4, f"{run_id} closed ")
         done = here("approve", run_id)
+        later = here("run", "Sell.", "-a", "agent.yaml", "--json").json["run_id"]
     assert (done.code, done.out.strip()) == (0, "sold by Anna 安娜")
-    assert (tmp_path / "made").read_text() == f"{run_id} closed " * 2
+    assert (tmp_path / "made").read_text() == f"{run_id} closed " * 2 + f"{later} closed "
     broken = {**parts, "deps": "stall:gone"}
     (tmp_path / "agent.yaml").write_text(json.dumps({"agent": broken, "llm": llm}))
     refused = here("run", "Sell.", "-a", "agent.yaml")
     assert refused.code == 2
     assert "gone" in refused.sentence
+    approved = here("approve", later)
+    assert (approved.code, "The decision is recorded" in approved.err) == (2, True)
+    assert "gone" in approved.err
 
 
 # ------------------------------------------------------------------------------------------------ sub-agents

@@ -71,7 +71,7 @@ async def test_a_run_is_cancelled() -> None:
         (b"\xff\xfe", "not valid JSON"),
         (b"[" * 100_000, "not valid JSON"),
         (b'{"task": 5}', "task must be a text"),
-        (b'{"task": "  "}', "the task, and it is empty"),
+        (b'{"task": "  "}', "task must be a text"),
         (b'{"task": "x", "paths": ["/etc/passwd"]}', "Unknown keys: paths"),
         (b'{"task": "x", "files": ["/etc/passwd"]}', "files must be a list such as"),
         (b'{"task": "x", "files": [{"name": "a.txt", "data": "?"}]}', "not Base64"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from closeout.cli import exits
 from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending, read_arguments
 from closeout.cli.terminal import print_json
-from closeout.errors import UsageError
+from closeout.errors import CloseoutError, UsageError
 
 if TYPE_CHECKING:
     from closeout.cli.options import RunOptions
@@ -57,7 +57,12 @@ def approve_command(
     if options is not None:
         from closeout.cli.run_tasks import resume_run
 
-        return resume_run(run_id, options, as_json=as_json, quiet=quiet)
+        try:
+            return resume_run(run_id, options, as_json=as_json, quiet=quiet)
+        except CloseoutError:
+            if decisions:
+                print("The decision is recorded, but the run cannot be continued now.", file=sys.stderr)
+            raise
     if as_json:
         print_json({"run_id": run_id, "decided": list(decisions), "waiting": []})
     else:

@@ -55,7 +55,7 @@ class _Runs:
         if unknown := body.keys() - {"task", "history", "user", "files"}:
             raise ApiError(400, f"Unknown keys: {', '.join(sorted(unknown))[:200]}. Send task, history, user, files.")
         task = body.get("task")
-        if not isinstance(task, str):
+        if not isinstance(task, str) or not task.strip():
             raise ApiError(400, 'task must be a text: {"task": "How far is the Moon?"}.', param="task")
         history = body.get("history") or []
         if not isinstance(history, list):
