@@ -300,8 +300,11 @@ def _json(value: object) -> bytes:
 
 
 def _difference(recorded: Event, event: Event) -> str:
-    """Say what differs: texts, from shortly before the place, rather than the measures of a request."""
-    for name in sorted(event.names, key=lambda each: each in _MEASURES):
+    """Say what differs: texts, from shortly before the place, rather than the measures of a request.
+
+    A field that the record leaves empty comes last: it may be younger than the record.
+    """
+    for name in sorted(event.names, key=lambda each: each in _MEASURES or not getattr(recorded, each)):
         was, now = getattr(recorded, name), getattr(event, name)
         if _json(was) != _json(now):
             where = f"{type(event).__name__} {event.key}".rstrip()
