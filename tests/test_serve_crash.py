@@ -41,9 +41,12 @@ async def process(
     )
     try:
         assert serving.stderr is not None
-        line = (await asyncio.to_thread(serving.stderr.readline)).decode()
-        found = re.search(r"http://\S+/v1", line)
-        assert found is not None, line
+        found, lines = None, b""
+        while found is None:  # runs that are resumed are named first, or last
+            line = await asyncio.to_thread(serving.stderr.readline)
+            lines += line
+            assert line, lines.decode()
+            found = re.search(r"http://\S+/v1", line.decode())
         yield serving, found[0]
     finally:
         serving.kill()
