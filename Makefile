@@ -53,10 +53,10 @@ run: $(VENV)/.run
 	@$(BIN)/closeout run "$(Q)" -m local --docs examples/documents $(ARGS)
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 test-lowest: $(LOWEST)/.dev
-	@$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+	@$(LOWEST)/bin/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 test-models: $(VENV)/.dev
 	@$(BIN)/python -m pytest -m models -n 0 $(ARGS)

@@ -29,7 +29,6 @@ from closeout.journal.database import (
 from closeout.journal.journal_database import SEQ_BITS, EventRow, RunUpdate, SqlConnection
 from closeout.journal.locks import LOCKS_NAME, RunLocks
 from closeout.journal.run_counts import MESSAGES_NAME, SYNCED_NAME, RunCounts
-from closeout.thread_switches import short_switches
 
 __all__ = ["SqliteJournal", "references"]
 
@@ -127,8 +126,7 @@ class SqliteJournal:
             self.db.create_function("part", 1, parts.__getitem__)
             numbers = "WITH RECURSIVE numbers (n) AS (VALUES (0) UNION ALL SELECT n+1 FROM numbers WHERE n+1<?)"
             joined = "SELECT ?,CAST(group_concat(part(n),'') AS BLOB) FROM numbers"
-            with short_switches():
-                self.db.execute(f"{numbers} INSERT OR IGNORE INTO bodies {joined}", (len(parts), digest))
+            self.db.execute(f"{numbers} INSERT OR IGNORE INTO bodies {joined}", (len(parts), digest))
 
     def transact(self, act: Callable[[SqlConnection], T], *, durable: bool = False, holding: Collection[int] = ()) -> T:
         """Return what a function does within a transaction. What this process holds, nobody can take from it."""

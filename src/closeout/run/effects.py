@@ -70,7 +70,7 @@ from closeout.tools.flow import CallLabels, Labels
 from closeout.tools.run_context import BudgetLeft, RunContext, Sample, context_factory
 from closeout.tools.running import MAY_HAVE_EFFECT
 from closeout.tools.secrets import Secrets
-from closeout.tools.threads import run_large
+from closeout.tools.threads import run_in_thread
 from closeout.tools.tool import takes_context
 
 if TYPE_CHECKING:
@@ -654,7 +654,7 @@ class ToolCalls:
             if flow is not None and labels is not None:
                 kept = written_labels(flow.result_labels(served, f"{scope.path}/{handle}", labels))
             finished = partial(_finished, scope.path, handle, spec.name, output, began, kept)
-            return await run_large(finished) if is_large(output.result) else finished()
+            return await run_in_thread(finished) if is_large(output.result) else finished()
 
         started = self._started(call, spec, handle)
         interrupted = None

@@ -47,7 +47,7 @@ from closeout.tools.running import (
 )
 from closeout.tools.secrets import NO_SECRETS, Secrets
 from closeout.tools.shipped_policies import DEMO_SCRAPE_MAX_LENGTH
-from closeout.tools.threads import run_large
+from closeout.tools.threads import run_in_thread
 from closeout.tools.toolbox import Toolbox
 
 __all__ = ["DEMO_SCRAPE_MAX_LENGTH", "UNSURE", "CallOutcome", "PlannedCall", "SingleCall", "ToolExecutor", "is_unsure"]
@@ -525,7 +525,7 @@ class ToolExecutor:
             is_normal=True,
             known=known_encodings(self.encodings),
         )
-        presented = await run_large(show) if is_large(output.result) else show()
+        presented = await run_in_thread(show) if is_large(output.result) else show()
         presented, own_problem = self._observed(output, plan.handle, presented)
         text, tokens, warning = self._formatted(tool_result, presented, plan.handle)
         own_problem = own_problem or _state_problem(spec, output)

@@ -21,7 +21,7 @@ from closeout.results.tool_output import ResponseFormat, ToolOutput, WrappedOutp
 from closeout.tools.calls import Progress, extensible_timeout
 from closeout.tools.run_context import RunContext
 from closeout.tools.secrets import NO_SECRETS, Secrets
-from closeout.tools.threads import note_cpu_time, run_in_thread, run_large
+from closeout.tools.threads import note_cpu_time, run_in_thread
 
 __all__ = [
     "MAY_HAVE_EFFECT",
@@ -140,7 +140,7 @@ async def run_tool(
             token = files_found.set(files)
             try:
                 normal = partial(_normal_output, spec, value, result, meter, number)
-                output = await run_large(normal) if is_large(result) else normal()
+                output = await run_in_thread(normal) if is_large(result) else normal()
             finally:
                 files_found.reset(token)
             if files or output.files:
@@ -177,7 +177,7 @@ async def _hidden(output: ToolOutput, secrets: Secrets) -> ToolOutput:
         changed.__pydantic_fields_set__.intersection_update(output.model_fields_set)
         return changed
 
-    return await run_large(hidden) if output.files or is_large(output.result) else hidden()
+    return await run_in_thread(hidden) if output.files or is_large(output.result) else hidden()
 
 
 def _file_hidden(file: File, secrets: Secrets) -> File:

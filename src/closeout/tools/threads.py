@@ -19,9 +19,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from closeout.errors import ToolError
-from closeout.thread_switches import short_switches
 
-__all__ = ["note_cpu_time", "run_in_thread", "run_large"]
+__all__ = ["note_cpu_time", "run_in_thread"]
 
 MAX_THREADS = 256  # Further calls wait for a thread.
 IDLE_SECONDS = 10.0  # a thread that had nothing to do for so long ends
@@ -116,12 +115,6 @@ async def run_in_thread(function: Callable[[], Any]) -> Any:
     job = partial(context.run, function) if note is None else partial(_measured, context, function, note)
     _pool.submit((job, loop, future))
     return await future
-
-
-async def run_large(function: Callable[[], Any]) -> Any:
-    """Call a function that handles a large value in a thread, and let the event loop run as often as it wants to."""
-    with short_switches():
-        return await run_in_thread(function)
 
 
 def _measured(context: Context, function: Callable[[], Any], note: Callable[[float], None]) -> Any:
