@@ -40,7 +40,7 @@ def list_users(json: Json = False) -> int:
         return OK
     for user, count in found.items():
         print(visible(f"{user}  {amount(count, 'run')}"))
-    print(f"{len(found):,} person{'' if len(found) == 1 else 's'}", file=sys.stderr)
+    print(amount(len(found), "person"), file=sys.stderr)
     return OK
 
 

@@ -16,7 +16,7 @@ from closeout.journal.events import REPLIED
 from closeout.journal.journal_database import SEQ_BITS, EventRow, SqlConnection
 from closeout.journal.on_sqlite import references
 from closeout.journal.readonly import open_to_read
-from closeout.journal.store import IMPORTED, Store
+from closeout.journal.store import IMPORTED, NEW_NOTE, Store
 
 __all__ = ["copy_runs"]
 
@@ -26,7 +26,6 @@ _KEPT = (*REPLIED, "running")  # the status of runs that a copy does not replace
 _COLUMNS = "run_id, started, ended, status, task, model, answer, stop_reason"
 _SELECT_RUNS = f"SELECT id, {_COLUMNS} FROM runs ORDER BY id"  # noqa: S608 - constant
 _INSERT_RUN = f"INSERT INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?)"  # noqa: S608 - constant
-_INSERT_NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO NOTHING"
 _SELECT_OWN = "SELECT id, status FROM runs WHERE run_id=?"
 _SELECT_ROWS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place LIMIT ?"
 
@@ -61,7 +60,7 @@ def copy_runs(source: Home, store: Store, run_ids: Collection[str] | None = None
         def copy(rows: list[Any], db: SqlConnection) -> int:
             copied = [row for row in rows if _copy(theirs, db, store, row)]
             for row in copied if untrusted else ():
-                db.execute(_INSERT_NOTE, (f"{IMPORTED}{row[1]}", ""))
+                db.execute(NEW_NOTE, (f"{IMPORTED}{row[1]}", ""))
             return len(copied)
 
         wanted = [row for row in theirs.query(_SELECT_RUNS) if run_ids is None or row[1] in run_ids]

@@ -9,13 +9,12 @@ from urllib.parse import quote, unquote
 
 from closeout.errors import UsageError
 from closeout.journal.persons import runs_of_person
-from closeout.journal.store import Store
+from closeout.journal.store import NEW_NOTE, Store
 from closeout.records import record
 
 __all__ = ["Hold", "check_not_held", "held_runs", "list_holds", "set_hold"]
 
 _NAME = "hold:"  # Begins the names of the notes: "hold:run:ID", "hold:user:NAME".
-_NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO NOTHING"
 _RELEASE = "DELETE FROM notes WHERE name=?"
 
 
@@ -40,9 +39,9 @@ class Hold:
 
 def set_hold(store: Store, hold: Hold, *, release: bool = False) -> None:
     """Put a run or a person on hold, or release it, synced. Raises JournalError."""
-    # Without spaces, the note is none on a run, which would be deleted with the run.
+    # A name without spaces is not taken for a note on a run, which is deleted with the run.
     name = f"{_NAME}{hold.kind}:{quote(hold.name, safe='', errors='surrogatepass')}"
-    statement, values = (_RELEASE, [name]) if release else (_NOTE, [name, f"{time.time():.0f}"])
+    statement, values = (_RELEASE, [name]) if release else (NEW_NOTE, [name, f"{time.time():.0f}"])
     store.transact(lambda db: db.execute(statement, values))
 
 

@@ -40,6 +40,8 @@ from closeout.journal.on_sqlite import SqliteJournal
 from closeout.journal.run_names import LAB, run_of_lane
 
 __all__ = [
+    "IMPORTED",
+    "NEW_NOTE",
     "Row",
     "RunRecord",
     "RunRows",
@@ -78,6 +80,7 @@ _SELECT_DUE = (
 _SELECT_NEXT_DUE = "SELECT min(due) FROM runs WHERE status='waiting' AND due>?"
 _SELECT_RUNNING = "SELECT id, run_id FROM runs WHERE status='running' AND id>? ORDER BY id LIMIT ?"
 _NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO UPDATE SET value=excluded.value"
+NEW_NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO NOTHING"
 _SELECT_LAST = "SELECT body FROM events WHERE place>=? AND place<? ORDER BY place DESC LIMIT 1"
 # Messages to runs, as JSON. Their places are made as those of events. The first message makes the table.
 _CREATE_MESSAGES = "CREATE TABLE IF NOT EXISTS messages (place INTEGER PRIMARY KEY, body BLOB NOT NULL)"

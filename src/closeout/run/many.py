@@ -129,7 +129,8 @@ class OnceRunner(Generic[Value]):
                 raise ResumeRefused(f"Run {run_id} has another task: {recorded.text!r:.80}. Use another name.")
             # A budget of several runs may have room again; a limit of the run would end it at once.
             failed = record.status == "failed" or (record.status, record.stop_reason) == ("unanswered", "budget")
-            if not (self.retry_failed if failed else record.status not in REPLIED):
+            has_ended = not self.retry_failed if failed else record.status in REPLIED
+            if has_ended:
                 loaded = load_result(run_id, rows, plan.contract, lambda: store.read(run_id).rows, load=store.content)
                 return Once(loaded, loaded=True)
             listeners = options.get("listeners", ())

@@ -365,10 +365,9 @@ class AgentHost:
                 if seen.status == "cancelled" and not await asyncio.to_thread(is_handed_over, self.store, run_id):
                     return  # while it was queued
                 self._executing.add(run_id)
-                rows = await asyncio.to_thread(self.store.rows_from, run_id, 0)
-                started = rows[0].event
+                started = (await asyncio.to_thread(self.store.rows_from, run_id, 0, 1))[0].event
                 assert isinstance(started, RunStarted)
-                if seen.status == "interrupted" and await ended_in_vain(self.store, seen, rows):
+                if seen.status == "interrupted" and await ended_in_vain(self.store, seen, await self.rows(run_id)):
                     self.ended["failed"] += 1
                     return
                 agent = self._agent_for(started.origin[ORIGIN])

@@ -395,7 +395,7 @@ def _check_policy(name: str, policy: ToolPolicy, parameters: Mapping[str, Any]) 
             inspect.signature(rule).bind({}, None)
         except TypeError:
             raise ToolDefinitionError(
-                f"Tool {name!r}: the function of approval must take the arguments of the call, and if it likes the "
+                f"Tool {name!r}: the function of approval must take the arguments of the call, and optionally the "
                 "context of the run. Write rule(arguments) or rule(arguments, context)."
             ) from None
     _check_values(name, policy)
