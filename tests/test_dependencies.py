@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from closeout.cli import environment
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = {
@@ -30,6 +32,10 @@ def test_the_documentation_states_every_lower_bound_with_a_reason():
 
 def test_the_extra_all_holds_every_extra_so_that_the_lowest_versions_of_all_are_tested():
     assert PROJECT["optional-dependencies"]["all"] == [f"closeout[{','.join(EXTRAS)}]"]
+
+
+def test_doctor_says_of_every_extra_what_it_adds():
+    assert set(environment.EXTRAS) == set(EXTRAS)
 
 
 def test_every_dependency_is_pinned_to_its_lower_bound():

@@ -11,11 +11,12 @@ from types import ModuleType
 import pytest
 
 import docs_model
-from closeout.testing import serve_script
+from closeout import Agent
+from closeout.testing import ScriptedClient, answer, serve_script
 from closeout.testing.scripted_server import ScriptedServer
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 BLOCK = re.compile(r"^(<!-- no-run -->\n)?```python([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -54,3 +55,15 @@ def test_every_link_between_pages_works() -> None:
     local = [(page, target) for page, target in links if "://" not in target]
     broken = [f"{page.relative_to(ROOT)} → {target}" for page, target in local if not (page.parent / target).exists()]
     assert not broken
+
+
+def test_llms_txt_lists_every_page_of_the_navigation() -> None:
+    pages = re.findall(r'= "([^"]+\.md)"', (ROOT / "zensical.toml").read_text("utf-8"))
+    listed = re.findall(r"^- \[.+?\]\(([^)]+)\)", (ROOT / "docs" / "llms.txt").read_text("utf-8"), re.MULTILINE)
+    assert listed == pages, "Run python .ci/llms.py > docs/llms.txt"
+
+
+def test_the_skill_for_coding_agents_is_a_valid_skill() -> None:
+    model = ScriptedClient([answer("done")])
+    Agent(model, skills=[ROOT / "src" / "closeout" / "skills"], home=False).run_sync("Port it.")
+    assert "Build, test and port" in model.requests[0].messages[0].text

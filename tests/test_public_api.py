@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import subprocess
 import sys
 from importlib import import_module
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import closeout
+import public_signatures
 
 SOURCE = Path(closeout.__file__)
+HOMES = {name: module for module, names in closeout._HOMES.items() for name in names}
 HEAVY = (
     "pydantic",
     "aiohttp",
@@ -42,13 +45,13 @@ def place(name: str) -> tuple[int, str]:
 
 def test_names_are_sorted_and_listed_once() -> None:
     assert list(closeout.__all__) == sorted(set(closeout.__all__), key=place)
-    assert set(closeout.__all__) == set(closeout._HOMES)
+    assert sorted(closeout.__all__) == sorted(HOMES)
 
 
 @pytest.mark.parametrize("name", closeout.__all__)
 def test_every_name_is_there_and_its_module_says_so(name: str) -> None:
     value = getattr(closeout, name)
-    home = import_module(f"closeout.{closeout._HOMES[name]}")
+    home = import_module(f"closeout.{HOMES[name]}")
     assert value is getattr(home, name)
     assert name in home.__all__
     assert callable(value) is False or value.__doc__, "what can be called is described"
@@ -73,6 +76,28 @@ def test_dir_shows_them_and_a_wrong_name_is_an_attribute_error() -> None:
     assert set(closeout.__all__) <= set(dir(closeout))
     with pytest.raises(AttributeError, match="no attribute 'Agnet'"):
         _ = closeout.Agnet
+
+
+def test_a_former_name_warns_at_the_line_that_uses_it_and_gives_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(closeout._RENAMED, "Toolbox", ("ToolManager", "0.4"))
+    with pytest.warns(
+        DeprecationWarning, match=r"closeout\.Toolbox is now closeout\.ToolManager.* until Closeout 0\.4"
+    ) as seen:
+        assert closeout.Toolbox is closeout.ToolManager
+    assert seen[0].filename == __file__
+
+
+def test_no_signature_changed_without_a_decision() -> None:
+    recorded = Path(__file__).with_name("data") / "public_signatures.txt"
+    changed = [
+        line
+        for line in difflib.unified_diff(recorded.read_text("utf-8").splitlines(), list(public_signatures.lines()), n=0)
+        if not line.startswith(("---", "+++", "@@"))
+    ]
+    assert not changed, (
+        f"Public signatures changed: {changed}. If that is meant, say it in CHANGELOG.md (docs/versions.md says what "
+        "is a break) and run python tests/public_signatures.py > tests/data/public_signatures.txt"
+    )
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

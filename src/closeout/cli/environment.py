@@ -26,6 +26,7 @@ __all__ = ["HealthCheck", "check_command", "doctor_command", "list_tools", "prin
 # Extra → the module that shows that it is installed, and what it is for.
 EXTRAS = {
     "local": ("xllamacpp", "the embedded model"),
+    "code": ("pydantic_monty", "programs that a model writes"),
     "mcp": ("mcp", "MCP servers"),
     "tokens": ("quicktok", "exact token counts"),
     "toon": ("toon_format", "the TOON encoding"),
@@ -35,6 +36,8 @@ EXTRAS = {
     "otel": ("opentelemetry.sdk", "OpenTelemetry export"),
     "langgraph": ("langgraph", "the LangGraph node"),
     "postgres": ("psycopg", "runs in PostgreSQL, shared by several machines"),
+    "parquet": ("pyarrow", "tasks of evaluations in Parquet files"),
+    "ray": ("ray", "evaluations on a Ray cluster"),
 }
 MARKS = {"ok": "✓", "note": "·", "problem": "✗"}
 ASCII_MARKS = {"ok": "ok  ", "note": "note", "problem": "BAD "}  # if the output cannot encode the others

@@ -5,7 +5,9 @@ from closeout.evaluate import evaluate
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from closeout.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from closeout.evaluate.comparison import Comparison, compare, compare_all
@@ -57,11 +59,4 @@ _HOMES = {
     "what_if_report": ("WhatIfReport", "what_if"),
 }
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            from importlib import import_module
-
-            return getattr(import_module(f"closeout.evaluate.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -5,7 +5,9 @@ from closeout.testing import ScriptedClient, answer, call, recorded
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from closeout.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from closeout.testing.client import ScriptedClient
@@ -52,11 +54,4 @@ _HOMES = {
     "scripted_server": ("ScriptedServer", "serve_script"),
 }
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            from importlib import import_module
-
-            return getattr(import_module(f"closeout.testing.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from closeout.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from closeout.tools.builtin.ask import ask_tool, ask_user
@@ -40,31 +42,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ask_tool": "ask",
-    "ask_user": "ask",
-    "calculate": "calculator",
-    "document_tools": "documents",
-    "extract": "quarantine",
-    "extract_tool": "scrape",
-    "fetch_url": "web",
-    "python_tool": "python_runner",
-    "run_python": "python_runner",
-    "scrape_and_extract_info": "scrape",
-    "scrape_tool": "scrape",
-    "scrape_website": "scrape",
-    "search_tool": "search",
-    "web_search": "search",
-    "web_tool": "web",
-    "web_tools": "scrape",
+    "ask": ("ask_tool", "ask_user"),
+    "calculator": ("calculate",),
+    "documents": ("document_tools",),
+    "python_runner": ("python_tool", "run_python"),
+    "quarantine": ("extract",),
+    "scrape": ("extract_tool", "scrape_and_extract_info", "scrape_tool", "scrape_website", "web_tools"),
+    "search": ("search_tool", "web_search"),
+    "web": ("fetch_url", "web_tool"),
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
