@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +41,25 @@ PAYLOADS = sorted((Path(__file__).parent.parent / "bench" / "data" / "payloads")
 )
 def test_a_models_name_tells_its_vocabulary(model: str | None, vocabulary: str | None) -> None:
     assert vocabulary_of(model) == vocabulary
+
+
+def test_the_vocabularies_are_the_published_ones() -> None:
+    """As tiktoken's files: its checksums of OpenAI's two vocabularies, and that of Meta's tokenizer.model."""
+    published = {
+        "cl100k": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+        "o200k": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+        "llama3": "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55",
+    }
+    for name, checksum in published.items():
+        packed = (Path(quicktok.__file__).parent / "data" / f"{name}.vocab").read_bytes()
+        (count,), place, tokens = struct.unpack_from("<I", packed), 4, []
+        for _ in range(count):
+            start = place + 2
+            place = start + int.from_bytes(packed[place:start], "little")
+            tokens.append((int.from_bytes(packed[place : place + 4], "little"), packed[start:place]))
+            place += 4
+        lines = b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in sorted(tokens))
+        assert hashlib.sha256(lines).hexdigest() == checksum, name
 
 
 @pytest.mark.parametrize(("model", "vocabulary"), [("gpt-5", "o200k_base"), ("qwen3-8b", "qwen3")])
