@@ -13,14 +13,12 @@ from functools import partial
 from inspect import isawaitable
 from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from pydantic_core import to_json
 
 from closeout.context.keeper import ContextKeeper, PromptSize, message_size
 from closeout.errors import (
-    BudgetReached,
-    CloseoutError,
     Failure,
     Interrupted,
     JournalError,
@@ -56,25 +54,21 @@ from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
 from closeout.redaction import mask, redact
 from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput, ToolTelemetry
-from closeout.run.flow_watch import FlowWatch, all_labelled, written_labels
-from closeout.run.gate import RequestGate
 from closeout.run.logins import awaits_login, take_logins
+from closeout.run.middleware.chain import Calling, Sending, through
+from closeout.run.middleware.order import chain_of
 from closeout.run.plan import Scope, enter, leave
-from closeout.run.reply_listener import ReplyListener
 from closeout.run.server_questions import CallQuestions, may_continue
 from closeout.run.timers import CallWaits, Memo
 from closeout.run.waiting import AGAIN, call_digest, decide, must_rerun, question_digest
 from closeout.tools.calls import CallOutcome
 from closeout.tools.executor import UNSURE, PlannedCall, ToolExecutor
-from closeout.tools.flow import CallLabels, Labels
+from closeout.tools.flow import CallLabels
 from closeout.tools.run_context import BudgetLeft, RunContext, Sample, context_factory
 from closeout.tools.running import MAY_HAVE_EFFECT
 from closeout.tools.secrets import Secrets
 from closeout.tools.threads import run_in_thread
 from closeout.tools.tool import takes_context
-
-if TYPE_CHECKING:
-    from closeout.run.reserves import PromptBound, Reserves
 
 __all__ = [
     "ModelCalls",
@@ -96,8 +90,6 @@ STAYS_INTERRUPTED = (
 )
 OUT_OF_TIME = "Stopped: the time allowed for this run is nearly over, and the rest is needed to answer."
 
-
-_Send: TypeAlias = "Callable[[_Exchange, ModelRequested, OnRetry | None], Awaitable[ModelReplied | ModelFailed]]"
 
 WATCH_SECONDS = 0.2  # seconds between two looks for a message that interrupts a reply
 
@@ -137,10 +129,8 @@ class ModelCalls:
         self._budget = scope.budget
         self._keeper = keeper
         self._record_prompts = scope.record_prompts
-        self._gate = scope.gate
-        self._reserves = scope.reserves
+        self._send = through(chain_of(scope), self._send_request)
         self._price = price_of(client, scope.prices)
-        self._bound: PromptBound | None = None  # the bound of this agent's prompts, once a budget needs it
         self.sent = 0  # requests so far: the number of the next one
         self._tokens: tuple[int, ...] = ()  # ids of the last prompt and its reply, if the server states them
         self._warnings: set[str] = set()  # each is noted once
@@ -175,19 +165,11 @@ class ModelCalls:
             stated = self._budget.stated(limit)
             raise LimitReached(limit, f"One more request to the model would exceed the limit {stated}.")
         self.sent += 1
-        exchange = _Exchange(request, on_delta)
         budget = self._budget
+        exchange = self._sending(request, intent, on_delta, on_retry)
         budget.request_pending = True
         try:
-            gate = self._gate
-            send: _Send = self._send_request
-            if self._reserves is not None:
-                send = partial(self._send_reserved, self._reserves)
-            if gate is not None:  # what waits for the gate has reserved nothing
-                send = partial(self._send_admitted, gate, send)
-            outcome = await self._journal.effect(
-                intent, partial(send, exchange, intent, on_retry), failed=self._charge_lost
-            )
+            outcome = await self._journal.effect(intent, partial(self._send, exchange), failed=self._charge_lost)
         finally:
             budget.request_pending = False
         if isinstance(outcome, ModelFailed):
@@ -222,81 +204,30 @@ class ModelCalls:
         # The estimate is made by the length of earlier prompts: it may be a little too low.
         return budget.forbids(tokens + tokens // 50 + added + budget.last.output_tokens)
 
-    async def _send_admitted(
-        self, gate: RequestGate, send: _Send, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
-    ) -> ModelReplied | ModelFailed:
-        """Send a request when the gate admits it, and tell the gate how it went."""
+    def _sending(
+        self, request: ModelRequest, intent: ModelRequested, on_delta: OnDelta | None, on_retry: OnRetry | None
+    ) -> Sending:
+        budget = self._budget
+        return Sending(
+            request,
+            intent,
+            self._client,
+            self._price,
+            lambda closing: budget.seconds_left(closing=closing),
+            self._warn,
+            on_delta,
+            [] if on_retry is None else [on_retry],
+        )
 
-        def retried(note: RetryNote) -> None:
-            gate.retried(note.error)
-            if on_retry is not None:
-                on_retry(note)
-
-        await gate.enter()
-        outcome = None
-        try:
-            outcome = await send(exchange, intent, retried)
-        finally:
-            gate.leave(outcome)
-        if isinstance(exchange.error, BudgetReached):
-            await gate.over_budget(exchange.error)
-        return outcome
-
-    async def _send_reserved(
-        self, reserves: Reserves, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
-    ) -> ModelReplied | ModelFailed:
-        """Send a request within the budgets of the run: its largest cost is reserved first, and settled after."""
-        if self._bound is None:
-            self._bound = reserves.prompt_bound(self._client)
-        closing = not RequestInfo(intent.purpose).may_act
-
-        def note(text: str) -> None:
-            self._journal.append(Noted(self._agent, "warning", "Budget", message=text))
-
-        try:
-            exchange.request, held = await reserves.hold(
-                self._client,
-                exchange.request,
-                self._bound.tokens(exchange.request),
-                price=self._price,
-                closing=closing,
-                seconds_left=lambda: self._budget.seconds_left(closing=closing),
-                note=note,
-            )
-        except LimitReached as error:
-            return self._refused(exchange, intent, error)
-
-        def retried(failed: RetryNote) -> None:
-            held.retried(failed.error)
-            if on_retry is not None:
-                on_retry(failed)
-
-        outcome = None
-        try:
-            outcome = await self._send_request(exchange, intent, retried)
-        except BudgetReached as error:  # no room for another attempt
-            outcome = self._refused(exchange, intent, error)
-        finally:
-            await held.settle(outcome, exchange.error)
-        if exchange.reply is not None:
-            self._bound.learn(exchange.request, exchange.reply.usage)
-        return outcome
-
-    def _refused(self, exchange: _Exchange, intent: ModelRequested, error: LimitReached) -> ModelFailed:
-        exchange.error = error
-        return ModelFailed.of(self._agent, intent.call, Failure.of(error), usage=None, ms=0.0)
-
-    async def _send_request(
-        self, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
-    ) -> ModelReplied | ModelFailed:
+    async def _send_request(self, exchange: Sending) -> ModelReplied | ModelFailed:
+        intent = exchange.intent
         call, listener = intent.call, exchange.listener
 
         def retried(note: RetryNote) -> None:
             self._journal.append(ModelRetried(self._agent, call, str(note.error), wait=note.delay))
             if listener is not None:
                 listener.discard()
-            if on_retry is not None:
-                on_retry(note)
+            exchange.retried(note)
 
         began, retries = time.perf_counter(), Retries(self._retry, retried)
         complete = partial(self._complete, step_id=intent.turn + 1) if self._by_methods else self._complete
@@ -336,6 +267,9 @@ class ModelCalls:
         exchange.error = failed
         spent = failed.usage and self._priced(failed.usage)
         return ModelFailed.of(self._agent, call, Failure.of(failed), usage=spent, ms=_ms(began))
+
+    def _warn(self, name: str, text: str) -> None:
+        self._journal.append(Noted(self._agent, "warning", name, message=text))
 
     def _priced(self, usage: Usage) -> Usage:
         """Return the usage with its cost, if the client has not computed it and the price is known."""
@@ -440,17 +374,6 @@ class _Deadline:
             raise
 
 
-class _Exchange:
-    """One request and its outcome in this process; `reply` and `error` stay None if it was read from the record."""
-
-    def __init__(self, request: ModelRequest, on_delta: OnDelta | None) -> None:
-        self.request = request
-        self.on_delta = on_delta
-        self.listener = on_delta if isinstance(on_delta, ReplyListener) else None
-        self.reply: ModelReply | None = None
-        self.error: CloseoutError | None = None
-
-
 # ------------------------------------------------------------------------------------------------ tool calls
 
 
@@ -472,7 +395,7 @@ class ToolCalls:
         self._sampling = sampling
         self._samples: dict[str, Sample] = {}
         self._first = self._next = first  # numbers of the reply's first call and of the one after its last
-        self._read: Labels = frozenset()  # of what the agent had read when it wrote the reply
+        self._chain = chain_of(scope)
 
     @property
     def next(self) -> int:
@@ -482,8 +405,8 @@ class ToolCalls:
     def begin(self, turn: int, calls: int) -> None:
         """Prepare for so many calls of one reply."""
         self._turn, self._first, self._next = turn, self._next, self._next + calls
-        if self._scope.flow is not None:
-            self._read = self._scope.flow.context(self._scope.path)
+        for each in self._chain:
+            each.begin(turn)
 
     async def _sample(self, handle: str, secrets: Secrets, request: ModelRequest) -> ModelReply:
         """Ask the agent's model for the server of a call."""
@@ -614,17 +537,12 @@ class ToolCalls:
     ) -> tuple[PlannedCall, ToolOutput]:
         """Make a call, or take its recorded result. Returns the plan as it was approved, and the output."""
         scope, handle = self._scope, plan.handle
-        served = executor.as_served(plan)  # the record may say what its server offered at an earlier time
-        flow = scope.flow
-        if flow is not None:
-            labels = all_labelled(self._read, plan.call) if labels is None else labels
-            if served.policy.returns == "files":
-                labels = replace(labels, arguments={**labels.arguments, "files": flow.files})
-            labels = flow.made_under(scope.path, replace(labels, tool=served))
-            flow.given(f"{scope.path}/{handle}", labels.all)
-        plan, denied = await self._permit(executor, plan, served, labels)
-        if denied is not None:
-            return plan, denied
+        # The record may say what its server offered at an earlier time.
+        calling = Calling(plan, executor.as_served(plan), partial(self._started, handle=handle), labels)
+        await self._permit(executor, calling)
+        plan = calling.plan
+        if calling.output is not None:
+            return plan, calling.output
         spec = plan.tool
         call = plan.call
         live: list[ToolOutput] = []
@@ -650,11 +568,13 @@ class ToolCalls:
             live.append(output)
             for file in output.files:
                 scope.journal.keep(file.data, file.sha256)
-            kept: tuple[str, ...] = ()
-            if flow is not None and labels is not None:
-                kept = written_labels(flow.result_labels(served, f"{scope.path}/{handle}", labels))
-            finished = partial(_finished, scope.path, handle, spec.name, output, began, kept)
-            return await run_in_thread(finished) if is_large(output.result) else finished()
+            finished = partial(_finished, scope.path, handle, spec.name, output, began)
+            return recorded(await run_in_thread(finished) if is_large(output.result) else finished())
+
+        def recorded(finished: ToolFinished, *, made: bool = True) -> ToolFinished:
+            for each in self._chain:
+                finished = each.record(calling, finished, made=made)
+            return finished
 
         started = self._started(call, spec, handle)
         interrupted = None
@@ -664,13 +584,13 @@ class ToolCalls:
             def interrupted() -> ToolFinished:
                 text = INTERRUPTED if again is None else f"{STAYS_INTERRUPTED} {again.text}".rstrip()
                 live.append(_failed(spec.name, text, "Interrupted"))
-                kept = written_labels(labels.all) if labels is not None else ()
-                return _finished(scope.path, handle, spec.name, live[0], time.perf_counter(), kept)
+                cut_off = _finished(scope.path, handle, spec.name, live[0], time.perf_counter())
+                return recorded(cut_off, made=False)
 
         finished = await scope.journal.effect(started, outcome, interrupted=interrupted, below=self._count_recorded)
         assert isinstance(finished, ToolFinished)
-        if flow is not None:
-            flow.note(finished, served)
+        for each in self._chain:
+            each.read(finished, calling.served)
         if live:
             return plan, live[0]
         return plan, recorded_output(finished, scope.files.load)
@@ -712,28 +632,26 @@ class ToolCalls:
                 await journal.committed()
                 return made
 
-    async def _permit(
-        self, executor: ToolExecutor, plan: PlannedCall, served: ToolSpec, labels: CallLabels | None
-    ) -> tuple[PlannedCall, ToolOutput | None]:
-        """Return the plan as flow rules and a person allow it, and the output of a call that they do not allow."""
-        spec, flow, flow_reason = plan.tool, self._scope.flow, ""
-        if flow is not None and labels is not None:
-            decided = self._decided_by_flow(flow, plan.call, labels, plan.handle)
-            if decided is not None and decided.decision == "refuse":
-                return plan, refused_by_flow(spec.name, decided)
-            if decided is not None and decided.decision == "ask":
-                flow_reason = decided.reason
-        if not flow_reason and all(each.policy.approval in (None, "never") for each in (spec, served)):
-            return plan, None
-        approved = await self.approve(plan.call, served, plan.handle, flow_reason)
+    async def _permit(self, executor: ToolExecutor, calling: Calling) -> None:
+        """Let the middleware and a person decide on a call: `calling` has the plan that they allow, or an output."""
+        for each in self._chain:
+            await each.decide(calling)
+            if calling.output is not None:
+                return
+        plan, served = calling.plan, calling.served
+        spec, reasons = plan.tool, " ".join(calling.reasons)
+        if not reasons and all(each.policy.approval in (None, "never") for each in (spec, served)):
+            return
+        approved = await self.approve(plan.call, served, plan.handle, reasons)
         if isinstance(approved, ToolOutput):
-            return plan, approved
-        if flow is not None and labels is not None and flow_reason and spec.policy.returns == "below":
-            flow.plan_approved(self._scope.path, plan.handle, approved, labels)
-        if approved is plan.call:
-            return plan, None
-        plan = executor.edited(plan, approved)
-        return plan, _failed(spec.name, plan.refusal, "InvalidArguments") if plan.refusal else None
+            calling.output = approved
+            return
+        if approved is not plan.call:
+            calling.plan = plan = executor.edited(plan, approved)
+            if plan.refusal:
+                calling.output = _failed(spec.name, plan.refusal, "InvalidArguments")
+        for each in self._chain:
+            each.approved(calling)
 
     def _started(self, call: ToolCall, spec: ToolSpec, handle: str) -> ToolStarted:
         return ToolStarted(
@@ -746,18 +664,6 @@ class ToolCalls:
             server_name=spec.server_name,
             index=int(handle.removeprefix("r")) - self._first,
         )
-
-    def _decided_by_flow(self, flow: FlowWatch, call: ToolCall, labels: CallLabels, handle: str) -> FlowDecided | None:
-        """Return what the flow rules decide on a call, or decided when the recorded run made it."""
-        journal, started = self._scope.journal, self._started(call, labels.tool, handle)
-        recorded = journal.recorded(FlowDecided, started.agent, handle)
-        if isinstance(recorded, FlowDecided) and (recorded.name, recorded.arguments) == (call.name, started.arguments):
-            decided: FlowDecided | None = recorded
-        else:
-            decided = flow.decide(started, call, labels)
-        if decided is not None:
-            journal.append(decided)
-        return decided
 
     async def approve(
         self, call: ToolCall, spec: ToolSpec, handle: str, flow_reason: str = ""
@@ -834,8 +740,8 @@ class ToolCalls:
             output = ToolOutput.from_record(json.loads(event.record))
             self._scope.telemetry.record(output.telemetry)
             self._scope.update_state(output)
-            if self._scope.flow is not None:
-                self._scope.flow.note(event)
+            for each in self._chain:
+                each.read(event, None)
         for refused in refused_calls((event,)):
             self._scope.telemetry.record(refused)
         if isinstance(event, (ModelReplied, ModelFailed)) and event.usage:
@@ -935,9 +841,7 @@ def _tool_logger(
     return logger
 
 
-def _finished(
-    agent: str, handle: str, name: str, output: ToolOutput, began: float, labels: tuple[str, ...] = ()
-) -> ToolFinished:
+def _finished(agent: str, handle: str, name: str, output: ToolOutput, began: float) -> ToolFinished:
     telemetry, fields = output.telemetry, output.lean_record()
     result = fields.pop("result", None)
     if is_large(result):
@@ -957,7 +861,6 @@ def _finished(
         ms=_ms(began),
         note=telemetry.error_message or "",
         files=files,
-        labels=labels,
     )
 
 

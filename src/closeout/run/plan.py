@@ -38,9 +38,9 @@ from closeout.results.encoding import Encoding
 from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
-from closeout.run.gate import RequestGate
 from closeout.run.kept_files import RunFiles
 from closeout.run.limits import Budget, Limits
+from closeout.run.middleware.gate import RequestGate
 from closeout.run.strategy import Strategy
 from closeout.spelling import suggestion
 from closeout.tools.executor import ToolExecutor

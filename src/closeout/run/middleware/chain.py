@@ -1,0 +1,115 @@
+"""Middleware: governs an agent's requests and calls, each concern in an object of its own.
+
+The journal lies between two rings. Outside it, `begin`, `decide`, `approved` and `read` run again when a recorded run
+is executed again, and must decide the same. Inside it, `send` and `record` run only when an effect really happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from closeout.errors import CloseoutError
+from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, ToolFinished, ToolStarted
+from closeout.messages import ModelReply, ModelRequest, ToolCall, ToolSpec
+from closeout.models.base import BaseClient, OnDelta
+from closeout.models.catalog import Price
+from closeout.models.retry import RetryNote
+from closeout.results.tool_output import ToolOutput
+from closeout.run.reply_listener import ReplyListener
+from closeout.tools.executor import PlannedCall
+
+if TYPE_CHECKING:
+    from closeout.tools.flow import CallLabels
+
+__all__ = ["Calling", "Middleware", "Send", "Sending", "through"]
+
+
+@dataclass(slots=True, eq=False)
+class Sending:
+    """A request on its way to the model. Middleware may replace `request` and append to `on_retry`."""
+
+    request: ModelRequest
+    intent: ModelRequested
+    client: BaseClient
+    price: Price | None
+    seconds_left: Callable[[bool], float | None]
+    note: Callable[[str, str], None]
+    on_delta: OnDelta | None = None
+    on_retry: list[Callable[[RetryNote], object]] = field(default_factory=list)
+    reply: ModelReply | None = None  # None if it was read from the record
+    error: CloseoutError | None = None
+
+    @property
+    def listener(self) -> ReplyListener | None:
+        return self.on_delta if isinstance(self.on_delta, ReplyListener) else None
+
+    def retried(self, note: RetryNote) -> None:
+        for each in self.on_retry:
+            each(note)
+
+    def failed(self, error: CloseoutError, outcome: ModelFailed) -> ModelFailed:
+        """Note why the request failed, and return the outcome."""
+        self.error = error
+        return outcome
+
+
+@dataclass(slots=True, eq=False)
+class Calling:
+    """A call on its way to its tool.
+
+    Attributes:
+        plan: The call as it is planned; as it was approved, once it was.
+        served: The tool as its server defines it now.
+        started: Returns the intent of a call.
+        labels: What the call depends on, if its caller knows better than that it is all that the agent has read.
+        reasons: Why a person is to be asked, beside the rule of the tool.
+        output: The output of a call that is not made; None for others.
+    """
+
+    plan: PlannedCall
+    served: ToolSpec
+    started: Callable[[ToolCall, ToolSpec], ToolStarted]
+    labels: CallLabels | None = None
+    reasons: list[str] = field(default_factory=list)
+    output: ToolOutput | None = None
+
+
+Send: TypeAlias = Callable[[Sending], Awaitable[ModelReplied | ModelFailed]]
+
+
+class Middleware:
+    """One concern of one agent of a run. Override the methods that it needs; the others cost nothing."""
+
+    def begin(self, turn: int) -> None:
+        """Prepare for the calls of a reply."""
+
+    async def decide(self, calling: Calling) -> None:
+        """Refuse a call by setting its output, change its plan, or add a reason to ask a person."""
+
+    def approved(self, calling: Calling) -> None:
+        """Take note of a call that is about to be made."""
+
+    async def send(self, sending: Sending, send: Send) -> ModelReplied | ModelFailed:
+        """Send a request: wait before, measure after. `send` does the rest."""
+        return await send(sending)
+
+    def record(self, calling: Calling, finished: ToolFinished, *, made: bool) -> ToolFinished:
+        """Return the outcome of a call as it is recorded. `made` False: a crash cut the call off."""
+        return finished
+
+    def read(self, finished: ToolFinished, tool: ToolSpec | None) -> None:
+        """Take note of a result that the agent reads. `tool` None: of a call inside a recorded one."""
+
+
+def through(chain: Iterable[Middleware], send: Send) -> Send:
+    """Return what sends a request through the middleware, the first outermost.
+
+    One that does not override `send` adds no frame.
+    """
+    for each in reversed(tuple(chain)):
+        if type(each).send is not Middleware.send:
+            send = partial(each.send, send=send)
+    return send

@@ -1,0 +1,66 @@
+"""Decides on an agent's calls by the flow rules of its run, and labels their results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from closeout.journal.events import FlowDecided, ToolFinished
+from closeout.journal.run_journal import Journal
+from closeout.messages import ToolSpec
+from closeout.run.flow_watch import FlowWatch, all_labelled, written_labels
+from closeout.run.middleware.chain import Calling, Middleware
+from closeout.tools.flow import Labels
+from closeout.tools.running import failed_output
+
+__all__ = ["FlowMiddleware"]
+
+
+class FlowMiddleware(Middleware):
+    """Labels the calls of one agent, decides on them by the flow rules, and labels their results."""
+
+    def __init__(self, watch: FlowWatch, agent: str, journal: Journal) -> None:
+        self._watch = watch
+        self._agent = agent
+        self._journal = journal
+        self._read: Labels = frozenset()  # what the agent had read when it wrote the reply
+
+    def begin(self, turn: int) -> None:
+        self._read = self._watch.context(self._agent)
+
+    async def decide(self, calling: Calling) -> None:
+        watch, plan, served = self._watch, calling.plan, calling.served
+        labels = all_labelled(self._read, plan.call) if calling.labels is None else calling.labels
+        if served.policy.returns == "files":
+            labels = replace(labels, arguments={**labels.arguments, "files": watch.files})
+        calling.labels = labels = watch.made_under(self._agent, replace(labels, tool=served))
+        watch.given(f"{self._agent}/{plan.handle}", labels.all)
+        started = calling.started(plan.call, served)
+        recorded = self._journal.recorded(FlowDecided, started.agent, plan.handle)
+        if isinstance(recorded, FlowDecided) and (recorded.name, recorded.arguments) == (
+            plan.call.name,
+            started.arguments,
+        ):
+            decided: FlowDecided | None = recorded
+        else:
+            decided = watch.decide(started, plan.call, labels)
+        if decided is None:
+            return
+        self._journal.append(decided)
+        if decided.decision == "refuse":
+            calling.output = failed_output(plan.tool.name, f"Not allowed: {decided.reason}", "Denied")
+        elif decided.decision == "ask":
+            calling.reasons.append(decided.reason)
+
+    def approved(self, calling: Calling) -> None:
+        if calling.reasons and calling.labels is not None and calling.plan.tool.policy.returns == "below":
+            self._watch.plan_approved(self._agent, calling.plan.handle, calling.plan.call, calling.labels)
+
+    def record(self, calling: Calling, finished: ToolFinished, *, made: bool) -> ToolFinished:
+        labels = calling.labels
+        assert labels is not None
+        call = f"{self._agent}/{calling.plan.handle}"
+        found = self._watch.result_labels(calling.served, call, labels) if made else labels.all
+        return replace(finished, labels=written_labels(found))
+
+    def read(self, finished: ToolFinished, tool: ToolSpec | None) -> None:
+        self._watch.note(finished, tool)
