@@ -38,19 +38,19 @@ class PostgresServer:
 
     def __init__(self, *, fsync: str = "off") -> None:
         self._fsync = fsync
-        self._as: dict[str, Any] = {}
+        self.as_user: dict[str, Any] = {}
         is_root = os.geteuid() == 0
         self.folder = Path(tempfile.mkdtemp(prefix="closeout-pg-", dir=_for_others() if is_root else None))
         if is_root:
             import pwd
 
             user = pwd.getpwnam("nobody")
-            self._as = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+            self.as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
             os.chown(self.folder, user.pw_uid, user.pw_gid)
         self._data = self.folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
         made = [program("initdb"), "-D", self._data, "-U", "closeout", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]
-        subprocess.run(made, check=True, stdout=subprocess.DEVNULL, cwd=self.folder, **self._as)
+        subprocess.run(made, check=True, stdout=subprocess.DEVNULL, cwd=self.folder, **self.as_user)
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
@@ -61,7 +61,11 @@ class PostgresServer:
         log = (self.folder / "log").open("ab")
         with log:
             self._process = subprocess.Popen(
-                [program("postgres"), "-D", self._data, *options], stdout=log, stderr=log, cwd=self.folder, **self._as
+                [program("postgres"), "-D", self._data, *options],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                **self.as_user,
             )
         give_up = time.monotonic() + SECONDS
         while True:

@@ -63,14 +63,14 @@ class SqlConnection(Protocol):
 class TakesRuns(Protocol):
     """The right to execute runs, by their numbers: only one process has that of a run at a time."""
 
-    def take(self, run_id: str, number: int) -> None:
-        """Take a run. Raises JournalLocked while another one, or this process, has it."""
+    def take(self, run_id: str, number: int, db: SqlConnection | None = None) -> None:
+        """Take a run, within a transaction if one is given. Raises JournalLocked while any process has it."""
 
     def try_take(self, number: int) -> bool:
         """Take a run if it is free, and return whether it was."""
 
-    def drop(self, number: int) -> None:
-        """Let go of a run, if this object has it."""
+    def drop(self, number: int, db: SqlConnection | None = None) -> None:
+        """Let go of a run, if this object has it; within a transaction if one is given."""
 
     def held_anywhere(self, number: int) -> bool:
         """Return whether any process has the run."""

@@ -15,11 +15,11 @@ import secrets
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from closeout.errors import JournalError, JournalLocked
 from closeout.homes import DatabaseHome
-from closeout.journal.journal_database import MESSAGE_LOCK, SEQ_BITS
+from closeout.journal.journal_database import MESSAGE_LOCK, SEQ_BITS, SqlConnection
 from closeout.journal.postgres_link import PostgresLink
 from closeout.journal.postgres_news import TELL, channel_of
 
@@ -71,22 +71,23 @@ class RunLeases:
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
 
-    def take(self, run_id: str, number: int) -> None:
-        """Take a run. Raises JournalLocked while any process has its lease."""
-        if not self.try_take(number):
+    def take(self, run_id: str, number: int, db: SqlConnection | None = None) -> None:
+        """Take a run, within a transaction if one is given. Raises JournalLocked while any process has its lease."""
+        if not self.try_take(number, db):
             raise JournalLocked(
                 f"Run {run_id} is being executed right now, or its process died less than {self._home.lease:g} seconds "
                 "ago. Wait for it to end, or stop it first."
             )
 
-    def try_take(self, number: int) -> bool:
+    def try_take(self, number: int, db: SqlConnection | None = None) -> bool:
         """Take a lease if nobody has it, and return whether it was free."""
-        seconds = self._home.lease
-        with self._link.lock:
+        # In a transaction, without the lock: its owner may wait for the connection that a pooler gave to this thread.
+        with self._link.lock if db is None else nullcontext():
             if number in self._tokens:
                 return False
+            values = (number, self._owner, self._home.lease, self._home.lease)
             # Repeated if the connection is cut. It may have been taken then: the row has this owner.
-            found = self._link.repeated(_TAKE, (number, self._owner, seconds, seconds))
+            found = self._link.changed(_TAKE, values) if db is None else db.execute(_TAKE, values).fetchall()
             if not found:
                 return False
             with self._guard:
@@ -97,18 +98,21 @@ class RunLeases:
             self._thread.start()
         return True
 
-    def drop(self, number: int) -> None:
+    def drop(self, number: int, db: SqlConnection | None = None) -> None:
         """Give a lease back, if this process has it. If the database cannot be reached, it ends by itself."""
         with self._guard:
             token = self._tokens.pop(number, None)
             self._sent.pop(number, None)
         if token is not None:
             values = (number, token, self._owner)
+            if db is not None:
+                db.execute(_DROP, values)
+                return
             with suppress(JournalError):
                 if number < MESSAGE_LOCK:  # a run was submitted, decided or has ended
-                    self._link.repeated(f"{_DROP} RETURNING {TELL}", (*values, channel_of(self._home), str(number)))
+                    self._link.changed(f"{_DROP} RETURNING {TELL}", (*values, channel_of(self._home), str(number)))
                 else:
-                    self._link.repeated(f"{_DROP} RETURNING run", values)
+                    self._link.changed(f"{_DROP} RETURNING run", values)
 
     def tell(self, number: int) -> None:
         """Report that a run has news. If the database cannot be reached, others see it when they look."""
@@ -165,7 +169,7 @@ class RunLeases:
         with self._guard:
             numbers = sorted(self._tokens)
         if numbers:
-            found = self._link.repeated(_RENEW, (numbers, self._owner, self._home.lease))
+            found = self._link.changed(_RENEW, (numbers, self._owner, self._home.lease))
             for (now,) in found[-1:]:
                 self.note_time(now, time.monotonic())
 

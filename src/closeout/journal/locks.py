@@ -61,7 +61,7 @@ class RunLocks:
             self._place = found.st_dev, found.st_ino
         self._held: set[int] = set()
 
-    def take(self, run_id: str, number: int) -> None:
+    def take(self, run_id: str, number: int, db: object = None) -> None:
         """Lock a run. Raises JournalLocked while it is being executed, by this process or another one."""
         for attempt in range(_TRIES):
             if attempt:
@@ -81,7 +81,7 @@ class RunLocks:
             _held.add((*self._place, number))
             return True
 
-    def drop(self, number: int) -> None:
+    def drop(self, number: int, db: object = None) -> None:
         """Release a run, if this object holds its lock."""
         with _guard:
             if number in self._held:

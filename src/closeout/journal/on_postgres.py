@@ -12,19 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from closeout.errors import JournalError, JournalLocked, LeaseLost
 from closeout.homes import DatabaseHome
 from closeout.journal.journal_database import MESSAGE_LOCK, SEQ_BITS, EventRow, RunUpdate, SqlConnection
 from closeout.journal.leases import SERVER_TIME, RunLeases, SentCounts
 from closeout.journal.on_sqlite import references
-from closeout.journal.postgres_link import PostgresLink, explained_postgres
+from closeout.journal.postgres_link import PATIENCE, PostgresLink, explained_postgres
 from closeout.journal.postgres_news import PostgresNews
 from closeout.journal.postgres_schema import prepare_schema
-
-if TYPE_CHECKING:
-    from closeout.journal.postgres_link import Raw
 
 __all__ = ["PostgresJournal"]
 
@@ -43,18 +40,18 @@ _TABLES = (
     "reservations",
 )
 _TRIES = 5  # Tries to write or delete bodies that others use at the same moment.
-_INSERT_EVENTS = "INSERT INTO events SELECT * FROM unnest(%s::bigint[], %s::bytea[], %s::bigint[])"
+_INSERT_EVENTS = "INSERT INTO events SELECT * FROM unnest(?::bigint[], ?::bytea[], ?::bigint[])"
 _REPLACE = " ON CONFLICT (place) DO UPDATE SET body = excluded.body, crc = excluded.crc"
 _INSERT_BODIES = (
-    "INSERT INTO bodies SELECT * FROM unnest(%s::bytea[], %s::bytea[]) AS given(hash, body) ORDER BY hash "
+    "INSERT INTO bodies SELECT * FROM unnest(?::bytea[], ?::bytea[]) AS given(hash, body) ORDER BY hash "
     "ON CONFLICT DO NOTHING"
 )
 _INSERT_USES = (
-    "INSERT INTO body_uses SELECT * FROM unnest(%s::bigint[], %s::bytea[]) AS given(run, hash) ORDER BY hash, run "
+    "INSERT INTO body_uses SELECT * FROM unnest(?::bigint[], ?::bytea[]) AS given(run, hash) ORDER BY hash, run "
     "ON CONFLICT DO NOTHING"
 )
 _INSERT_OTHER_USES = (
-    "INSERT INTO body_uses SELECT * FROM unnest(%s::bigint[], %s::bytea[]) AS given(run, hash) "
+    "INSERT INTO body_uses SELECT * FROM unnest(?::bigint[], ?::bytea[]) AS given(run, hash) "
     "WHERE EXISTS (SELECT 1 FROM bodies WHERE bodies.hash = given.hash) ORDER BY hash, run ON CONFLICT DO NOTHING"
 )
 _DELETE_BODIES = "DELETE FROM bodies WHERE NOT EXISTS (SELECT 1 FROM body_uses WHERE body_uses.hash = bodies.hash)"
@@ -128,12 +125,12 @@ class PostgresJournal:
         tries = iter([again])
 
         def write() -> set[int]:
-            with self._link.transaction() as raw:
+            with self._link.transaction():
                 lost = self.locks.lost_of(self._link, numbers)
                 left = [row for row in rows if row[0] >> SEQ_BITS not in lost]
                 with self._link.pipeline():
                     # An earlier try that was cut off may have written them.
-                    self._put(raw, left, bodies, replace=next(tries, True))
+                    self._put(left, bodies, replace=next(tries, True))
                     for number, statement, values in updates:
                         if number not in lost:
                             self._link.execute(statement, values)
@@ -154,7 +151,7 @@ class PostgresJournal:
             self._known.clear()
         return self._link.patiently(act)
 
-    def _put(self, raw: Raw, rows: Sequence[EventRow], bodies: Mapping[bytes, list[bytes]], *, replace: bool) -> None:
+    def _put(self, rows: Sequence[EventRow], bodies: Mapping[bytes, list[bytes]], *, replace: bool) -> None:
         """Write rows with their bodies, and which run uses which body. Within a transaction."""
         if not rows:
             return
@@ -162,16 +159,16 @@ class PostgresJournal:
         own = [use for use in uses if use[1] in bodies]
         new = [digest for digest in {digest for _, digest in own} if digest not in self._known]
         if new:
-            raw.execute(_INSERT_BODIES, (new, [b"".join(bodies[digest]) for digest in new]))
+            self._link.execute(_INSERT_BODIES, (new, [b"".join(bodies[digest]) for digest in new]))
         for statement, pairs in ((_INSERT_USES, own), (_INSERT_OTHER_USES, list(uses - set(own)))):
             if pairs:
-                raw.execute(statement, ([run for run, _ in pairs], [digest for _, digest in pairs]))
+                self._link.execute(statement, ([run for run, _ in pairs], [digest for _, digest in pairs]))
         columns = ([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
-        raw.execute(_INSERT_EVENTS + _REPLACE if replace else _INSERT_EVENTS, columns)
+        self._link.execute(_INSERT_EVENTS + _REPLACE if replace else _INSERT_EVENTS, columns)
 
     def insert(self, db: SqlConnection, row: EventRow, bodies: Mapping[bytes, list[bytes]]) -> None:
         """Write a row of a new run with its bodies, within a transaction."""
-        self._put(self._link.raw, [row], bodies, replace=False)
+        self._put([row], bodies, replace=False)
 
     def transact(self, act: Callable[[SqlConnection], T], *, durable: bool = False, holding: Collection[int] = ()) -> T:
         """Return what a function does within a transaction, under the leases that are named. Commits are durable.
@@ -241,12 +238,20 @@ class PostgresJournal:
     def delete_unused_bodies(self) -> None:
         """Delete the bodies that no run uses. If another process begins to use one of them, it is tried again."""
         with self.writing, explained_postgres(self.home):
-            self._patiently(lambda: self._link.execute(_DELETE_BODIES))
+            self._patiently(self._delete_bodies)
+
+    def _delete_bodies(self) -> None:
+        with self._link.transaction():
+            self._link.execute(_DELETE_BODIES)
 
     def wipe(self) -> None:
         """Write the tables anew, without what was deleted. Others wait meanwhile."""
         try:
             with self.writing, explained_postgres(self.home):
+                if (
+                    not self._link.pooled
+                ):  # VACUUM takes no settings of a transaction, and a pooler's must not be changed
+                    self._link.execute(f"SET lock_timeout = '{PATIENCE:.0f}s'")
                 for table in _TABLES:
                     self._link.execute(f"VACUUM FULL {table}")
         except JournalLocked as error:

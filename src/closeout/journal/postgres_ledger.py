@@ -21,7 +21,7 @@ STOPPED_SECONDS = 5.0
 # The locks come first, in the order of the keys; then the clock is read.
 _ADMIT = """
 WITH admitted AS MATERIALIZED (
-  SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ' ' || key, 0)) AS lock
+  SELECT pg_advisory_xact_lock(hashtextextended(?::text || ' ' || key, 0)) AS lock
   FROM unnest(?::text[]) AS asked(key))
 SELECT count(lock), extract(epoch FROM clock_timestamp())::float8 FROM admitted
 """
@@ -62,7 +62,7 @@ class PostgresLedger:
 
     def admit(self, db: SqlConnection, keys: Sequence[str]) -> float:
         """Lock the keys until the transaction ends, and return the time of the server."""
-        return float(db.execute(_ADMIT, (list(keys),)).fetchone()[1])
+        return float(db.execute(_ADMIT, (self._home.schema, list(keys))).fetchone()[1])
 
     def wipe(self) -> None:
         """Nothing: the journal's `wipe` writes all tables of the schema anew."""

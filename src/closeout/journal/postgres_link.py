@@ -1,7 +1,12 @@
-"""A connection to PostgreSQL that is opened again when it was cut, its statements with `?`, and errors as sentences."""
+"""A connection to PostgreSQL that is opened again when it was cut, its statements with `?`, and errors as sentences.
+
+A connection has no state: a pooler may give each transaction another one. Tables are named with their schema, and a
+transaction begins with the settings that it needs.
+"""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +29,12 @@ _BETWEEN = 0.1  # seconds between two tries
 # A connection whose other end is gone must not stop a worker for hours.
 _NETWORK = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 
+# Where a statement names one of our tables.
+_TABLE = re.compile(
+    r"\b(FROM|JOIN|INTO|UPDATE|TABLE|NOT EXISTS|REFERENCES|VACUUM FULL|INDEX \w+ ON)( )"
+    r"(?=(?:runs|events|bodies|body_uses|messages|signals|notes|leases|counters|reservations|processes|format)\b)"
+)
+
 Raw: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
 
@@ -43,6 +54,15 @@ class PostgresLink:
         self._stopped = stopped or home.lease
         self._raw: Raw | None = None
         self._is_closed = False
+        self.pooled = False  # Known once it is open: a pooler may give each transaction another connection.
+        self._begin = b"".join(
+            [
+                b"BEGIN; SET LOCAL lock_timeout = '%.0fs'; " % PATIENCE,
+                # A process that is stopped within a transaction must not keep its locks for longer than its leases.
+                b"SET LOCAL idle_in_transaction_session_timeout = '%.0fs'" % self._stopped,
+                b"" if synced else b"; SET LOCAL synchronous_commit = off",
+            ]
+        )
 
     def connect(self) -> Raw:
         """Open the connection now. Raises JournalError at once if the database cannot be reached."""
@@ -50,26 +70,16 @@ class PostgresLink:
 
         with explained_postgres(self.home):
             options: dict[str, Any] = {**_missing_in(self.home.url), **dict(self.home.secrets)}
-            raw: Raw = psycopg.connect(self.home.url, autocommit=True, **options)
+            # Nothing is prepared on the server: a pooler may execute the next statement elsewhere.
+            raw: Raw = psycopg.connect(self.home.url, autocommit=True, prepare_threshold=None, **options)
             try:
-                self._prepare(raw)
+                (real,) = raw.execute("SELECT pg_backend_pid()").fetchone() or (0,)
             except BaseException:
                 raw.close()
                 raise
+            self.pooled = raw.info.backend_pid != real  # a pooler answers with a number of its own
             self._raw = raw
             return raw
-
-    def _prepare(self, raw: Raw) -> None:
-        settings = {
-            "search_path": self.home.schema,
-            "lock_timeout": f"{PATIENCE:.0f}s",
-            # A process that is stopped within a transaction must not keep its locks for longer than its leases.
-            "idle_in_transaction_session_timeout": f"{self._stopped:.0f}s",
-        }
-        if not self._synced:
-            settings["synchronous_commit"] = "off"
-        choice = ", ".join("set_config(%s, %s, false)" for _ in settings)
-        raw.execute(f"SELECT {choice}", [part for pair in settings.items() for part in pair])
 
     @property
     def raw(self) -> Raw:
@@ -89,18 +99,28 @@ class PostgresLink:
 
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> psycopg.Cursor[tuple[Any, ...]]:
         """Execute a statement of the store, whose values are marked by `?`."""
-        return self.raw.execute(_translated(statement), _storable(values), binary=True)
+        return self.raw.execute(_translated(statement, self.home.schema), _storable(values), binary=True)
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> psycopg.Cursor[tuple[Any, ...]]:
         """Execute a statement for each row of values."""
         cursor = self.raw.cursor()
-        cursor.executemany(_translated(statement), [_storable(row) for row in rows])
+        cursor.executemany(_translated(statement, self.home.schema), [_storable(row) for row in rows])
         return cursor
 
     def repeated(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Execute a statement that may be executed twice, again if the connection was cut. Returns its rows."""
         with self.lock, explained_postgres(self.home):
             return self.patiently(lambda: self.execute(statement, values).fetchall())
+
+    def changed(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Do what `repeated` does within a transaction, which waits for other people's locks for twenty seconds."""
+
+        def once() -> list[tuple[Any, ...]]:
+            with self.transaction():
+                return self.execute(statement, values).fetchall()
+
+        with self.lock, explained_postgres(self.home):
+            return self.patiently(once)
 
     def patiently(self, act: Callable[[], T]) -> T:
         """Call a function, again while it fails because the connection was cut, for up to twenty seconds."""
@@ -120,7 +140,7 @@ class PostgresLink:
     def transaction(self) -> Iterator[Raw]:
         """All that is done within, or nothing. Call it within `patiently`: the connection may be cut at any moment."""
         raw = self.raw
-        raw.execute("BEGIN")
+        raw.execute(self._begin)
         try:
             yield raw
             raw.execute("COMMIT")
@@ -134,6 +154,9 @@ class PostgresLink:
         """Wait for the results of all statements within at once. Raises the first error of them."""
         import psycopg
 
+        if self.pooled:  # PgBouncer 1.18 in transaction mode stalls on statements that wait for no result
+            yield
+            return
         failure: psycopg.Error | None = None
         try:
             with self.raw.pipeline():
@@ -166,8 +189,9 @@ def _missing_in(url: str) -> dict[str, Any]:
 
 
 @cache
-def _translated(statement: str) -> Any:
-    return statement.replace("%", "%%").replace("?", "%s").encode()
+def _translated(statement: str, schema: str) -> Any:
+    """Write a statement of the store for psycopg: `%s` for `?`, and tables with their schema."""
+    return _TABLE.sub(rf'\1\2"{schema}".', statement).replace("%", "%%").replace("?", "%s").encode()
 
 
 def _storable(values: Sequence[Any]) -> Sequence[Any]:

@@ -1,11 +1,12 @@
 """News of a database, by LISTEN and NOTIFY: which runs something has happened to that others may wait for.
 
-While the connection is cut, news get lost. When it is there again, every run has news.
+While the connection is cut, news get lost. When it is there again, every run has news. Behind a pooler there are none.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,8 @@ from closeout.journal.postgres_link import PostgresLink, explained_postgres
 __all__ = ["TELL", "PostgresNews", "channel_of"]
 
 TELL = "pg_notify(?, ?)"  # SQL that takes the channel and the number of the run as text.
+logger = logging.getLogger("closeout")
+
 _LOOK_SECONDS = 1.0  # seconds between two looks whether the journal is being closed
 
 
@@ -59,6 +62,14 @@ class PostgresNews:
             while not self._closing.is_set():
                 with suppress(JournalError), self._link.lock, explained_postgres(self._home):
                     raw = self._link.raw
+                    if self._link.pooled:  # it would give the news to whoever has the connection then
+                        logger.warning(
+                            "%s is behind a connection pooler, which passes no notifications on: other processes are "
+                            "noticed when this one looks, after a second or later. For immediate notifications use the "
+                            "address of PostgreSQL itself.",
+                            self._home,
+                        )
+                        return
                     raw.execute(f'LISTEN "{channel_of(self._home)}"'.encode())
                     self._tell(0)  # what happened before
                     while not self._closing.is_set():

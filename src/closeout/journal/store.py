@@ -219,7 +219,7 @@ class Store:
                     return  # by an earlier call, whose commit was not confirmed
                 raise RunExists(f"A run {run_id} exists already. `closeout resume {run_id}` continues it.")
             if number:  # of an earlier call that was taken back
-                self.release(number)
+                database.locks.drop(number, db)
             number = int(db.execute(_SELECT_CREATED, row[:2]).fetchone()[0])
             database.synced.clear(number)
             database.messages.clear(number)
@@ -231,7 +231,7 @@ class Store:
             begun = at - later[-1][0] if later else at
             entries = [(0, begun, started), *((n, begun + t, event) for n, (t, event) in enumerate(later, 1))]
             database.insert(db, _row(number, entries, bodies), bodies)
-            database.locks.take(run_id, number)  # before others see the run and think that its process died
+            database.locks.take(run_id, number, db)  # before others see the run and think that its process died
 
         try:
             database.transact(create)
