@@ -5,7 +5,7 @@ at each commit. Each run has five turns; four of them call a tool that must not 
 two commits on disk.
 
     python bench/postgres.py [--quick] [--runs 400] [--concurrency 50]
-    python bench/postgres.py --soak 2000 --workers 4 --kills 60 --pauses 15 --restarts 5 --cuts 5
+    python bench/postgres.py --soak 2000 --workers 4 --kills 60 --pauses 15 --restarts 5 --cuts 5 [--pooler 4]
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from closeout.homes import as_home
 from closeout.journal.events import RunEnded, RunResumed
 from closeout.journal.store import close_stores, open_store
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+from pgbouncer_server import pooler
 from postgres_server import PostgresServer
 
 CALLS = 4
@@ -181,7 +183,7 @@ def soak_worker(home: str, runs: int, concurrency: int, seed: int) -> None:
     close_stores()
 
 
-def soak(runs: int, workers: int, troubles: dict[str, int], seed: int, minutes: float) -> bool:
+def soak(runs: int, workers: int, troubles: dict[str, int], *, seed: int, minutes: float, pool: int) -> bool:
     server = PostgresServer(fsync="on")
     chance = random.Random(seed)
     schema = "soak"
@@ -189,10 +191,13 @@ def soak(runs: int, workers: int, troubles: dict[str, int], seed: int, minutes: 
     processes: list[subprocess.Popen[bytes]] = []
     paused: list[tuple[float, subprocess.Popen[bytes]]] = []
     done: Counter[str] = Counter()
+    between = ExitStack()  # a pooler, if one is asked for
     try:
         server.start()
         server.execute("CREATE TABLE effects (attempt text PRIMARY KEY, purpose text, process integer)")
         home = server.url(schema=schema, lease=LEASE)
+        if pool:
+            home = f"{between.enter_context(pooler(server, size=pool, lease=LEASE))}&schema={schema}"
         stop = server.folder / "stop"
         env = {**os.environ, "BENCH_EFFECTS": server.url(), "BENCH_STOP": str(stop)}
         log = (server.folder / "workers.log").open("wb")
@@ -255,6 +260,7 @@ def soak(runs: int, workers: int, troubles: dict[str, int], seed: int, minutes: 
         for process in processes:
             process.kill()
         close_stores()
+        between.close()
         server.remove()
 
 
@@ -295,6 +301,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=50)
     parser.add_argument("--soak", type=int, default=0, metavar="RUNS")
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--pooler", type=int, default=0, metavar="SIZE", help="PgBouncer in transaction mode between")
     parser.add_argument("--minutes", type=float, default=60, help="after which the soak begins no more runs")
     for name, number in (("kills", 60), ("pauses", 15), ("restarts", 5), ("cuts", 5), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=number)
@@ -308,7 +315,8 @@ def main() -> int:
     elif given.soak:
         names = ("kills", "pauses", "restarts", "cuts")
         troubles = {name: getattr(given, name) for name in names}
-        return 0 if soak(given.soak, given.workers, troubles, given.seed, given.minutes) else 1
+        right = soak(given.soak, given.workers, troubles, seed=given.seed, minutes=given.minutes, pool=given.pooler)
+        return 0 if right else 1
     else:
         throughput(100 if given.quick else given.runs, given.concurrency, 1 if given.quick else 3)
     return 0

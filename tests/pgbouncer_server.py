@@ -23,13 +23,14 @@ def _free_port() -> int:
 
 
 @contextmanager
-def pooler(postgres: PostgresServer, *, mode: str = "transaction", size: int = 2) -> Iterator[str]:
+def pooler(postgres: PostgresServer, *, mode: str = "transaction", size: int = 2, lease: int = 60) -> Iterator[str]:
     """Yield an address behind a pooler, to which `&schema=…` can be added. Skips the test without PgBouncer.
 
     Args:
         postgres: The server.
         mode: What a client keeps a connection for: "transaction" or "session".
         size: Connections to the server.
+        lease: The parameter of the address.
     """
     if PROGRAM is None:
         pytest.skip("PgBouncer is not installed: no pgbouncer")
@@ -50,7 +51,7 @@ def pooler(postgres: PostgresServer, *, mode: str = "transaction", size: int = 2
             assert process.poll() is None, "PgBouncer did not start"
             assert time.monotonic() < give_up, "PgBouncer does not answer"
             time.sleep(0.02)
-        yield f"postgresql://closeout@127.0.0.1:{port}/postgres?lease=60"
+        yield f"postgresql://closeout@127.0.0.1:{port}/postgres?lease={lease}"
     finally:
         process.terminate()
         process.wait(SECONDS)
