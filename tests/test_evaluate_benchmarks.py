@@ -31,7 +31,7 @@ def test_every_benchmark_has_tasks_and_is_described() -> None:
 
 
 def test_the_desk_is_judged_by_its_orders() -> None:
-    benchmark = find_benchmark("retail")
+    benchmark = find_benchmark("retail_desk:BENCHMARK")
     assert benchmark is not None
     tasks = [task for task in benchmark.tasks() if task.id in PLAYS]
 
@@ -86,7 +86,7 @@ def test_the_data_says_where_it_is_from() -> None:
 
 
 def test_a_call_of_the_desk_that_was_interrupted_runs_again() -> None:
-    benchmark = find_benchmark("retail")
+    benchmark = find_benchmark("retail_desk:BENCHMARK")
     assert benchmark is not None
     assert benchmark.tools is not None
     policies = [tool.policy for tool in benchmark.tools(benchmark.tasks()[0])]

@@ -70,7 +70,7 @@ def test_a_resumed_trial_repeats_its_calls_in_a_new_environment(recipe: Any, hom
 
 
 def test_a_benchmark_is_named_by_its_module(tmp_path: Path, home: Path) -> None:
-    (tmp_path / "mine.py").write_text("from closeout.evaluate.benchmarks.retail_desk import BENCHMARK\nOTHER = 3\n")
+    (tmp_path / "mine.py").write_text("from retail_desk import BENCHMARK\nOTHER = 3\n")
     found = find_benchmark(f"{tmp_path}/mine:BENCHMARK")
     assert found is not None
     assert len(found.tasks()) == 6

@@ -70,7 +70,7 @@ def run(
     tasks: Annotated[
         str,
         typer.Argument(
-            help="A .jsonl, .json, .csv, .tsv or .parquet file; or a benchmark: math, multihop, retail, bfcl:CATEGORY, "
+            help="A .jsonl, .json, .csv, .tsv or .parquet file; or a benchmark: math, multihop, bfcl:CATEGORY, "
             "harbor:FOLDER, package.module:NAME"
         ),
     ],

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from json import loads
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -178,39 +177,6 @@ def show_prompt(
         raise UsageError(f"An argument is written NAME=VALUE, got {bad[0]!r}.")
     act = partial(rendered_prompt, name=prompt, arguments={key: value for key, _, value in pairs})
     print(asyncio.run(_used(_chosen(name, _servers(agent, mcp, config, profile)), act)))
-    return OK
-
-
-@mcp_app.command("entry")
-@guarded
-def registry_entry(
-    source: Annotated[str, typer.Argument(metavar="FILE|-", help="A server.json, or the answer of a registry")],
-    name: Annotated[str, typer.Argument(help="The server's name, if there are several")] = "",
-    json: Json = False,
-) -> int:
-    """Print the settings for a server that a registry describes: the command, with its version. Nothing is started."""
-    from pathlib import Path
-
-    import yaml
-
-    from closeout.cli.terminal import print_json
-    from closeout.errors import ConfigError
-    from closeout.tools.mcp_registry import settings_of
-
-    try:
-        text = sys.stdin.read() if source == "-" else Path(source).expanduser().read_text("utf-8-sig")
-        document = loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{source} cannot be read as JSON: {error}.") from None
-    short, entry = settings_of(document, name)
-    settings = {"tools": {"mcp_servers": {short: entry}}}
-    if json:
-        print_json(settings)
-        return OK
-    print(yaml.safe_dump(settings, allow_unicode=True, sort_keys=False, width=1 << 30), end="")
-    print(
-        "Check what it starts, then put it into your settings. ${NAME} is read from the environment.", file=sys.stderr
-    )
     return OK
 
 

@@ -10,8 +10,8 @@ from closeout.evaluate.benchmarks.benchmark import Benchmark
 
 __all__ = ["BENCHMARKS", "Benchmark", "find_benchmark"]
 
-BENCHMARKS = ("math", "multihop", "retail")  # and bfcl:CATEGORIES, harbor:FOLDER, package.module:NAME
-_MODULES = {"math": "math_problems", "multihop": "multihop_questions", "retail": "retail_desk"}
+BENCHMARKS = ("math", "multihop")  # and bfcl:CATEGORIES, harbor:FOLDER, package.module:NAME
+_MODULES = {"math": "math_problems", "multihop": "multihop_questions"}
 
 
 def find_benchmark(name: str) -> Benchmark | None:

@@ -1,4 +1,4 @@
-"""The benchmark `retail`: a customer with a script, a shop with rules, judged by what the agent did to the orders.
+"""A benchmark of the tests: a customer with a script, a shop with rules, judged by what the agent did to the orders.
 
 It has the form of tau-bench: the customer is a tool, the shop's state is the run's state, and what counts is the state
 at the end. The state travels in `ToolOutput.state_update`, so an interrupted trial resumes with it. A call that was
