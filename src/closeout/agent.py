@@ -305,6 +305,9 @@ class Agent(Generic[Deps, Value]):
             on_change=on_change,
         )
 
+    def __repr__(self) -> str:
+        return f"Agent(name={self.name!r})"
+
     @classmethod
     def from_yaml(
         cls,
@@ -623,8 +626,7 @@ class Agent(Generic[Deps, Value]):
         """`run_many` from code that is not async."""
         from closeout.run.lifecycle import run_here
 
-        _refuse_running_loop()
-        return run_here(self.run_many(tasks, deps=deps, **options))
+        return run_here(self.run_many(tasks, deps=deps, **options), instead="await agent.run_many(…)")
 
     async def _run_new(self, task: str, run_id: str, options: Mapping[str, Any], *, wait: bool) -> Once[Value]:
         from closeout.run.many import Once
@@ -706,7 +708,6 @@ class Agent(Generic[Deps, Value]):
         """Run the agent from code that is not async. Inside a running event loop use `await agent.run(…)` instead."""
         from closeout.run.lifecycle import run_here
 
-        _refuse_running_loop()
         return run_here(self.run(task, deps=deps, **options))
 
     def stream(self, task: str, *, deps: Deps | None = None, **options: Unpack[RunKeywords]) -> RunStream[Value]:
@@ -1052,7 +1053,6 @@ class Agent(Generic[Deps, Value]):
         """Continue a recorded run from code that is not async. The arguments are those of `resume`."""
         from closeout.run.lifecycle import run_here
 
-        _refuse_running_loop()
         return run_here(
             self.resume(
                 run_id,
@@ -1062,7 +1062,8 @@ class Agent(Generic[Deps, Value]):
                 despite_damage=despite_damage,
                 listeners=listeners,
                 deps=deps,
-            )
+            ),
+            instead="await agent.resume(…)",
         )
 
     def as_tool(
@@ -1119,13 +1120,3 @@ class Agent(Generic[Deps, Value]):
     def plan(self, streamed: bool = False) -> AgentPlan:
         """Return the plan of a run: all arguments and settings resolved. It is made on first use."""
         return self._assembler.plan(streamed)
-
-
-def _refuse_running_loop() -> None:
-    import asyncio
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise UsageError("This runs an event loop of its own, and one is running. Use `await agent.run(…)` there.")

@@ -25,6 +25,7 @@ from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import ORIGINAL, Trial, TrialStore, evaluation_file
 from closeout.evaluate.wording import SLICE_COLUMNS, amount, finite, markdown_table, percent, span
 from closeout.homes import Home, as_home
+from closeout.notebook import html_table
 
 __all__ = ["Report", "Slice", "Totals", "load_report", "read_report"]
 
@@ -341,6 +342,15 @@ class Report:
     def _ks(self) -> list[int]:
         """The k for which tables show pass@k: powers of two, and the number of epochs."""
         return sorted({*(2**i for i in range(10) if 2**i <= self.epochs), self.epochs} - {0}) if self.epochs > 1 else []
+
+    def __repr__(self) -> str:
+        score = self.score
+        return (
+            f"Report({self.name!r}, {percent(score.mean)} ± {percent(score.error)} of {amount(score.trials, 'trial')})"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_table(self.name, self.lines())
 
     def lines(self) -> list[tuple[str, str]]:
         """Return what a table of the report shows, label and text."""

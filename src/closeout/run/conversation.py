@@ -18,6 +18,7 @@ from closeout.journal.store import RunRecord, Store
 from closeout.journal.subscribers import Listener
 from closeout.journal.totals import RunTotals
 from closeout.messages import Message
+from closeout.notebook import html_table
 from closeout.results.tokens import estimate_tokens
 from closeout.run.event_stream import RunStream
 from closeout.run.flow_watch import labels_of_events, written_labels
@@ -107,6 +108,9 @@ class Session(Generic[Value, Deps]):
     def __repr__(self) -> str:
         return f"Session({self.id!r})"
 
+    def _repr_html_(self) -> str:
+        return html_table(self.id, ((message.role, message.text) for message in self.messages))
+
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation so far, with the calls and results of its runs."""
@@ -182,7 +186,7 @@ class Session(Generic[Value, Deps]):
 
     def run_sync(self, task: str, *, deps: Deps | None = None, **options: Any) -> RunResult[Value]:
         """`run` from code that is not async."""
-        return run_here(self.run(task, deps=deps, **options))
+        return run_here(self.run(task, deps=deps, **options), instead="await session.run(…)")
 
     def stream(self, task: str, *, deps: Deps | None = None, **options: Any) -> RunStream[Value]:
         """Send a message and iterate over what happens. The options are those of `Agent.run`."""

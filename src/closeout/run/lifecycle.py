@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from closeout.errors import CloseoutError, Failure, JournalError, Suspended, ToolError
+from closeout.errors import CloseoutError, Failure, JournalError, Suspended, ToolError, UsageError
 from closeout.file_values import File
 from closeout.journal.events import Noted, RunEnded, RunStarted
 from closeout.journal.run_journal import Journal
@@ -216,8 +216,19 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
     return _run_result(task, result, scope, totals)
 
 
-def run_here(run: Coroutine[Any, Any, T]) -> T:
-    """Execute a run in an event loop of its own. On Ctrl-C the traceback ends with the command that continues it."""
+def run_here(run: Coroutine[Any, Any, T], *, instead: str = "await agent.run(…)") -> T:
+    """Execute a run in an event loop of its own. On Ctrl-C the traceback ends with the command that continues it.
+
+    Raises:
+        UsageError: An event loop is running, as in a notebook. The text says what to write `instead`.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        run.close()
+        raise UsageError(f"An event loop is running here, as in a notebook. Write `{instead}`.")
     try:
         return asyncio.run(run)
     except KeyboardInterrupt as stop:

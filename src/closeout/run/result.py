@@ -29,6 +29,7 @@ from closeout.journal.task_log import TaskLog
 from closeout.journal.totals import RequestUsage, usage_by_request
 from closeout.messages import Capabilities, Message, ModelReply, Reading, Repair, Step, Usage
 from closeout.models.base import assistant_message
+from closeout.notebook import html_table
 from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
@@ -93,7 +94,7 @@ class AgentResult:
     waiting: tuple[PendingDecision, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunResult(Generic[Value]):
     """The result of a run. It can be pickled, with its views of the journal but without the exception in `failure`.
 
@@ -157,13 +158,13 @@ class RunResult(Generic[Value]):
     labels: tuple[str, ...] = ()
     state: dict[str, Any] = field(default_factory=dict)
     files: tuple[File, ...] = ()
-    work_files: tuple[File, ...] = field(default=(), repr=False, compare=False)
+    work_files: tuple[File, ...] = field(default=(), compare=False)
     handed_to: tuple[str, ...] = ()
-    telemetry: TelemetryCollector = field(default_factory=TelemetryCollector, repr=False, compare=False)
+    telemetry: TelemetryCollector = field(default_factory=TelemetryCollector, compare=False)
     task: str = ""
     task_id: str = ""
     ground_truth: str | None = None
-    read_rows: Callable[[], Sequence[Row]] = field(default=tuple, repr=False, compare=False)
+    read_rows: Callable[[], Sequence[Row]] = field(default=tuple, compare=False)
 
     @property
     def error(self) -> str:
@@ -210,6 +211,27 @@ class RunResult(Generic[Value]):
     def agent_thoughts(self) -> tuple[AgentThought, ...]:
         """The steps of the main agent: thought, action, input, observation, usage. Read at the first access."""
         return agent_thoughts(row.event for row in self.read_rows())
+
+    def __repr__(self) -> str:
+        said = f"answer={self.answer!r:.200}" if self.answer is not None else f"stop_reason={self.stop_reason!r}"
+        error = f", error={self.error!r:.300}" if self.error else ""
+        return f"RunResult(status={self.status!r}, {said}{error}, turns={self.turns}, run_id={self.run_id!r})"
+
+    def _repr_html_(self) -> str:
+        usage = self.usage
+        cost = "" if usage.cost_usd is None else f", ${usage.cost_usd:.4f}"
+        return html_table(
+            f"{self.status}: {self.task[:200]}",
+            (
+                ("answer", "" if self.answer is None else self.answer),
+                ("error", self.error or ("" if self.answer is not None else self.stop_reason)),
+                ("waiting", "\n".join(f"{each.kind} {each.tool}: {each.id}" for each in self.waiting)),
+                ("warnings", "\n".join(self.warnings)),
+                ("files", ", ".join(file.name for file in self.files)),
+                ("turns", f"{self.turns}, {usage.requests} requests, {usage.total_tokens:,} tokens{cost}"),
+                ("run", f"{self.run_id} (closeout view {self.run_id})"),
+            ),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("task_log", "tool_outputs", "messages", "usage_log", "agent_thoughts")
