@@ -11,6 +11,7 @@ import tracemalloc
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
+from io import BytesIO
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -20,9 +21,10 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from pydantic import BaseModel
 
-from closeout import File
+from closeout import Agent, File
 from closeout.compat.wrapper import UnifiedToolWrapper
 from closeout.errors import UsageError
 from closeout.results.artifacts import MemoryArtifacts, read_result
@@ -32,6 +34,7 @@ from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, TelemetryCollector
 from closeout.results.text_encodings import read_compact
 from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry, format_observation
+from closeout.testing import ScriptedClient, answer, call
 
 
 def output(**fields: Any) -> ToolOutput:
@@ -219,6 +222,27 @@ def test_every_kind_of_value_has_a_defined_json_value(value: Any, is_written: An
     assert normalise(value, strict=True) == is_written
 
 
+def test_figures_and_pictures_that_a_tool_returns_are_files_of_the_run_which_the_model_sees() -> None:
+    class Figure:  # of matplotlib, which tests do not install
+        def savefig(self, target: Any, **options: str) -> None:
+            Image.new("RGB", (3, 3), "blue").save(target, **options)
+
+    def draw() -> dict[str, Any]:
+        """Draw."""
+        return {"photo": Image.new("RGB", (4, 4), "red"), "figure": Figure(), "note": "rising"}
+
+    model = ScriptedClient([call("draw"), answer("Drawn.")])
+    result = Agent(model, [draw], home=False).run_sync("Draw.")
+    assert [(file.name.split("-")[0], file.media_type) for file in result.files] == [
+        ("picture", "image/png"),
+        ("figure", "image/png"),
+    ]
+    assert Image.open(BytesIO(result.files[0].data)).getpixel((0, 0)) == (255, 0, 0)
+    shown = model.requests[-1].messages[-1]
+    assert "picture-" in str(shown)
+    assert "data:image/png;base64" in str(shown)
+
+
 def test_numpy_values_are_what_they_hold() -> None:
     table = {
         "a": numpy.float32(1.5),
@@ -378,12 +402,12 @@ def test_a_collector_sums_many_calls_in_constant_memory() -> None:
         for number in range(8)
     ]
     for _ in range(15_000):
-        for call in calls:
-            collector.record(call)
+        for made in calls:
+            collector.record(made)
     tracemalloc.start()
     for _ in range(10_000):
-        for call in calls:
-            collector.record(call)
+        for made in calls:
+            collector.record(made)
     grown, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert grown < 20_000  # bytes, over 80,000 records

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import json
 import re
 from collections import deque
@@ -13,6 +14,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
+from io import BytesIO
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
@@ -371,9 +373,33 @@ def _foreign(value: Any) -> Callable[[], Any] | None:
     for method in ("to_dicts", "to_pylist", "to_list", "as_py"):  # polars, pyarrow
         if hasattr(kind, method):
             return getattr(value, method)  # type: ignore[no-any-return]
+    if (draw := _picture_of(kind, module)) is not None:
+        return lambda: draw(value)
     if hasattr(kind, "__attrs_attrs__"):
         return lambda: {field.name: getattr(value, field.name) for field in kind.__attrs_attrs__}
     return None
+
+
+def _picture_of(kind: Any, module: str) -> Callable[[Any], File] | None:
+    """Return the function that draws a figure: of matplotlib, of plotly, or what shows itself in notebooks as a PNG."""
+    if hasattr(kind, "savefig"):
+        return lambda figure: _drawn("figure", "png", _saved(figure))
+    if hasattr(kind, "_repr_png_"):  # Pillow and others
+        return lambda picture: _drawn("picture", "png", picture._repr_png_())
+    if module == "plotly" and hasattr(kind, "to_html"):
+        return lambda figure: _drawn("figure", "html", figure.to_html(div_id="figure").encode())
+    return None
+
+
+def _saved(figure: Any) -> bytes:
+    written = BytesIO()
+    figure.savefig(written, format="png")
+    return written.getvalue()
+
+
+def _drawn(name: str, suffix: str, data: bytes) -> File:
+    """The picture as a file whose name says what is in it: a run keeps one file of a name."""
+    return File(f"{name}-{hashlib.sha256(data).hexdigest()[:8]}.{suffix}", data)
 
 
 def _pandas(value: Any) -> Any:
