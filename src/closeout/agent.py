@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from closeout.results.tool_output import ToolOutput
     from closeout.run.conversation import Session
     from closeout.run.event_stream import RunStream
+    from closeout.run.gate import RequestGate
     from closeout.run.handoff import Handoff
     from closeout.run.made_deps import ClientRequest
     from closeout.run.many import ManyRuns, MapProgress, Once, OnceRunner
-    from closeout.run.middleware.gate import RequestGate
     from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator, OnChange
     from closeout.run.result import RunResult
     from closeout.run.strategy import Strategy

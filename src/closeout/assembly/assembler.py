@@ -41,9 +41,9 @@ from closeout.models.connect import connect
 from closeout.models.local import LocalClient
 from closeout.parsing.forms import check_forms
 from closeout.results.encoding import check_encoding
+from closeout.run.gate import RequestGate
 from closeout.run.handoff import Handoff, as_handoff
 from closeout.run.limits import Limits
-from closeout.run.middleware.gate import RequestGate
 from closeout.run.plan import AgentPlan, check_on_change
 from closeout.run.programs import program_tool
 from closeout.run.strategy import Strategy

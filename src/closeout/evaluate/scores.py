@@ -14,7 +14,7 @@ from closeout.evaluate.tasks import EvalTask
 if TYPE_CHECKING:  # not at run time: reports need none of it
     from closeout.answers.grading import Grade
     from closeout.journal.store import Row
-    from closeout.run.middleware.gate import RequestGate
+    from closeout.run.gate import RequestGate
 
 __all__ = ["Attempted", "Score"]
 

@@ -28,7 +28,7 @@ from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
 from closeout.homes import DatabaseHome
-from closeout.run.middleware.gate import RequestGate
+from closeout.run.gate import RequestGate
 
 __all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "attempted", "may_run_again", "score_attempt", "without_run"]
 

@@ -10,7 +10,9 @@ from closeout.tools.tool import Tool
 if TYPE_CHECKING:
     from closeout.run.plan import AgentPlan
 
-__all__ = ["SubAgentTool"]
+__all__ = ["SubAgentTool", "team_of"]
+
+MOST_AGENTS = 100  # whose secrets are looked up before a run: a function may make another agent whenever it is called
 
 
 class SubAgentTool(Tool[..., Any]):
@@ -42,3 +44,22 @@ class SubAgentTool(Tool[..., Any]):
             return self._writer.deps_type
         plan = self.plan_of(False)
         return plan.deps_type if plan.deps is None else None
+
+
+def team_of(plan: AgentPlan) -> tuple[list[AgentPlan], bool]:
+    """Return an agent, those before it and all that may work in its runs, and whether these are all of them."""
+    plans, is_whole = [plan, *plan.predecessors], True
+    for each in plans:  # grows; agents may hand over to each other
+        for below in each.manager.local_tools:
+            if not isinstance(below, SubAgentTool):
+                continue
+            try:
+                made = below.plan_of(False)
+            except Exception:  # of the user's function; it is raised again if the agent is needed
+                is_whole = False
+                continue
+            if all(made is not known for known in plans):
+                if len(plans) == MOST_AGENTS:
+                    return plans, False
+                plans.append(made)
+    return plans, is_whole

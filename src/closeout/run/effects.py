@@ -55,8 +55,7 @@ from closeout.redaction import mask, redact
 from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput, ToolTelemetry
 from closeout.run.logins import awaits_login, take_logins
-from closeout.run.middleware.chain import Calling, Sending, through
-from closeout.run.middleware.order import chain_of
+from closeout.run.middleware.chain import Calling, Middleware, Sending, through
 from closeout.run.plan import Scope, enter, leave
 from closeout.run.server_questions import CallQuestions, may_continue
 from closeout.run.timers import CallWaits, Memo
@@ -128,8 +127,8 @@ class ModelCalls:
         self._agent = scope.path
         self._budget = scope.budget
         self._keeper = keeper
-        self._record_prompts = scope.record_prompts
-        self._send = through(chain_of(scope), self._send_request)
+        self._record_prompts = scope.run.record_prompts
+        self._send = through(scope.chain, self._send_request)
         self._price = price_of(client, scope.prices)
         self.sent = 0  # requests so far: the number of the next one
         self._tokens: tuple[int, ...] = ()  # ids of the last prompt and its reply, if the server states them
@@ -395,7 +394,7 @@ class ToolCalls:
         self._sampling = sampling
         self._samples: dict[str, Sample] = {}
         self._first = self._next = first  # numbers of the reply's first call and of the one after its last
-        self._chain = chain_of(scope)
+        self._chain: Sequence[Middleware] = scope.chain
 
     @property
     def next(self) -> int:
@@ -477,7 +476,7 @@ class ToolCalls:
             arguments=_json_text(arguments),
             digest=question_digest(spec, arguments),
             default=None if max_wait is None else secrets.hide(default),
-            expires=None if max_wait is None else self._scope.clock() + max_wait,
+            expires=None if max_wait is None else self._scope.run.clock() + max_wait,
         )
         made = self._memo.get(request.request)
         if made is None or made.digest != request.digest:  # a tool that is tried again does not ask a second time

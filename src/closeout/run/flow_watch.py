@@ -31,7 +31,6 @@ __all__ = [
     "FlowWatch",
     "all_labelled",
     "decisions_after",
-    "flow_below",
     "labels_of_events",
     "labels_of_messages",
     "labels_of_task",
@@ -243,16 +242,6 @@ class FlowWatch:
         if sources:
             return f"{verdict.reason}: {sources[0].title}."
         return f"{verdict.reason}."
-
-
-def flow_below(watch: FlowWatch | None, own: Flow | None) -> FlowWatch | None:
-    """Return the watch of a sub-agent: its caller's rules apply to it, beside its own.
-
-    The task of an agent whose caller keeps no labels is untrusted.
-    """
-    if watch is not None:
-        return watch.with_rules(own)
-    return None if own is None else FlowWatch((own,), frozenset({UNTRUSTED}))
 
 
 def labels_of_task(rules: Sequence[Flow], task: Task) -> Labels:

@@ -24,16 +24,19 @@ from closeout.results.artifacts import Artifact
 from closeout.run.cancelling import CancelWatch
 from closeout.run.closing import with_summary
 from closeout.run.collecting import run_telemetry
-from closeout.run.flow_watch import FlowWatch, labels_of_task, written_labels
+from closeout.run.flow_watch import labels_of_task, written_labels
 from closeout.run.handoff import plan_after
 from closeout.run.kept_files import Load, RunFiles, no_content
 from closeout.run.limits import Budget
 from closeout.run.logins import begin_servers, recall_logins
+from closeout.run.middleware.chain import found_in
+from closeout.run.middleware.flow_rules import FlowMiddleware
+from closeout.run.middleware.order import governed
 from closeout.run.offered_tools import dump_definitions, dump_specs, load_specs
 from closeout.run.orchestrator import Orchestrator
-from closeout.run.plan import AgentPlan, Scope
+from closeout.run.plan import AgentPlan, RunParts, Scope
 from closeout.run.result import AgentResult, RunResult, Status
-from closeout.run.subagents import check_flow_names, read_result_tool, secrets_of
+from closeout.run.subagents import check_flow_names, read_result_tool
 from closeout.run.task import Task, dump_texts, load_texts
 from closeout.run.timers import wait_for_start
 from closeout.run.waiting import noted_due, pending_of
@@ -131,30 +134,30 @@ async def execute_on(plan: AgentPlan, task: Task, journal: Journal) -> None:
 def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Listener] = ()) -> Scope:
     stream = next((each for each in listeners if isinstance(each, StreamHandler)), None)
     log = next((each for each in listeners if isinstance(each, TaskLog) and each.logs_run(journal.run_id)), None)
-    budget = Budget(plan.limits, lambda: journal.elapsed)
-    scope = Scope(
+    run = RunParts(
         journal,
-        budget,
         RunFiles(journal.content),
         sub_agents=plan.settings.sub_agents,
         stream=plan.stream,
         record_prompts=plan.record_prompts,
-        gate=plan.gate,
-        home=plan.home,
-        deps=plan.deps,
-        telemetry=run_telemetry(plan.telemetry, journal),
         state=dict(task.state),
         handed=list(task.handed),
+        home=plan.home,
         stream_handler=stream or StreamHandler(),
         log=log,
         clock=plan.clock or journal.clock,
-        flow=FlowWatch(plan.flows, labels_of_task(plan.flows, task)) if plan.flows else None,
-        secrets=secrets_of(plan),
+    )
+    scope = Scope(
+        run,
+        Budget(plan.limits, lambda: journal.elapsed),
+        telemetry=run_telemetry(plan.telemetry, journal),
+        prices=plan.llm.prices,
+        deps=plan.deps,
     )
     scope.files.begin(task.kept)
     journal.subscribers.subscribe(scope.files)
     scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
-    return scope.charged(plan)
+    return governed(scope, plan, task)
 
 
 def _orchestrator(plan: AgentPlan, task: Task, scope: Scope) -> Orchestrator:
@@ -185,7 +188,7 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
                 orchestrator = _orchestrator(await plan.with_instructions(scope), task, scope)
                 result = await orchestrator.run()
         except Suspended as suspended:
-            waits = dict.fromkeys((*suspended.requests, *scope.waits))  # also waits beside one that ended the call
+            waits = dict.fromkeys((*suspended.requests, *scope.run.waits))  # also waits beside one that ended the call
             waiting = tuple(map(pending_of, waits))
             result = AgentResult(answer=None, stop_reason="waiting", waiting=waiting)
         except Exception as error:  # a failure is a result; an answer seen before it still counts
@@ -281,7 +284,7 @@ def _status(result: AgentResult) -> Status:
 
 def _run_result(task: Task, result: AgentResult, scope: Scope, totals: RunTotals) -> RunResult:
     journal = scope.journal
-    broken = journal.failure
+    broken, rules = journal.failure, found_in(scope, FlowMiddleware)
     return RunResult(
         answer=result.answer,
         status="failed" if broken else _status(result),
@@ -301,11 +304,11 @@ def _run_result(task: Task, result: AgentResult, scope: Scope, totals: RunTotals
         seconds=round(journal.elapsed, 3),
         candidates=result.candidates,
         waiting=result.waiting,
-        labels=() if scope.flow is None else written_labels(scope.flow.conversation),
-        state=scope.state,
+        labels=() if rules is None else written_labels(rules.watch.conversation),
+        state=scope.run.state,
         files=scope.files.left(),
         work_files=scope.files.all(),
-        handed_to=tuple(scope.handed),
+        handed_to=tuple(scope.run.handed),
         telemetry=scope.telemetry,
         task=task.text,
         task_id=task.task_id,

@@ -39,7 +39,7 @@ class OfferedTools:
     """
 
     def __init__(self, manager: ToolManager, scope: Scope, search_budget: int | None = None) -> None:
-        self._state = scope.state
+        self._state = scope.run.state
         self._all: Sequence[ToolSpec] = manager.specs()  # with those that wait for the run's state
         self.specs: tuple[ToolSpec, ...] = with_functions(self._available())
         self._search: tuple[ToolSpec, ...] = ()

@@ -18,7 +18,7 @@ from closeout.context.keeper import ContextKeeper
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import Failure
-from closeout.journal.events import HANDOFF, AttemptEnded, HandedOver
+from closeout.journal.events import AttemptEnded, HandedOver
 from closeout.messages import Message
 from closeout.results.tokens import estimate_tokens
 from closeout.run.attempt import AgentWork, Attempt
@@ -26,10 +26,11 @@ from closeout.run.closing import close_attempt, fall_back
 from closeout.run.earlier_calls import CallsWithEffects, described
 from closeout.run.effects import ToolCalls
 from closeout.run.final_format import FinalFormat
-from closeout.run.flow_watch import flow_below
 from closeout.run.handoff import Handoff, handoffs_of, successor_of
 from closeout.run.limits import CLOSING_TOKENS, Budget
 from closeout.run.logins import begin_servers
+from closeout.run.middleware.call_secrets import secrets_in
+from closeout.run.middleware.order import below
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.programs import Programs
@@ -85,7 +86,7 @@ class Orchestrator:
         )
         sampling = partial(CallSampling, scope, client=plan.client)
         tool_calls = ToolCalls(scope, first_call, sampling=sampling)
-        executor = plan.executor(tool_calls.publish_progress, scope)
+        executor = plan.executor(tool_calls.publish_progress, scope, secrets_in(scope))
         executor.offer(tools.specs)
         session = ModelSession(plan, scope, task or question, tools, keeper, answers)
         generator = None
@@ -136,8 +137,8 @@ class Orchestrator:
         budget.begin(CLOSING_TOKENS + (estimate_tokens(agent.question) if budget.limited else 0))
         experiences: list[FailureExperience] = []
         programs = AsyncExitStack()
-        if (reserves := agent.scope.reserves) is not None:
-            reserves.begin()
+        for each in agent.scope.chain:
+            each.start()
         try:
             if any(tool.name == RUN_PROGRAM for tool in agent.tools):
                 made = Programs(agent.scope, agent.executor, agent.answers, lambda: agent.tools)
@@ -176,27 +177,24 @@ class Orchestrator:
             forget()
             unsubscribe()
             await programs.aclose()
-            if reserves is not None:
-                await reserves.end()
+            for each in agent.scope.chain:
+                await each.end()
 
     async def _hand_over(self, attempt: Attempt, stop: Stop, handoff: Handoff) -> AgentResult:
         """Have another agent continue the conversation, and return its result."""
         agent, scope = self._agent, self._agent.scope
-        plan = successor_of(handoff, scope.stream, scope.deps)
-        below = replace(scope.successor(handoff.agent_name, plan.limits), deps=plan.deps).charged(plan)
-        if scope.flow is not None:  # it sees all that this agent has read
-            scope.flow.given(f"{scope.path}/{HANDOFF}", scope.flow.context(scope.path))
-        below = replace(below, flow=flow_below(scope.flow, plan.flow))
-        scope.journal.append(HandedOver(scope.path, handoff.agent_name, below.path))
-        if scope.journal.inbox.hand_over(scope.path, below.path):
-            scope.handed.append(handoff.agent_name)
+        plan = successor_of(handoff, scope.run.stream, scope.deps)
+        place = below(scope, handoff.agent_name, plan.limits, plan, handed_over=True)
+        scope.journal.append(HandedOver(scope.path, handoff.agent_name, place.path))
+        if scope.journal.inbox.hand_over(scope.path, place.path):
+            scope.run.handed.append(handoff.agent_name)
         view = agent.history.view()
         async with plan.manager:
-            await begin_servers(plan.manager, below)
+            await begin_servers(plan.manager, place)
             plan.check_secrets()
             successor = Orchestrator(
-                await plan.with_instructions(below),
-                below,
+                await plan.with_instructions(place),
+                place,
                 view.question,
                 earlier=view.earlier,
                 images=[dict(image) for image in view.images],

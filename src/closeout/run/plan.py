@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, isawaitable, signature
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.formatter import OutputFormatter
@@ -23,7 +23,7 @@ from closeout.dialects.functions import RUN_PROGRAM
 from closeout.dialects.protocol import Dialect, get_dialect
 from closeout.errors import McpServerUnavailable, UsageError
 from closeout.homes import Home
-from closeout.journal.events import HANDOFF, DecisionRequested, InstructionsWritten, Noted
+from closeout.journal.events import DecisionRequested, InstructionsWritten, Noted
 from closeout.journal.run_journal import Journal
 from closeout.journal.stream_handler import StreamHandler
 from closeout.journal.subscribers import Listener, Subscribers
@@ -38,9 +38,9 @@ from closeout.results.encoding import Encoding
 from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
+from closeout.run.gate import RequestGate
 from closeout.run.kept_files import RunFiles
 from closeout.run.limits import Budget, Limits
-from closeout.run.middleware.gate import RequestGate
 from closeout.run.strategy import Strategy
 from closeout.spelling import suggestion
 from closeout.tools.executor import ToolExecutor
@@ -51,10 +51,6 @@ from closeout.tools.secrets import NO_SECRETS, Secrets
 from closeout.tools.skills import NO_SKILLS, Skills
 from closeout.tools.tool import ModelTool
 
-if TYPE_CHECKING:
-    from closeout.run.flow_watch import FlowWatch
-    from closeout.run.reserves import Reserves
-
 __all__ = [
     "MAX_DEPTH",
     "OVERRIDES",
@@ -62,6 +58,7 @@ __all__ = [
     "MakeExecutor",
     "MakeGenerator",
     "OnChange",
+    "RunParts",
     "Scope",
     "WriteInstructions",
     "check_on_change",
@@ -246,19 +243,20 @@ class AgentPlan:
             compaction=self.settings.compaction,
         )
 
-    def executor(self, on_progress: ToolProgress, scope: Scope) -> ToolExecutor:
+    def executor(self, on_progress: ToolProgress, scope: Scope, secrets: Secrets) -> ToolExecutor:
         """Make the executor of one agent of one run.
 
         Args:
             on_progress: Receives the progress of its tools.
             scope: The agent's place in the run.
+            secrets: The secrets that its calls may have, which hide those of the run's other agents.
         """
         arguments: dict[str, Any] = {
             "main_agent_tool_manager": self.manager,
             "sub_agent_tool_managers": {},
             "output_formatter": self.output_formatter,
             "task_log": scope.task_log,
-            "stream_handler": scope.stream_handler,
+            "stream_handler": scope.run.stream_handler,
             "max_consecutive_rollbacks": self.settings.max_consecutive_rollbacks,
         }
         options: dict[str, Any] = {
@@ -267,7 +265,7 @@ class AgentPlan:
             "model": self.client.name.rpartition(":")[2],
             "on_progress": on_progress,
             "format_observation": self.format_observation,
-            "secrets": self._secrets_in(scope),
+            "secrets": secrets,
             "encodings": self.encodings,
             "markers": self.call_markers,
         }
@@ -278,12 +276,6 @@ class AgentPlan:
             name: plan_of(False).manager for name, plan_of in below.items() if plan_of is not None
         }
         return _made(self.make_executor, arguments, options)
-
-    def _secrets_in(self, scope: Scope) -> Secrets:
-        """The agent's secrets, which hide those of the run's other agents too."""
-        if self.secrets and all(each is not self.secrets for each in scope.secrets):  # a function made this agent
-            scope.secrets.append(self.secrets)
-        return self.secrets.beside(scope.secrets)
 
     def _cache_ratio(self) -> float:
         """The price of a cached input token relative to a fresh one."""
@@ -452,63 +444,78 @@ enter = _current.set
 leave = _current.reset
 
 
-@record
-class Scope:
-    """One agent's place in a run: the journal, its path, its budget, and the results that it may read again.
+@record(eq=False)
+class RunParts:
+    """What all agents of a run share.
 
     Attributes:
         journal: The run's journal.
-        budget: What the agent may spend.
-        files: The run's files, which every agent of the run shares.
-        path: "main", or "main/r4:researcher" for the sub-agent that call r4 started.
-        depth: 0 for the main agent.
-        artifacts: Results that `read_result` can show, by handle.
-        handle: The handle of the call that is being made.
+        files: The run's files.
         sub_agents: The settings of sub-agents by name.
         stream: Whether replies are streamed, those of sub-agents too.
         record_prompts: Whether the journal holds the requests as the models saw them.
-        shared: What every agent of the run may read: its files.
-        telemetry: Collects the tool calls of the run.
-        state: The run's state, which every agent of the run shares: the state updates of tools, merged by key.
-        handed: The agents that the conversation was handed over to, one after the other. Shared by the run's agents.
-        gate: Admits the run's requests to models, those of sub-agents too. None admits all.
+        state: The state updates of tools, merged by key.
+        handed: The agents that the conversation was handed over to, one after the other.
         home: Returns the home of the run, whose ledger keeps the budgets; None: it is kept in memory.
-        reserves: The budgets that the run's requests are charged to, those of sub-agents too; None without budgets.
-        prices: The prices that the agent's settings state, by model.
-        deps: What the tools get as `RunContext.deps`.
         stream_handler: The user's, or one that sends nothing.
         log: The user's TaskLog, if one was passed.
         clock: Returns the time, in seconds since the epoch.
         waits: What the run waits for as far as this process has come, in all its agents.
-        flow: The labels of what the run's agents have read, and their flow rules; None without any.
-        secrets: Those of every agent of the run that has any, shared by the run's agents: each hides all.
     """
 
     journal: Journal
-    budget: Budget
     files: RunFiles
-    path: str = "main"
-    depth: int = 0
-    artifacts: MemoryArtifacts = field(default_factory=NormalArtifacts)
-    handle: str = ""
     sub_agents: Mapping[str, SubAgentSettings] = field(default_factory=dict)
     stream: bool = False
     record_prompts: bool = True
-    shared: dict[str, Artifact] = field(default_factory=dict)
-    telemetry: TelemetryCollector = field(default_factory=TelemetryCollector)
     state: dict[str, Any] = field(default_factory=dict)
     handed: list[str] = field(default_factory=list)
-    gate: RequestGate | None = None
     home: Callable[[], Home | None] = lambda: None
-    reserves: Reserves | None = None
-    prices: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    deps: Any = None
     stream_handler: StreamHandler = field(default_factory=StreamHandler)
     log: TaskLog | None = None
     clock: Callable[[], float] = time.time
     waits: list[DecisionRequested] = field(default_factory=list)
-    flow: FlowWatch | None = None
-    secrets: list[Secrets] = field(default_factory=list)
+
+
+@record
+class Scope:
+    """One agent's place in a run: its path, its budget, what governs it, and the results that it may read again.
+
+    Attributes:
+        run: What all agents of the run share.
+        budget: What the agent may spend.
+        path: "main", or "main/r4:researcher" for the sub-agent that call r4 started.
+        depth: 0 for the main agent.
+        artifacts: Results that `read_result` can show, by handle.
+        handle: The handle of the call that is being made.
+        shared: What every agent of the run may read: its files.
+        telemetry: Collects the tool calls of the run.
+        prices: The prices that the agent's settings state, by model.
+        deps: What the tools get as `RunContext.deps`.
+        chain: The middleware of the agent's requests and calls, the outermost first.
+    """
+
+    run: RunParts
+    budget: Budget
+    path: str = "main"
+    depth: int = 0
+    artifacts: MemoryArtifacts = field(default_factory=NormalArtifacts)
+    handle: str = ""
+    shared: dict[str, Artifact] = field(default_factory=dict)
+    telemetry: TelemetryCollector = field(default_factory=TelemetryCollector)
+    prices: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    deps: Any = None
+    chain: tuple[Any, ...] = ()
+
+    @property
+    def journal(self) -> Journal:
+        """The run's journal."""
+        return self.run.journal
+
+    @property
+    def files(self) -> RunFiles:
+        """The run's files."""
+        return self.run.files
 
     def context(self) -> RunContext[Any]:
         """Return what a user's function may know of the run outside of a call."""
@@ -517,7 +524,7 @@ class Scope:
             run_id=self.journal.run_id,
             user=self.journal.started.user if self.journal.started is not None else "",
             agent=self.path,
-            state=copy.deepcopy(self.state),
+            state=copy.deepcopy(self.run.state),
             usage=self.budget.usage,
         )
 
@@ -529,8 +536,8 @@ class Scope:
     @property
     def task_log(self) -> TaskLog:
         """A log for the hooks of this agent. Its steps become events of the run."""
-        if self.log is not None:
-            return self.log
+        if self.run.log is not None:
+            return self.run.log
 
         def write(step: StepLog) -> None:
             self.journal.append(Noted(self.path, step.level, step.name, message=step.message, metadata=step.metadata))
@@ -543,60 +550,10 @@ class Scope:
         """The callbacks of the run."""
         return self.journal.subscribers
 
-    def child(self, name: str, limits: Limits) -> Scope:
-        """Return the scope of a sub-agent that the current call starts. Limits in the settings win over its own."""
-        turns = self.sub_agents[name].max_turns if name in self.sub_agents else None
-        if turns is not None:
-            limits = replace(limits, max_turns=turns)
-        budget = Budget(limits, lambda: self.journal.elapsed, self.budget)
-        path = f"{self.path}/{self.handle}:{name}"
-        below = Scope(
-            self.journal,
-            budget,
-            self.files,
-            path,
-            self.depth + 1,
-            sub_agents=self.sub_agents,
-            stream=self.stream,
-            record_prompts=self.record_prompts,
-            telemetry=self.telemetry,
-            state=self.state,
-            gate=self.gate,
-            home=self.home,
-            reserves=self.reserves,
-            prices=self.prices,
-            deps=self.deps,
-            stream_handler=self.stream_handler,
-            log=self.log,
-            clock=self.clock,
-            waits=self.waits,
-            flow=self.flow,
-            secrets=self.secrets,
-        )
-        below.share(self.shared.items())
-        return below
-
-    def charged(self, plan: AgentPlan) -> Scope:
-        """Return the scope of an agent whose requests cost what it states, and are charged to its own budget too."""
-        prices, budget = plan.llm.prices, plan.settings.budget
-        scope = self if prices == self.prices else replace(self, prices=prices)
-        if not budget or self.journal.replay_only:
-            return scope
-        from closeout.run.reserves import open_reserves  # only runs with a budget pay for it
-
-        if self.reserves is not None:
-            return replace(scope, reserves=self.reserves.with_budget(budget))
-        return replace(scope, reserves=open_reserves(budget, self.home()))
-
-    def successor(self, name: str, limits: Limits) -> Scope:
-        """Return the scope of the agent that continues this one's conversation. It reads the same results."""
-        below = replace(self, handle=HANDOFF).child(name, limits)
-        return replace(below, depth=self.depth, artifacts=self.artifacts, handed=self.handed)
-
     def update_state(self, output: ToolOutput) -> None:
         """Merge the state update of a call that succeeded."""
         if output.success and isinstance(output.state_update, Mapping):
-            self.state.update(normalise(output.state_update))
+            self.run.state.update(normalise(output.state_update))
 
     def share(self, artifacts: Iterable[tuple[str, Artifact]]) -> None:
         """Let this agent, and those that it starts, read the artifacts by their handles."""

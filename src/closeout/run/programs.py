@@ -33,6 +33,9 @@ from closeout.run.effects import ToolCalls, as_decided, recorded_output, refused
 from closeout.run.flow_watch import FlowWatch
 from closeout.run.kept_files import Load
 from closeout.run.limits import Limits
+from closeout.run.middleware.chain import found_in
+from closeout.run.middleware.flow_rules import FlowMiddleware
+from closeout.run.middleware.order import below
 from closeout.run.plan import Scope, current_scope
 from closeout.run.review import Answers
 from closeout.tools.builtin.program_sandbox import (
@@ -160,11 +163,13 @@ class Programs:
         self._stack = AsyncExitStack()
         self._functions: Mapping[str, ToolSpec] = {}
         self._flow: ProgramFlow | None = None
-        if scope.flow is not None:
+        rules = found_in(scope, FlowMiddleware)
+        self._watch = watch = None if rules is None else rules.watch
+        if watch is not None:
             self._flow = ProgramFlow(
-                partial(self._labels_of, scope.flow), lambda: _top_of(scope), (FINAL_ANSWER,), self._reads_files
+                partial(self._labels_of, watch), lambda: watch.top, (FINAL_ANSWER,), self._reads_files
             )
-            scope.flow.plan_with(scope.path, self._labelled_calls)
+            watch.plan_with(scope.path, self._labelled_calls)
 
     def _labelled_calls(self, code: str) -> list[tuple[ToolCall, CallLabels]]:
         """Return the calls of a program that depend on something with labels, before it runs."""
@@ -228,25 +233,25 @@ class Programs:
         """
         self._functions = functions = functions_of(self._tools())
         await self._catch_up(functions, scope.handle)
-        below = replace(scope.child(PROGRAM, Limits()), artifacts=self._scope.artifacts)
+        place = replace(below(scope, PROGRAM, Limits()), artifacts=self._scope.artifacts)
         view = self._scope.files.before(self._scope.path, scope.handle)
         execution = ProgramExecution(
             self._sandbox,
             functions,
-            self._counted(self._caller(ToolCalls(below))),
+            self._counted(self._caller(ToolCalls(place))),
             self._accept,
             self._answer_function,
             view=view,
             flow=self._flow,
         )
         await execution.run(code)
-        if scope.flow is not None and self._flow is not None and execution.began:
+        if self._watch is not None and self._flow is not None and execution.began:
             # An error may repeat any value, also one that an earlier program has read.
-            shown = scope.flow.everything if execution.failed else self._flow.shown
-            scope.flow.shown(f"{scope.path}/{scope.handle}", shown)
+            shown = self._watch.everything if execution.failed else self._flow.shown
+            self._watch.shown(f"{scope.path}/{scope.handle}", shown)
         for repair in execution.repairs:
-            below.journal.append(
-                Repaired(below.path, 0, repair.kind, where=repair.where, before=repair.before, after=repair.after)
+            place.journal.append(
+                Repaired(place.path, 0, repair.kind, where=repair.where, before=repair.before, after=repair.after)
             )
         self._past.pop(scope.handle, None)
         return execution.output()
@@ -312,11 +317,6 @@ class Programs:
         """Refuse the answer of a program of the record: with an accepted answer, no other would have followed it."""
         self._accept(value)
         raise ValueError("The answer was refused.")
-
-
-def _top_of(scope: Scope) -> Labels:
-    assert scope.flow is not None
-    return scope.flow.top
 
 
 def _code_of(event: ToolStarted) -> str:

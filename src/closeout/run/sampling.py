@@ -17,6 +17,7 @@ from closeout.models.base import BaseClient
 from closeout.results.tokens import estimate_tokens
 from closeout.run.effects import ModelCalls
 from closeout.run.limits import Limits
+from closeout.run.middleware.order import below
 from closeout.run.plan import Scope
 
 __all__ = ["CallSampling"]
@@ -32,7 +33,7 @@ class CallSampling:
     """
 
     def __init__(self, scope: Scope, handle: str, client: BaseClient) -> None:
-        self._below = replace(scope, handle=handle).child("sampling", Limits())
+        self._below = below(replace(scope, handle=handle), "sampling", Limits())
         keeper = ContextKeeper(client, self._below.journal, self._below.path, policy=EvictionPolicy())
         self._calls = ModelCalls(client, self._below, keeper)
         self._turns = count()

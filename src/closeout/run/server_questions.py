@@ -170,7 +170,7 @@ class CallQuestions:
     async def rest(self, seconds: float) -> None:
         """Suspend the run until its task is to be looked at again: after so many seconds, and later each time."""
         seconds = max(seconds, min(FIRST_REST * LONGER**self._rests, LONGEST))
-        expires = round(self._scope.clock() + seconds, 3)
+        expires = round(self._scope.run.clock() + seconds, 3)
         until = datetime.fromtimestamp(expires, UTC).isoformat(timespec="seconds")
         request = DecisionRequested(
             self._scope.path,

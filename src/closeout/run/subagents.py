@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from closeout.answers.experience import experience_from
@@ -17,19 +16,18 @@ from closeout.parsing.reasoning import split_thinking
 from closeout.results.artifacts import read_result as read_stored
 from closeout.results.budgets import DEFAULT_BUDGET
 from closeout.results.tokens import estimate_tokens
-from closeout.run.agent_tool import SubAgentTool
-from closeout.run.collecting import run_telemetry
+from closeout.run.agent_tool import SubAgentTool, team_of
 from closeout.run.effects import ModelCalls
-from closeout.run.flow_watch import flow_below
 from closeout.run.limits import Limits
 from closeout.run.logins import begin_servers
+from closeout.run.middleware.call_secrets import secrets_in
+from closeout.run.middleware.order import below
 from closeout.run.orchestrator import Orchestrator
 from closeout.run.plan import MAX_DEPTH, current_scope
 from closeout.spelling import suggestion
 from closeout.tools.foreign import foreign_tool
 from closeout.tools.manager import AnyTool, is_tool
 from closeout.tools.running import AnyCallSpent, CallSpent
-from closeout.tools.secrets import NO_SECRETS, Secrets
 from closeout.tools.tool import ModelTool, PolicyFields, Tool, policy_of, tool
 
 if TYPE_CHECKING:
@@ -47,10 +45,8 @@ __all__ = [
     "may_destroy",
     "read_result_tool",
     "report_of",
-    "secrets_of",
     "servers_of",
     "sub_agent_tool",
-    "team_of",
 ]
 
 SPENT = {"max_tokens": CallSpent, "max_cost": CallSpent, "budget": AnyCallSpent}  # limits that are reached again
@@ -63,7 +59,6 @@ TASK = {
     "required": ["task"],
     "additionalProperties": False,
 }
-MOST_AGENTS = 100  # whose secrets are looked up before a run: a function may make another agent whenever it is called
 
 
 @tool(name="read_result", inline=True, policy=ToolPolicy(read_only=True, repeatable=True, returns="read"))
@@ -138,34 +133,6 @@ def servers_of(plan: AgentPlan, depth: int = MAX_DEPTH) -> list[McpServerConfig]
     for each in plan.manager.local_tools if depth else ():
         if isinstance(each, SubAgentTool):
             found += servers_of(each.plan_of(False), depth - 1)
-    return found
-
-
-def team_of(plan: AgentPlan) -> tuple[list[AgentPlan], bool]:
-    """Return an agent, those before it and all that may work in its runs, and whether these are all of them."""
-    plans, is_whole = [plan, *plan.predecessors], True
-    for each in plans:  # grows; agents may hand over to each other
-        for below in each.manager.local_tools:
-            if not isinstance(below, SubAgentTool):
-                continue
-            try:
-                made = below.plan_of(False)
-            except Exception:  # of the user's function; it is raised again if the agent is needed
-                is_whole = False
-                continue
-            if all(made is not known for known in plans):
-                if len(plans) == MOST_AGENTS:
-                    return plans, False
-                plans.append(made)
-    return plans, is_whole
-
-
-def secrets_of(plan: AgentPlan) -> list[Secrets]:
-    """Return the secrets of an agent, of those before it and of all that may work in its runs, without empty ones."""
-    found = list[Secrets]()
-    for each in team_of(plan)[0]:
-        if each.secrets and all(each.secrets is not known for known in found):
-            found.append(each.secrets)
     return found
 
 
@@ -248,10 +215,10 @@ def sub_agent_tool(
     """
     writer = None if write_task is None else Tool(write_task, name=name)
 
-    async def task_of(arguments: Mapping[str, Any], below: Scope) -> str:
+    async def task_of(arguments: Mapping[str, Any], place: Scope) -> str:
         if writer is None:
             return str(arguments["task"])
-        recorded = below.journal.recorded(AgentStarted, below.path, "#0")
+        recorded = place.journal.recorded(AgentStarted, place.path, "#0")
         if isinstance(recorded, AgentStarted):  # the function need not write the same again
             return recorded.task
         task = await writer.call(arguments)
@@ -267,25 +234,21 @@ def sub_agent_tool(
             raise ToolError(f"{name} can only be called by an agent.")
         if scope.depth + 1 > MAX_DEPTH:
             raise ToolError(f"Agents may call agents {MAX_DEPTH} deep at most. Do this task yourself.")
-        plan = plan_of(scope.stream)
+        plan = plan_of(scope.run.stream)
         plan = plan if plan.deps is not None else plan.given(scope.deps)
-        below = scope.child(name, plan.limits)
-        telemetry = run_telemetry(plan.telemetry, below.journal, below.telemetry)
-        below = replace(below, telemetry=telemetry, deps=plan.deps, flow=flow_below(scope.flow, plan.flow)).charged(
-            plan
-        )
+        place = below(scope, name, plan.limits, plan)
         keys = tuple(sorted(plan.settings.budget))
-        task = await task_of(arguments, below)
-        below.journal.append(AgentStarted(below.path, name, task, model=plan.client.name, budget=keys))
+        task = await task_of(arguments, place)
+        place.journal.append(AgentStarted(place.path, name, task, model=plan.client.name, budget=keys))
         async with plan.manager:
-            await begin_servers(plan.manager, below)
+            await begin_servers(plan.manager, place)
             plan.check_secrets()
-            agent = Orchestrator(await plan.with_instructions(below), below, task)
+            agent = Orchestrator(await plan.with_instructions(place), place, task)
             result = await agent.run()
         report = report_of(agent.attempt, result)
         if scope.budget.limited:  # other agents may still be working, and must leave room for this report too
             scope.budget.added += min(estimate_tokens(report), DEFAULT_BUDGET)
-        below.journal.append(AgentEnded(below.path, result.stop_reason, report))
+        place.journal.append(AgentEnded(place.path, result.stop_reason, report))
         if result.answer is None:
             raise SPENT.get(result.stop_reason, ToolError)(report)
         return report
@@ -320,11 +283,11 @@ class PageModel:
             for prompt in prompts:
                 yield split_thinking((await self.client.complete(_request(prompt))).text)[1].strip()
             return
-        below = scope.child("reader", Limits())
-        keeper = ContextKeeper(self.client, below.journal, below.path, policy=EvictionPolicy())
-        calls, secrets = ModelCalls(self.client, below, keeper), NO_SECRETS.beside(scope.secrets)
-        for turn, prompt in enumerate(map(secrets.hide, prompts)):
-            budget = below.budget
+        place = below(scope, "reader", Limits())
+        keeper = ContextKeeper(self.client, place.journal, place.path, policy=EvictionPolicy())
+        calls = ModelCalls(self.client, place, keeper)
+        for turn, prompt in enumerate(map(secrets_in(place).hide, prompts)):
+            budget = place.budget
             if budget.limited and (limit := budget.forbids(estimate_tokens(prompt))):
                 raise ToolError(f"The run's budget ({limit}) does not allow asking a model about this.")
             reply = await calls.request(_request(prompt), RequestInfo("act", turn=turn))

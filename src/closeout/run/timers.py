@@ -41,7 +41,7 @@ async def wait_for_start(scope: Scope, start_at: float) -> None:
 async def ended_timer(scope: Scope, request: DecisionRequested) -> DecisionMade | None:
     """Return the end of a timer, None before it."""
     assert request.expires is not None
-    if scope.clock() < request.expires:
+    if scope.run.clock() < request.expires:
         return None
     return DecisionMade(request.agent, request.request, "time", digest=request.digest, by="clock")
 
@@ -110,7 +110,7 @@ class CallWaits:
     def _after(self, seconds: float) -> float:
         if not isinstance(seconds, int | float) or not math.isfinite(seconds):
             raise ToolError(f"{self._spec.name} must wait a number of seconds, got {seconds!r:.80}.")
-        return math.floor((self._scope.clock() + seconds) * 1000) / 1000  # a datetime can hold it
+        return math.floor((self._scope.run.clock() + seconds) * 1000) / 1000  # a datetime can hold it
 
     async def _sleep(self, expires: float) -> None:
         await self._wait("timer", {}, expires, partial(ended_timer, self._scope))
@@ -180,7 +180,7 @@ class CallWaits:
                     by="signal",
                     signal=each.id,
                 )
-        if request.expires is None or self._scope.clock() < request.expires:
+        if request.expires is None or self._scope.run.clock() < request.expires:
             return None
         return DecisionMade(request.agent, request.request, "timeout", digest=request.digest, by="clock")
 

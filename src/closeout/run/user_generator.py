@@ -172,7 +172,7 @@ class UserGenerator:
                 llm_client=self._client,
                 output_formatter=plan.output_formatter,
                 task_log=scope.task_log,
-                stream_handler=scope.stream_handler,
+                stream_handler=scope.run.stream_handler,
                 cfg=plan,
                 intermediate_boxed_answers=seen,
             )

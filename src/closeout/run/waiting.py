@@ -165,9 +165,9 @@ async def decide(
         raise Suspended([request])
 
     async def outcome() -> Event:
-        made = await outcome_of(request) if outcome_of is not None else _default_answer(request, scope.clock())
+        made = await outcome_of(request) if outcome_of is not None else _default_answer(request, scope.run.clock())
         if made is None:
-            scope.waits.append(request)
+            scope.run.waits.append(request)
             raise Suspended([request])
         return made
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from closeout.errors import BudgetReached, Failure, LimitReached
 from closeout.journal.events import ModelFailed, ModelReplied
 from closeout.messages import RequestInfo
-from closeout.run.middleware.chain import Middleware, Send, Sending
+from closeout.run.middleware.chain import AgentPlace, Middleware, Send, Sending
 
 if TYPE_CHECKING:
     from closeout.run.reserves import PromptBound, Reserves
@@ -21,6 +21,22 @@ class BudgetMiddleware(Middleware):
     def __init__(self, reserves: Reserves) -> None:
         self._reserves = reserves
         self._bound: PromptBound | None = None
+
+    @classmethod
+    def at(cls, place: AgentPlace) -> Self | None:
+        budget = {} if place.plan is None else place.plan.settings.budget
+        if not budget or place.scope.journal.replay_only:
+            return None
+        from closeout.run.reserves import open_reserves  # only runs with a budget pay for it
+
+        return cls(open_reserves(budget, place.scope.run.home()))
+
+    def below(self, place: AgentPlace) -> BudgetMiddleware:
+        budget = {} if place.plan is None else place.plan.settings.budget
+        return BudgetMiddleware(self._reserves.with_budget(budget) if budget else self._reserves)
+
+    def start(self) -> None:
+        self._reserves.begin()
 
     async def send(self, sending: Sending, send: Send) -> ModelReplied | ModelFailed:
         if self._bound is None:
@@ -49,6 +65,9 @@ class BudgetMiddleware(Middleware):
         if sending.reply is not None:
             self._bound.learn(sending.request, sending.reply.usage)
         return outcome
+
+    async def end(self) -> None:
+        await self._reserves.end()
 
 
 def _refused(sending: Sending, error: LimitReached) -> ModelFailed:

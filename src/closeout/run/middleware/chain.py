@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Self, TypeAlias, TypeVar
 
 from closeout.errors import CloseoutError
 from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, ToolFinished, ToolStarted
@@ -17,14 +17,32 @@ from closeout.messages import ModelReply, ModelRequest, ToolCall, ToolSpec
 from closeout.models.base import BaseClient, OnDelta
 from closeout.models.catalog import Price
 from closeout.models.retry import RetryNote
+from closeout.records import record
 from closeout.results.tool_output import ToolOutput
+from closeout.run.plan import AgentPlan, Scope
 from closeout.run.reply_listener import ReplyListener
+from closeout.run.task import Task
 from closeout.tools.executor import PlannedCall
+from closeout.tools.flow import CallLabels
 
-if TYPE_CHECKING:
-    from closeout.tools.flow import CallLabels
+__all__ = ["AgentPlace", "Calling", "Middleware", "Send", "Sending", "found_in", "through"]
 
-__all__ = ["Calling", "Middleware", "Send", "Sending", "through"]
+
+@record(kw_only=True, eq=False)
+class AgentPlace:
+    """Where middleware is to work.
+
+    Attributes:
+        scope: An agent's or a program's place in the run, without a chain.
+        plan: The agent; None for a program, and for the requests of a tool to a model.
+        task: The task of a run that begins; None for all but its main agent.
+        handed_over: Whether the agent continues the conversation of the one before it.
+    """
+
+    scope: Scope
+    plan: AgentPlan | None = None
+    task: Task | None = None
+    handed_over: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +101,18 @@ Send: TypeAlias = Callable[[Sending], Awaitable[ModelReplied | ModelFailed]]
 class Middleware:
     """One concern of one agent of a run. Override the methods that it needs; the others cost nothing."""
 
+    @classmethod
+    def at(cls, place: AgentPlace) -> Self | None:
+        """Return the middleware for an agent that has none above it. None: the agent does not need it."""
+        return None
+
+    def below(self, place: AgentPlace) -> Middleware | None:
+        """Return the middleware for what the agent starts: a sub-agent, a program, a successor. None: not for it."""
+        return self
+
+    def start(self) -> None:
+        """Take note that the agent begins its work. `end` follows."""
+
     def begin(self, turn: int) -> None:
         """Prepare for the calls of a reply."""
 
@@ -102,6 +132,17 @@ class Middleware:
 
     def read(self, finished: ToolFinished, tool: ToolSpec | None) -> None:
         """Take note of a result that the agent reads. `tool` None: of a call inside a recorded one."""
+
+    async def end(self) -> None:
+        """Give back what the agent has taken."""
+
+
+Kind = TypeVar("Kind", bound=Middleware)
+
+
+def found_in(scope: Scope, kind: type[Kind]) -> Kind | None:
+    """Return the middleware of a kind that an agent has, None if it has none."""
+    return next((each for each in scope.chain if isinstance(each, kind)), None)
 
 
 def through(chain: Iterable[Middleware], send: Send) -> Send:

@@ -1,38 +1,72 @@
-"""The order of the middleware, which is part of its meaning."""
+"""The order of the middleware, which is part of its meaning, and the scopes of a run's agents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
+from closeout.journal.events import HANDOFF
+from closeout.run.collecting import run_telemetry
+from closeout.run.limits import Budget, Limits
 from closeout.run.middleware.budgeting import BudgetMiddleware
-from closeout.run.middleware.chain import Middleware
+from closeout.run.middleware.call_secrets import SecretsMiddleware
+from closeout.run.middleware.chain import AgentPlace, Middleware
 from closeout.run.middleware.flow_rules import FlowMiddleware
-from closeout.run.middleware.gate import GateMiddleware
-from closeout.run.plan import Scope
+from closeout.run.middleware.request_gate import GateMiddleware
+from closeout.run.plan import AgentPlan, Scope
+from closeout.run.task import Task
 
-__all__ = ["ORDER", "chain_of"]
-
-
-def _flow(scope: Scope) -> Middleware | None:
-    return None if scope.flow is None else FlowMiddleware(scope.flow, scope.path, scope.journal)
-
-
-def _gate(scope: Scope) -> Middleware | None:
-    return None if scope.gate is None else GateMiddleware(scope.gate)
-
-
-def _budget(scope: Scope) -> Middleware | None:
-    return None if scope.reserves is None else BudgetMiddleware(scope.reserves)
-
+__all__ = ["ORDER", "below", "governed"]
 
 # The first is outermost.
-ORDER: tuple[Callable[[Scope], Middleware | None], ...] = (
-    _flow,
-    _gate,  # what waits for the gate has reserved nothing
-    _budget,
+ORDER: tuple[type[Middleware], ...] = (
+    FlowMiddleware,
+    GateMiddleware,  # what waits for the gate has reserved nothing
+    BudgetMiddleware,
+    SecretsMiddleware,
 )
 
 
-def chain_of(scope: Scope) -> tuple[Middleware, ...]:
-    """Return what governs the requests and calls of an agent, the outermost first."""
-    return tuple(each for make in ORDER if (each := make(scope)) is not None)
+def governed(scope: Scope, plan: AgentPlan, task: Task) -> Scope:
+    """Return the scope of a run's main agent with its middleware."""
+    return _with_chain(AgentPlace(scope=scope, plan=plan, task=task), ())
+
+
+def below(
+    scope: Scope, name: str, limits: Limits, plan: AgentPlan | None = None, *, handed_over: bool = False
+) -> Scope:
+    """Return the scope of what an agent starts: a sub-agent, a program, a successor, or the requests of a tool.
+
+    Args:
+        scope: The agent, and the call that starts it.
+        name: The last part of its path.
+        limits: Its limits. Those in the settings of a sub-agent with this name take precedence.
+        plan: The agent that is started; None for a program, and for the requests of a tool.
+        handed_over: Whether it continues the conversation. A successor reads the same results.
+    """
+    run, handle = scope.run, HANDOFF if handed_over else scope.handle
+    turns = run.sub_agents[name].max_turns if name in run.sub_agents else None
+    if turns is not None:
+        limits = replace(limits, max_turns=turns)
+    started = Scope(
+        run,
+        Budget(limits, lambda: run.journal.elapsed, scope.budget),
+        f"{scope.path}/{handle}:{name}",
+        scope.depth + (not handed_over),
+        telemetry=scope.telemetry,
+        prices=scope.prices,
+        deps=scope.deps,
+    )
+    if handed_over:
+        started = replace(started, artifacts=scope.artifacts)
+    elif plan is not None:
+        started = replace(started, telemetry=run_telemetry(plan.telemetry, run.journal, scope.telemetry))
+    if plan is not None:
+        started = replace(started, deps=plan.deps, prices=plan.llm.prices)
+    started.share(scope.shared.items())
+    return _with_chain(AgentPlace(scope=started, plan=plan, handed_over=handed_over), scope.chain)
+
+
+def _with_chain(place: AgentPlace, above: tuple[Middleware, ...]) -> Scope:
+    has = {type(each): each for each in above}
+    chain = (has[kind].below(place) if kind in has else kind.at(place) for kind in ORDER)
+    return replace(place.scope, chain=tuple(each for each in chain if each is not None))

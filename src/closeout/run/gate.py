@@ -6,9 +6,8 @@ from typing import Protocol
 
 from closeout.errors import BudgetReached
 from closeout.journal.events import ModelFailed, ModelReplied
-from closeout.run.middleware.chain import Middleware, Send, Sending
 
-__all__ = ["GateMiddleware", "RequestGate"]
+__all__ = ["RequestGate"]
 
 
 class RequestGate(Protocol):
@@ -28,22 +27,3 @@ class RequestGate(Protocol):
 
         What waits is not in the record: a resumed run makes the request again.
         """
-
-
-class GateMiddleware(Middleware):
-    """Sends a request when the gate admits it, and tells the gate how it went."""
-
-    def __init__(self, gate: RequestGate) -> None:
-        self._gate = gate
-
-    async def send(self, sending: Sending, send: Send) -> ModelReplied | ModelFailed:
-        await self._gate.enter()
-        sending.on_retry.append(lambda note: self._gate.retried(note.error))
-        outcome = None
-        try:
-            outcome = await send(sending)
-        finally:
-            self._gate.leave(outcome)
-        if isinstance(sending.error, BudgetReached):
-            await self._gate.over_budget(sending.error)
-        return outcome
