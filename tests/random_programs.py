@@ -2,321 +2,183 @@
 
 from __future__ import annotations
 
-import ast
-import io
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+import re
 from dataclasses import dataclass, field
+from textwrap import indent
 from typing import Any
 
-from closeout.errors import ToolError
 from closeout.messages import ToolCall, ToolSpec
-from closeout.parsing.program_flow import ProgramFlow
 from closeout.results.tool_output import ToolOutput
-from closeout.tools.builtin.program_sandbox import ProgramExecution, ProgramSandbox, labels_at
+from closeout.tools.builtin.program_flow import ProgramFlow
+from closeout.tools.builtin.program_sandbox import ProgramExecution, ProgramSandbox
 from closeout.tools.calls import CallOutcome
 from closeout.tools.flow import CallLabels, Labels
 from closeout.tools.running import failed_output
 
-__all__ = ["Checked", "check_program", "random_program"]
+__all__ = ["Checked", "check_programs", "random_programs"]
 
-_HELPERS = (
-    "act(v, 'from helper')",
-    "if {test}:\n        return w\n    act('in helper', w)",
-    "if len({list}) < 9: {list}.append(v)",
-    "for part in [v, w, 'last']:\n        if {test}:\n            return part\n        note(part)",
-    "try:\n        int(v)\n        note('number')\n    except ValueError as problem:\n        w = str(problem)[:12]",
-    "if len(v) > 2:\n        return {name}(v[1:], w + v[:1])",
-    "{table}[v[:2]] = w\n    note(w)",
-    "while len(w) < 4:\n        w += v[:1] or '.'\n        if {test}: break\n    else:\n        note('long')",
-    "parts = [w]\n    try:\n        int(v)\n        parts.append('int')\n    finally:\n        note(parts[-1])",
-    "assert {test} or len(w) < 9\n    note('held')",
-)
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Variables that are used together: what is done with one group leaves the others as they were."""
-
-    texts: Sequence[str]
-    lists: Sequence[str]
-    table: str
-    function: str
-
-
-_GROUPS = (
-    _Group(("a", "b"), ("xs", "ys"), "table", "first"),
-    _Group(("c", "d"), ("zs",), "other", "second"),
-    _Group(("e", "f"), ("us", "vs"), "more", "third"),
-)
-
-
-_START = {
-    "a": "'one'", "b": "'two'", "c": "'three'", "d": "trusted()", "e": "trusted()", "f": "e", "xs": "['x', 'y']",
-    "zs": "['z']", "us": "[]", "table": "{'k': a, 'e': b}", "other": "{'k': c}", "more": "{}",
+# A grammar: a form names the forms of its parts by a capital letter. T is a text, I a number, L a list, C a condition,
+# S a statement, B a block, R what may raise, K and W a text and a condition about `v`; N and O are variables with
+# texts, M with numbers, X and Y with lists, D with tables. A part with a digit is the same wherever the form has it.
+# The number says how many of the forms have no parts of their own kind. Those after "rare" are drawn seldom: they make
+# the analysis give up, which must be the strict answer.
+_FORMS: dict[str, tuple[int, str]] = {
+    "T": (7, r"""N|N|N|'k'|'ann'|'zoe'|''|(T + T)|(T if C else T)|f'{N}-{N:>3}{len(X)}'|('%s-{}'.format(T) % N)
+D.get(T, T)
+''.join(L)|D.setdefault(T, T)|D.pop(T, T)|(X1.pop() if X1 else 'z')|(N := T[:9])|(T or T)|(C and T or T)|str(I)|crm(T)
+note(T)|send(T, 'r')|max([T, 'c'], key=lambda v: K)|min(L, default=T)|T.replace('a', T)|T.upper().strip()|repr(D)
+T.partition('n')[0]|json.dumps(L)|json.loads(json.dumps([T]))[0]|re.sub('a', 'o', T)|(T + '..')[I % 2]|[T, T][C]
+sorted(L + ['x'])[0]|{True: T, False: T}[C]|str(any(W for v in L))|''.join(v for v in L if W)|f(T)|g(T, w=T)|g(*[T])
+''.join(map(lambda v: K, L))|''.join(sorted({T, T}))|str(sum(len(v) for v in L))|str(list(zip(L, L)))|f(v=T)
+str(datetime.date(2020, 1, 2).year)|str({v: T for v in L})|str([send(v, T) for v in L[:2]])
+str(list(note(v) for v in L))
+rare|getattr(T, 'x', T)|str(locals())|eval("T")|str(type(T))|next(iter(L + [T]))|(lambda v: (N := v))(T)|h(T)|k1(T)
+(print if C else str)(T)|str(list(map(print, L)))|[str, len][0](T)|str(sorted(L, key=print))|A.x|str(id(X))|str(D.get)
+sorted(['x', 'y'], key=lambda v: (N := v))[0]|''.join(map(f, L))
+list(map(lambda v: (X.append(v), v)[1], L + ['m']))[0]
+''.join(x for x in [(X.append(T), T)[1] for v in L])|str(any(note(v) < T for v in L))
+max((v + N1 for v in L), (N1 := T))"""),
+    "K": (2, "v|v + N|str(len(v))|D.get(v, v)|v + T|rare|(X.append(v), v)[1]|(D.update({v: 'u'}), v)[1]|note(v)"),
+    "W": (2, r"""v < N|len(v) > 2|v != T|v in L|len(v) > I|rare|X.append(v) or v < T|(N := v) < 'm'
+D.setdefault(v, 'w') < 'n'"""),
+    "I": (3, "M|1|2|len(T)|len(L)|(I + I)|(M := I)|L.count(T)|int(C)|divmod(I, 3)[0]|abs(I)|min(I, 3)|T.find('a')"),
+    "L": (3, r"""X|X|X|[T, T]|[v for v in L if W]|[v + T for v in L]|[v + u for v in L[:2] for u in L[:2] if u < T]
+L[I:]
+list(map(lambda v: K, L))|list(filter(lambda v: W, L))|list(reversed(L))|list(D.values())|list(D)|[*L, T]|(L or L)
+[x + y for x, y in zip(L, L)]|[str(x) + y for x, y in enumerate(L)]|(L if C else L)|T.split('n')|sorted({T, T})
+re.findall('[a-z]', T)|[note(v) for v in L]|sorted(L, key=lambda v: K)|[T for v in L]|list(map(str, L))|[L, L][C]
+list(v + T for v in L)|[*(v for v in L)]|[x for x, y in D.items()]|[[N for N in L], X][0]|[(N := v) for v in L]
+rare|list(v2)|[v for v in (u + T for u in L)]|list(reversed(v2))|list(map(note, L))"""),
+    "C": (3, r"""N == N|N == 'ann'|M > 1|T < T|I > I|T in L|not C|(C and C)|(C or C)|'' < T <= T|T in D
+any(W for v in L)
+all([W for v in L])|bool(X)|T.startswith(T)|isinstance(T, str)|bool(re.search('a', T))|X is X"""),
+    "S": (2, r"""N = T[:9]|N = T[:9]|N = T[:9]|N = (N + T)[-9:]|N, O = O, T[:9]|N = O = T[:9]
+X = [v[:9] for v in L[:5]]|X = Y
+if len(X) < 6: Y.append(T)|X.append(T)|X.extend(L[:2])|X.insert(I, T)|X += [T]|D[T] = T|D.update({T: T})|X.sort()
+X.sort(key=lambda v: K)|X[0:1] = [T]|if X1: X1[I % len(X1)] = T|M = I|M = (M + I) % 7|N, *X = [T, *L[:3]]|X.reverse()
+D = {**D, 'k': T}|send(T, 'b')|send(T, body=T)|send(body=T, to=N)|send(N, N)|note(T)|T|X[-1:] = L[:2]|N: str = T[:9]
+D = dict(zip(L, L))|X, Y = Y, X|if C:\n  B|if C:\n  B\nelse:\n  B|if C:\n  B\nelif C:\n  B\nelse:\n  B
+for N in L[:3]:\n  B
+for N in L[:3]:\n  B\nelse:\n  B|for M, N in enumerate(L[:3]):\n  B|for N, O in zip(L[:3], L):\n  B
+for N in list(D):\n  B
+i1 = 0\nwhile (i1 := i1 + 1) < 4:\n  B|i1 = 0\nwhile (i1 := i1 + 1) < 4 and C:\n  B\nelse:\n  B
+for N in L[:3]:\n  f(N)
+for N in L[:3]:\n  B\n  if C: break\n  B|for N in L[:3]:\n  if C: continue\n  B
+while X1 and (N := X1.pop()) != T:\n  note(N)
+while X1 and note(T) and X1.pop() < T:\n  pass|try:\n  B\n  R\n  B\nexcept Exception as x1:\n  B\n  N = str(x1)[:9]
+f(T)
+try:\n  R\nexcept (ValueError, KeyError):\n  B\nelse:\n  B|try:\n  B\n  R\nexcept Exception:\n  B\nfinally:\n  B
+try:\n  R\nexcept (ValueError if C else KeyError):\n  B\nexcept Exception:\n  B
+try:\n  N = once(T)\nexcept RuntimeError:\n  B
+g(T, w=T)|if C: once(T)|if C:\n  from math import floor as r1\nelse:\n  from math import ceil as r1\nM = r1(1.5)
+e1 = [X]\ne1[0].append(T)|try:\n  raise ValueError(X)\nexcept ValueError as x1:\n  x1.args[0].append(T)
+rare|if C:\n  def k1(v): return T|for X[0] in L[:2]:\n  B|def f(v):\n  B\n  return T|h = lambda v: T
+v2 = (v for v in L)|v2 = map(lambda v: K, L)
+match T:\n  case 'ann':\n    S\n  case _:\n    S|class A:\n  x = T|global a\nN = T
+with open('x', 'w') as o1:\n  o1.write(T)
+import random\nrandom.seed(I)\nN = str(random.random())|def k1(v, w=X):\n  w.append(v)\n  return v|exec("N = T")
+print(T)
+async def q1(v):\n  return T\nawait q1(T)|for N in map(lambda v: K, L):\n  B|for N in (v + T for v in L[:3]):\n  B
+v2 = iter(L)
+def k1(v):\n  def j1(u):\n    return u + v\n  return j1(T)|@str\ndef k1(v):\n  return v|e1 = X.append\ne1(T)
+import math as json
+def k1(v):\n  global a\n  a = v\nk1(T)|def k1(v):\n  try:\n    pass\n  finally:\n    return T\nN = k1(T)|len = str
+def j1(v):\n  try: pass\n  except ValueError: pass\n  else:\n    int(T)\n    B\n  finally: return T\nj1(T)"""),
+    "R": (1, r"""int(N)|int(T)|D[T]|X[I]|assert C|raise ValueError(T)|N = D[T]|ask(T)|N = once(T)
+if C: raise KeyError(T)|N = X[I]"""),
+    "F": (1, r"""def f(v, w='w'):\n  B\n  return T|def f(v, w='w'):\n  if C:\n    return T\n  B\n  return T
+def f(v):\n  for N in L[:3]:\n    if C: return N\n    B\n  return T|def f(v):\n  X.append(v)\n  return T
+def f(v):\n  assert C\n  note(T)\n  return T|def f(v, *w):\n  B\n  return v + ''.join(w)"""),
+    "N": (0, "a|b|c"),
+    "O": (0, "a|b|c"),
+    "M": (0, "n|m"),
+    "X": (0, "xs|ys|zs"),
+    "Y": (0, "xs|ys|zs"),
+    "D": (0, "d|t"),
 }  # fmt: skip
+
+_START = """import json, re, datetime
+a = 'k'
+b = 'q'
+c = crm('x')
+xs = ['ann', 'bob', 'zoe']
+ys = ['u', 'v']
+zs = []
+d = {'k': 'v', 'ann': 'w'}
+t = {'q': 'r'}
+n = 1
+m = 2
+p = 'k'
+def g(v, w='w'):
+  return v[1:] + w"""
+_LOCALS = "a = v\nb = 'l'\nc = v\nn = 1\nm = 2\n"
+_END = "\n".join(f"send(str({name}), 'end')" for name in ("a", "b", "c", "n", "m", "xs", "ys", "zs", "d", "t"))
+_SECRETS = ("p", "p", "p[:1]", "page()", "ask('w')")
+_DECISIONS = ("p == 'ann'", "len(p) > 3", "p < 'b'", "'n' in p")
+_PART = re.compile(r"\b([TKWILCSBRNOMXYD])(\d?)\b")
+_KINDS = {
+    kind: (
+        simple,
+        [[each for each in half.replace("\n", "|").split("|") if each] for half in f"{forms}|".split("rare|")],
+    )
+    for kind, (simple, forms) in _FORMS.items()
+}
+_IN_FUNCTIONS = re.compile(r"f\(|(^|n *)(X|D|X, Y|N, \*X|for X.*) [+]?=|global|for X")  # what a function does without
 
 
 class _Writer:
-    """Writes programs. Every value is a text, a list of texts or a table of texts, so that most run to their end."""
+    """Writes the programs of one seed."""
 
     def __init__(self, seed: int) -> None:
-        self._pick = random.Random(seed)
-        self._lines: list[str] = []
-        self._group = _GROUPS[0]
-        self._functions: set[int] = set()  # the groups that have one
-        # What was read decides often, and is a value rarely, so that most values and calls would be free without it.
-        self._reads = self._pick.choice((0.003, 0.01, 0.05))
+        self.pick = random.Random(seed)
+        self._secrets = self.pick.choice((1, 1, 2, 3))  # times that what was read is used
+        self._rate = self.pick.choice((0.02, 0.05, 0.15))
+        self._rare = self.pick.choice((0.0, 0.0, 0.0, 0.02))
+        self.in_function = False
 
-    def programs(self) -> list[str]:
-        """Return one program, or two of which the second has the variables of the first."""
-        pick = self._pick
-        self._lines = ["import json, re", "p = read()", "q = read()"]
-        self._lines += [f"{name} = {value}" for name, value in _START.items()]  # one a line: a tuple would join them
-        self._lines += [pick.choice(("ys = xs", "ys = ['y']")), pick.choice(("vs = us", "vs = []"))]
-        self._functions = set(pick.sample(range(len(_GROUPS)), pick.choice((0, 1, 1, 2))))
-        for number in self._functions:
-            self._group = _GROUPS[number]
-            self._function(self._group.function)
-        programs = []
-        for last in (False, True) if pick.random() < 0.2 else (True,):
-            for _ in range(pick.randint(2, 7)):
-                self._group = pick.choice(_GROUPS)
-                self._statement("", 0)
-            for group in _GROUPS if last else ():  # what they hold at the end is what they should hold
-                for value in (*group.texts, *(f"''.join({name})" for name in group.lists), f"str({group.table})"):
-                    self._write("", f"act({value}, 'the end')")
-            if pick.random() < 0.4:
-                self._write("", f"print({self._text()})")
-            programs.append("\n".join(self._lines))
-            self._lines = []
-        return programs
+    def write(self, kind: str, depth: int = 0) -> str:
+        """Return a form of a kind, with its parts."""
+        if kind == "B":
+            return "\n".join(self.write("S", depth) for _ in range(self.pick.randint(1, 2)))
+        if kind in "TC" and self._secrets and self.pick.random() < self._rate:
+            self._secrets -= 1
+            return self.pick.choice(_SECRETS if kind == "T" else _DECISIONS)
+        simple, (usual, *rare) = _KINDS[kind]
+        forms = rare[0] if rare and self.pick.random() < self._rare else usual[: simple if depth > 3 else None] or usual
+        if self.in_function:
+            forms = [each for each in forms if not _IN_FUNCTIONS.search(each)]
+        form, same = self.pick.choice(forms or usual[:simple]), dict[str, str]()
 
-    @property
-    def _has_function(self) -> bool:
-        return _GROUPS.index(self._group) in self._functions
+        def part(found: re.Match[str]) -> str:
+            if not found[2]:
+                return self.write(found[1], depth + 1)
+            return same.setdefault(found[0], self.write(found[1], depth + 1))
 
-    @property
-    def _texts(self) -> Sequence[str]:
-        return self._group.texts
-
-    @property
-    def _lists(self) -> Sequence[str]:
-        return self._group.lists
-
-    def _write(self, indent: str, line: str) -> None:
-        self._lines.append(f"{indent}{line}")
-
-    def _function(self, name: str) -> None:
-        self._write("", f"def {name}(v, w='w'):")
-        body, group = self._pick.choice(_HELPERS), self._group
-        names = {"name": name, "list": group.lists[0], "table": group.table}
-        self._write("    ", body.format(test=self._condition("v"), **names))
-        self._write("    ", self._pick.choice(("return v + w", "return w", "return [v, w][len(v) > 1]")))
-
-    # -------------------------------------------------------------------------------------------- expressions
-
-    def _text(self, depth: int = 0) -> str:
-        pick = self._pick
-        name, other = pick.choice(self._texts), pick.choice(self._lists)
-        if pick.random() < self._reads:
-            return pick.choice(("read()", "p", "q[:2]", "ask('what')"))
-        if depth > 1 or pick.random() < 0.3:
-            return pick.choice(
-                (name, name, f"''.join({other})", "'x'", "'yes'", "''", f"{self._group.table}.get('k', '')")
-            )
-        text, more = self._text(depth + 1), self._text(depth + 1)
-        forms = [
-            f"{text} + {more}",
-            f"({text} if {self._condition()} else {more})",
-            f"f'{{{name}}}!{{{name}:>4}}{{len({other})}}'",
-            f"'%s-{{}}'.format({name}) % {name}",
-            f"max({self._list(depth + 1)} + ['z'], key=lambda each: {pick.choice(['len(each)', f'each + {name}'])})",
-            f"min({self._list(depth + 1)}, default={name})",
-            f"str(len({text}))",
-            f"({text} or {more})",
-            f"({self._condition()} and {text} or {more})",
-            f"{name}.replace('e', {text})",
-            f"({text}).upper().strip()",
-            f"({text}).partition('e')[{pick.randrange(3)}]",
-            f"json.dumps([{text}])[1:9]",
-            f"re.sub('e|n', {text}, {name})",
-            f"note({text})",
-            f"trusted_of({text})",
-            f"str(any({self._condition('each')} for each in {other}))",
-            f"''.join(each[:2] for each in {other} if {self._condition('each')})",
-            f"[{text}, {more}][{self._condition()}]",
-            f"{self._group.table}.get({name}, {text})",
-            f"str(sum(len(each) for each in {other}))",
-            f"({name} := ({text})[:9])",
-            f"''.join(sorted(set({text})))",
-        ]
-        if self._has_function:
-            forms += [f"{self._group.function}({text}, w={more})", f"{self._group.function}({text})"]
-        return f"({pick.choice(forms)})"
-
-    def _list(self, depth: int = 0) -> str:
-        pick, name, other = self._pick, self._pick.choice(self._texts), self._pick.choice(self._lists)
-        forms = (
-            other,
-            f"[{self._text(depth + 1)}, {self._text(depth + 1)}]",
-            f"[each + '.' for each in {other} if {self._condition('each')}]",
-            f"[one + two for one in {other} for two in [{name}, 'w'] if {self._condition('two')}]",
-            f"sorted({other}, key=lambda each: each[-1:] + {name})",
-            f"list(map(lambda each: each + {name}, {other}))",
-            f"list(filter(lambda each: {self._condition('each')}, {other}))",
-            f"({self._text(depth + 1)}).split('e')",
-            f"list(reversed({other}))",
-            f"[key + value for key, value in {self._group.table}.items()]",
-            f"list({{each: {name} for each in {other}}}.values())",
-            f"[x + y for x, y in zip({other}, [{name}, 'r'])]",
-            f"[str(at) + each for at, each in enumerate({other})]",
-            f"{other}[1:] + {other}[:1]",
-        )
-        return pick.choice(forms)
-
-    def _condition(self, name: str = "") -> str:
-        pick = self._pick
-        name = name or pick.choice(self._texts)
-        name = pick.choice(("p", "q")) if pick.random() < 0.35 else name
-        other, some = pick.choice(self._texts), pick.choice(self._lists)
-        forms = (
-            f"'yes' in {name}",
-            f"len({some}) > {pick.randrange(4)}",
-            f"{name} == {other}",
-            f"{name} < 'm' and {other} > 'c'",
-            f"'' < {name} <= {other}",
-            f"not {name}",
-            f"{name} in {self._group.table}",
-            f"{name} not in {some} or {other} == 'x'",
-            f"all(each < {name} for each in {some})",
-            f"len({name}) % 2 == 0",
-        )
-        return f"({pick.choice(forms)})"
-
-    # -------------------------------------------------------------------------------------------- statements
-
-    def _statement(self, indent: str, depth: int) -> None:
-        if depth < 2 and self._pick.random() < 0.4:
-            self._compound(indent, depth)
-            return
-        pick = self._pick
-        text, name, other = self._text(), pick.choice(self._texts), pick.choice(self._lists)
-        second, table = pick.choice(self._texts), self._group.table
-        forms = (
-            f"{name} = ({text})[:12]",
-            f"{name} = ({text})[:12]",
-            f"{name} += ({text})[:2]",
-            f"{name}, {second} = {second}, ({text})[:9]",
-            f"[{name}, *{other}] = [({text})[:9], {second}, 'r']",
-            f"{name} = {second} = ({text})[:5]",
-            f"{other} = [each[:12] for each in {self._list()}[:4]]",
-            f"{other} = {pick.choice(self._lists)}",
-            f"{other}.append(({text})[:12])",
-            f"{other}.extend([each[:12] for each in {self._list()}[:2]])",
-            f"{other}.insert(0, ({text})[:12])",
-            f"{other} += [({text})[:3]]",
-            f"if {other}: {other}[0] = ({text})[:12]",
-            f"if {other}: {name} = {other}.pop()",
-            f"{other}.sort(key=lambda each: each + {name})",
-            f"{other}[0:1] = [({text})[:4]]",
-            f"{table}[({text})[:3]] = {name}",
-            f"{table}['k'] = ({text})[:12]",
-            f"{table}.setdefault(({text})[:2], {name})",
-            f"{table}.update({{'e': ({text})[:6], {name}: 'u'}})",
-            f"{name} = {table}.pop('e', ({text})[:6])",
-            f"{name} = act({text}, 'for its result')[:12]",
-            f"act({self._text()}, {pick.choice(['', 'body='])}{self._text()})",
-            f"act({self._text()}, {pick.choice(['', 'body='])}{self._text()})",
-            f"act(body={self._text()}, to={self._text()})",
-            f"note({self._text()})",
-            f"note({self._text()})",
-            f"{text}",
-        )
-        self._write(indent, pick.choice(forms))
-        if pick.random() < 0.04:
-            self._write(indent, f"{other}.append(read()[:12])")
-        if self._has_function and pick.random() < 0.2:
-            self._write(indent, f"{self._group.function}({self._text(1)}, w='{len(self._lines)}')")
-
-    def _compound(self, indent: str, depth: int) -> None:
-        pick = self._pick
-        name, other, inner = pick.choice(self._texts), pick.choice(self._lists), f"{indent}    "
-        kind = pick.randrange(6)
-        if kind <= 1:
-            test = self._condition() if pick.random() < 0.8 else f"({name} := ({self._text()})[:7]) > 'm'"
-            self._write(indent, f"if {test}:")
-            self._body(inner, depth)
-            if pick.random() < 0.5:
-                self._write(indent, pick.choice(("else:", f"elif {self._condition()}:")))
-                self._body(inner, depth)
-        elif kind == 2:
-            heads = (
-                f"each in list({other})",
-                f"at, each in enumerate({other}[:3])",
-                f"each, word in list({self._group.table}.items())",
-            )
-            self._write(indent, f"for {pick.choice(heads)}:")
-            self._loop(indent, inner, depth)
-        elif kind == 3:
-            self._write(indent, f"i{depth} = 0")
-            test = pick.choice((f"i{depth} < len({other}) and i{depth} < 3", f"i{depth} < 3 and {self._condition()}"))
-            self._write(indent, f"while {test}:")
-            self._write(inner, f"i{depth} += 1")
-            self._loop(indent, inner, depth)
-        else:
-            self._try(indent, inner, depth)
-
-    def _loop(self, indent: str, inner: str, depth: int) -> None:
-        pick = self._pick
-        self._body(inner, depth)
-        if pick.random() < 0.5:
-            self._write(inner, f"if {self._condition()}: {pick.choice(['break', 'continue'])}")
-            self._body(inner, depth)
-        if pick.random() < 0.3:
-            self._write(indent, "else:")
-            self._body(inner, depth)
-
-    def _try(self, indent: str, inner: str, depth: int) -> None:
-        pick, name = self._pick, self._pick.choice(self._texts)
-        self._write(indent, "try:")
-        self._body(inner, depth)
-        raising = (
-            f"int({name})",
-            f"if {self._condition()}: raise ValueError({self._text()})",
-            f"{name} = {pick.choice(self._lists)}[2]",
-            f"{name} = {self._group.table}[{name}]",
-            f"ask({self._text()})",
-            f"assert {self._condition()}",
-            f"act({name}, 'tried')",
-        )
-        self._write(inner, pick.choice(raising))
-        self._body(inner, depth)
-        self._write(indent, pick.choice(("except Exception as problem:", "except (ValueError, KeyError) as problem:")))
-        self._write(inner, f"{name} = str(problem)[:12]" if pick.random() < 0.5 else "pass")
-        self._body(inner, depth)
-        for word in ("else:", "finally:"):
-            if pick.random() < 0.25:
-                self._write(indent, word)
-                self._body(inner, depth)
-
-    def _body(self, indent: str, depth: int) -> None:
-        for _ in range(self._pick.randint(1, 2)):
-            self._statement(indent, depth + 1)
-        if self._pick.random() < 0.3:
-            self._write(indent, f"act('line', '{len(self._lines)}')")
+        lines = []
+        for line in form.split("\\n"):
+            text = line.lstrip(" ")
+            lines.append(indent(_PART.sub(part, text), " " * (len(line) - len(text))))
+        return "\n".join(lines)
 
 
-def random_program(seed: int) -> list[str]:
-    """Return programs that call `read()` and `ask(…)` (untrusted), `trusted()`, `trusted_of(…)`, `act` and `note`."""
-    return _Writer(seed).programs()
+def random_programs(seed: int) -> list[str]:
+    """Return one program, or two of which the second has the variables of the first."""
+    writer = _Writer(seed)
+    writer.in_function = True
+    head, _, body = writer.write("F").partition("\n")
+    writer.in_function = False
+    statements = [writer.write("S") for _ in range(writer.pick.randint(2, 8))]
+    start = f"{_START}\n{head}\n{indent(_LOCALS, '  ')}{body}"
+    if writer.pick.random() < 0.7:
+        return ["\n".join([start, "p = page()", *statements, _END])]
+    return ["\n".join([start, *statements[:2], "pass"]), "\n".join(["p = page()", *statements[2:], _END])]
 
 
 # ------------------------------------------------------------------------------------------------ the check
 
 UNTRUSTED: Labels = frozenset({"untrusted"})
-TEXTS = (("",), ("yes, zee me 3",), ("b", "7", "eee"))
+PAIRS = (("ann", "mallory"), ("7", "ann"), ("", "bz"), ("nnn", "7"))
 
 
 def _tool(name: str, *parameters: str) -> ToolSpec:
@@ -327,16 +189,12 @@ def _tool(name: str, *parameters: str) -> ToolSpec:
 TOOLS = {
     each.name: each
     for each in (
-        _tool("read"),
-        _tool("ask", "what"),
-        _tool("trusted"),
-        _tool("trusted_of", "text"),
-        _tool("note", "text"),
-        _tool("act", "to", "body"),
+        _tool("page"), _tool("ask", "what"), _tool("crm", "of"), _tool("send", "to", "body"), _tool("note", "text"),
+        _tool("once", "text"),
     )
-}
-LABELS: dict[str, Labels] = dict.fromkeys(("trusted", "trusted_of", "note", "final_answer"), frozenset())
-LABELS |= dict.fromkeys(("read", "ask", "act"), UNTRUSTED)
+}  # fmt: skip
+LABELS: dict[str, Labels] = dict.fromkeys(("crm", "note", "once", "final_answer"), frozenset())
+LABELS |= dict.fromkeys(("page", "ask", "send"), UNTRUSTED)
 
 
 @dataclass
@@ -345,138 +203,75 @@ class Checked:
 
     free: int
     guarded: int
+    understood: bool
     difference: str
 
 
 @dataclass
 class _Run:
-    """One run of the programs, with one set of untrusted texts.
+    """One run of the programs, with one untrusted text.
 
     Attributes:
-        texts: What is read, in turn.
-        free: What must not depend on the texts: calls that were decided freely with their free arguments, and outputs.
+        text: What is read.
+        free: What must not depend on it: calls that were decided freely with their free arguments, and outputs.
         guarded: The number of other calls with effects.
         failed: An error ended it.
     """
 
-    texts: Sequence[str]
+    text: str
     free: list[Any] = field(default_factory=list)
     guarded: int = 0
     failed: bool = False
-    calls: int = 0
+    has_read: bool = False
+    made: set[str] = field(default_factory=set)
 
-    def make(self, name: str, arguments: Mapping[str, Any], labels: CallLabels) -> str:
-        """Make a call. What reading returns, or whether it fails, depends on the texts."""
-        self.calls += 1
-        if name in ("act", "note"):
-            if labels.decided:
-                self.guarded += 1
-            else:
-                kept = {key: value for key, value in arguments.items() if not labels.arguments.get(key)}
-                self.free.append((name, kept))
-                self.guarded += len(kept) < len(arguments)
-        if name == "trusted":
-            return "base"
-        if name in ("trusted_of", "note"):
-            return f"<{arguments['text']}>"[:12]
-        text = self.texts[self.calls % len(self.texts)]
-        if name == "ask" and text == "":
-            raise ToolError("Nobody knows.")
-        return text
-
-    def shows(self, flow: ProgramFlow, output: str) -> bool:
-        """Note what a program has shown. Return True if the next one is as free as it was."""
-        if self.failed or flow.shown:
-            return False
-        self.free.append(output)
-        return True
-
-
-async def check_program(seed: int, sandbox: ProgramSandbox | None = None) -> Checked:
-    """Run random programs with several sets of untrusted texts, and compare what may not depend on these.
-
-    Without a sandbox Python itself runs them, which is faster and knows more of the language.
-    """
-    programs = random_program(seed)
-    runs = [_Run(texts) for texts in TEXTS]
-    flows = [] if sandbox is not None else [_flow(programs[: number + 1]) for number in range(len(programs))]
-    for run in runs:
-        if sandbox is None:
-            _run_in_python(programs, flows, run)
-        else:
-            sandbox.forget()
-            await _run_in_sandbox(sandbox, programs, run)
-    one = runs[0]
-    for other in runs[1:]:
-        shared = min(len(one.free), len(other.free))
-        is_cut = one.failed if len(one.free) < len(other.free) else other.failed
-        if one.free[:shared] != other.free[:shared] or not (len(one.free) == len(other.free) or is_cut):
-            code = "\n---\n".join(programs)
-            return Checked(len(one.free), one.guarded, f"{one.free} and {other.free} in\n{code}")
-    return Checked(len(one.free), one.guarded, "")
-
-
-def _flow(programs: Sequence[str] = ()) -> ProgramFlow:
-    flow = ProgramFlow(LABELS.get, lambda: UNTRUSTED, ("final_answer",))
-    for code in programs:
-        flow.feed(code)
-    return flow
-
-
-async def _run_in_sandbox(sandbox: ProgramSandbox, programs: Sequence[str], run: _Run) -> None:
-    flow = _flow()
-
-    async def make(spec: ToolSpec, arguments: dict[str, Any], labels: CallLabels | None) -> CallOutcome:
+    async def make(self, spec: ToolSpec, arguments: dict[str, Any], labels: CallLabels | None) -> CallOutcome:
+        """Make a call. What reading returns, or whether it fails, depends on the text."""
         assert labels is not None
-        call = ToolCall(spec.name, arguments)
-        try:
-            result = run.make(spec.name, arguments, labels)
-        except ToolError as error:
-            output = failed_output(spec.name, str(error), "ToolError")
-            return CallOutcome(call=call, spec=spec, output=output, text=str(error), status="error", reason=str(error))
-        return CallOutcome(call=call, spec=spec, output=ToolOutput(result=result), text=result)
-
-    for code in programs:
-        execution = ProgramExecution(sandbox, TOOLS, make, str, flow=flow)
-        await execution.run(code)
-        run.failed = execution.failed
-        if not run.shows(flow, str(execution.output().result)):
-            return
-
-
-def _run_in_python(programs: Sequence[str], flows: Sequence[ProgramFlow], run: _Run) -> None:
-    """Run the programs in Python. `flows` are the analyses up to each of them."""
-    names: dict[str, Any] = {}
-
-    def make(start: int, end: int, name: str, *values: Any, **named: Any) -> str:
-        labels = labels_at(flow.site(name, start, end), TOOLS[name], named)
-        return run.make(name, {**dict(zip(labels.arguments, values, strict=False)), **named}, labels)
-
-    names["_make"] = make
-    for code, flow in zip(programs, flows, strict=True):
-        output = io.StringIO()
-        try:
-            with redirect_stdout(output):
-                exec(compile(_Instrumented(code).tree, "program", "exec"), names)
-        except Exception:
-            run.failed = True
-        if not run.shows(flow, output.getvalue()):
-            return
+        name = spec.name
+        self.has_read |= bool(LABELS[name] or labels.all)
+        if name in ("send", "note", "once"):
+            kept = {key: value for key, value in arguments.items() if not labels.arguments.get(key)}
+            self.guarded += bool(labels.decided) or len(kept) < len(arguments)
+            if not labels.decided:
+                self.free.append((name, kept))
+        failed = (name == "ask" and self.text == "7") or (name == "once" and arguments["text"] in self.made)
+        if name == "once":
+            self.made.add(arguments["text"])
+        result = self.text if name in ("page", "ask") else f"<{arguments.get('text', name)}>"[:12]
+        output = failed_output(name, "No.", "ToolError") if failed else ToolOutput(result=result)
+        reason = "No." if failed else ""
+        status = "error" if failed else "ok"
+        return CallOutcome(
+            call=ToolCall(name, arguments), spec=spec, output=output, text=result, status=status, reason=reason
+        )
 
 
-class _Instrumented(ast.NodeTransformer):
-    """A program whose calls of the host say at which bytes they stand."""
+class _Unchecked(ProgramExecution):
+    """An execution without the type checker, which takes most of the time and only refuses."""
 
-    def __init__(self, code: str) -> None:
-        lines = code.encode().split(b"\n")
-        self._starts = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
-        self.tree = ast.fix_missing_locations(self.visit(ast.parse(code)))
+    async def _start(self, session: Any, code: str) -> Any:
+        return await self._fed(session, code, unchecked=True)
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        if not isinstance(node.func, ast.Name) or node.func.id not in TOOLS:
-            return node
-        start = self._starts[node.lineno - 1] + node.col_offset
-        end = self._starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
-        place = [ast.Constant(start), ast.Constant(end), ast.Constant(node.func.id)]
-        return ast.Call(ast.Name("_make", ast.Load()), [*place, *node.args], node.keywords)
+
+async def check_programs(seed: int, sandbox: ProgramSandbox) -> Checked:
+    """Run random programs in the sandbox with two untrusted texts, and compare what may not depend on these."""
+    programs = random_programs(seed)
+    one, other = runs = [_Run(text) for text in PAIRS[seed % len(PAIRS)]]
+    understood = True
+    for run in runs:
+        sandbox.forget()
+        flow = ProgramFlow(LABELS.get, lambda: UNTRUSTED)
+        for code in programs:
+            execution = _Unchecked(sandbox, TOOLS, run.make, str, flow=flow)
+            await execution.run(code)
+            run.failed = execution.failed
+            understood &= flow.understands
+            if flow.decided or (execution.shows and run.has_read):
+                break
+            run.free.append(str(execution.output().result))
+    shared = min(len(one.free), len(other.free))
+    is_cut = one.failed if len(one.free) < len(other.free) else other.failed
+    is_same = one.free[:shared] == other.free[:shared] and (len(one.free) == len(other.free) or is_cut)
+    difference = "" if is_same else f"{one.free} and {other.free} in\n" + "\n---\n".join(programs)
+    return Checked(len(one.free), one.guarded, understood, difference)

@@ -105,6 +105,11 @@ class FlowWatch:
         """The labels of all that was read in the run."""
         return frozenset(self._everything)
 
+    def read_inside(self, agent: str) -> Labels:
+        """Return the labels of all that the calls inside an agent's calls have read."""
+        found = (self._read[each] for each in self._read if each.startswith(f"{agent}/"))
+        return frozenset[str]().union(*found)
+
     @property
     def files(self) -> Labels:
         """The labels of the files that any script of the run may read."""

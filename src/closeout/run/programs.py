@@ -26,7 +26,6 @@ from closeout.journal.events import (
     ToolStarted,
 )
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
-from closeout.parsing.program_flow import ProgramFlow
 from closeout.results.normal import normalise
 from closeout.results.tool_output import ToolOutput
 from closeout.run.effects import ToolCalls, as_decided, recorded_output, refused_by_flow
@@ -38,6 +37,7 @@ from closeout.run.middleware.flow_rules import FlowMiddleware
 from closeout.run.middleware.order import below
 from closeout.run.plan import Scope, current_scope
 from closeout.run.review import Answers
+from closeout.tools.builtin.program_flow import ProgramFlow
 from closeout.tools.builtin.program_sandbox import (
     ANSWER_KEY,
     LOST_KEY,
@@ -166,9 +166,7 @@ class Programs:
         rules = found_in(scope, FlowMiddleware)
         self._watch = watch = None if rules is None else rules.watch
         if watch is not None:
-            self._flow = ProgramFlow(
-                partial(self._labels_of, watch), lambda: watch.top, (FINAL_ANSWER,), self._reads_files
-            )
+            self._flow = ProgramFlow(partial(self._labels_of, watch), lambda: watch.top, self._reads_files)
             watch.plan_with(scope.path, self._labelled_calls)
 
     def _labelled_calls(self, code: str) -> list[tuple[ToolCall, CallLabels]]:
@@ -246,9 +244,9 @@ class Programs:
         )
         await execution.run(code)
         if self._watch is not None and self._flow is not None and execution.began:
-            # An error may repeat any value, also one that an earlier program has read.
-            shown = self._watch.everything if execution.failed else self._flow.shown
-            self._watch.shown(f"{scope.path}/{scope.handle}", shown)
+            # What is shown may be any value that this program, or an earlier one, has read.
+            read = self._watch.read_inside(scope.path) if execution.shows else frozenset()
+            self._watch.shown(f"{scope.path}/{scope.handle}", self._flow.decided | read)
         for repair in execution.repairs:
             place.journal.append(
                 Repaired(place.path, 0, repair.kind, where=repair.where, before=repair.before, after=repair.after)

@@ -26,11 +26,11 @@ from closeout.errors import UsageError
 from closeout.file_values import NO_FILES, FileView
 from closeout.messages import Repair, ToolSpec
 from closeout.parsing.program import MAX_PROGRAM, parse_python
-from closeout.parsing.program_flow import CallSite, ProgramFlow
 from closeout.repair.argument_repair import repair_arguments
 from closeout.repair.names import resolve_tool_name
 from closeout.results.normal import normalise
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput
+from closeout.tools.builtin.program_flow import CallSite, ProgramFlow
 from closeout.tools.builtin.work_folder import FilesLeft
 from closeout.tools.executor import CallOutcome
 from closeout.tools.flow import CallLabels
@@ -138,7 +138,7 @@ class ProgramExecution:
         self._accept = accept
         self._answer_function = answer or answer_function(None)
         self._printed = _Printed()
-        self._value = ""
+        self._value: str | None = None
         self._answer: str | None = None
         self._error = ""
         self._lost = False  # the variables of all programs are gone
@@ -181,6 +181,11 @@ class ProgramExecution:
         """True if an error ended the program, or it was not run."""
         return bool(self._error)
 
+    @property
+    def shows(self) -> bool:
+        """True if the output has anything from the program."""
+        return bool(self._error or self._printed.text() or self._value is not None or self._answer is not None)
+
     def output(self) -> ToolOutput:
         """Return the result of the program for the model."""
         printed = self._printed.text()
@@ -191,7 +196,7 @@ class ProgramExecution:
             if self._lost:
                 failed.metadata[LOST_KEY] = True
             return failed
-        text, metadata = f"{printed}{self._value}", dict[str, Any]()
+        text, metadata = f"{printed}{self._value or ''}", dict[str, Any]()
         if self._answer is not None:
             text, metadata = f"{printed}{self._answer}", {ANSWER_KEY: self._answer}
         if self._files is None:
@@ -450,10 +455,10 @@ class ProgramExecution:
             yield given
 
 
-def _shown(value: Any) -> str:
-    """Return the value of a program's last line as text, within the limit of what it prints."""
+def _shown(value: Any) -> str | None:
+    """Return the value of a program's last line as text, within the limit of what it prints. None: it has none."""
     if value is None:
-        return ""
+        return None
     if isinstance(value, str):
         printed = _Printed()
         printed("stdout", value)
