@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT / "tests" / "harness"))
 
 import sweeper  # noqa: E402
 
-from closeout.evaluate import Report, evaluate, load_report  # noqa: E402
+from closeout.evaluate import EvalReport, evaluate, load_report  # noqa: E402
 from closeout.evaluate.sweep import Sweep  # noqa: E402
 from closeout.evaluate.trials import TrialStore  # noqa: E402
 from closeout.journal.store import close_stores, open_store  # noqa: E402
@@ -126,7 +126,7 @@ def measure_ray(folder: Path, trials: int, turns: int, nodes: int) -> None:
     make_agent = partial(sweeper.make_agent, folder, turns, note=False, home=True)
     began = time.perf_counter()
 
-    async def work() -> tuple[Report, int]:
+    async def work() -> tuple[EvalReport, int]:
         stores: list[TrialStore] = []
         sweep = evaluate(
             make_agent,

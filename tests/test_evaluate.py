@@ -21,8 +21,8 @@ from closeout.errors import (
 )
 from closeout.evaluate import (
     Attempted,
+    EvalReport,
     EvalTask,
-    Report,
     compare,
     compare_all,
     edit_score,
@@ -40,7 +40,7 @@ from closeout.testing import RequestView, ScriptedClient, answer, call
 from scripted_answers import Scripted, echo, tasks, until
 
 
-def run(client: Scripted, number: int = 4, **options: Any) -> Report:
+def run(client: Scripted, number: int = 4, **options: Any) -> EvalReport:
     options = {"scorer": "exact", "name": "sweep", "concurrency": 3, **options}
     return asyncio.run(evaluate(Agent(client), tasks(number), **options))
 
@@ -80,7 +80,7 @@ def test_another_agent_or_task_is_refused() -> None:
     run(Scripted(echo))
     other = Agent(Scripted(echo), config={"llm": {"temperature": 0.9}}, instructions="Be brief.")
 
-    def again(agent: Agent, number: int = 4, **options: Any) -> Report:
+    def again(agent: Agent, number: int = 4, **options: Any) -> EvalReport:
         return asyncio.run(evaluate(agent, tasks(number), scorer="exact", name="sweep", **options))
 
     with pytest.raises(UsageError, match=r"instructions differ; llm.temperature: default then, 0.9 now.*--force"):
@@ -236,7 +236,7 @@ def test_others_can_pause_it_and_change_its_concurrency(home: Path, monkeypatch:
     monkeypatch.setattr("closeout.evaluate.sweep.POLL_SECONDS", 0.01)
     client = Scripted(echo)
 
-    async def main() -> tuple[int, int, Report]:
+    async def main() -> tuple[int, int, EvalReport]:
         async def slowly() -> None:
             await asyncio.sleep(0.002)
 
@@ -289,7 +289,7 @@ def test_cancelling_leaves_trials_that_can_be_resumed(home: Path) -> None:
 def test_two_workers_share_an_evaluation() -> None:
     one, two = Scripted(echo), Scripted(echo)
 
-    async def main() -> list[Report]:
+    async def main() -> list[EvalReport]:
         share = [
             evaluate(Agent(client), tasks(60), scorer="exact", name="sweep", concurrency=3) for client in (one, two)
         ]
@@ -516,7 +516,7 @@ def payer() -> Agent:
 PAYMENTS = [{"id": f"pay-{n}", "question": str(n), "answer": str(n)} for n in (10, 60, 70)]
 
 
-def pay() -> Report:
+def pay() -> EvalReport:
     return asyncio.run(evaluate(payer(), PAYMENTS, scorer="exact", name="payments"))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from closeout import Agent
 from closeout.errors import ServerFailed, UsageError
-from closeout.evaluate import EvalTask, Report, evaluate, retry
+from closeout.evaluate import EvalReport, EvalTask, evaluate, retry
 from closeout.evaluate.benchmarks import find_benchmark
 from closeout.evaluate.benchmarks.benchmark import Benchmark
 from closeout.evaluate.benchmarks.bfcl import GOODBYE
@@ -45,7 +45,7 @@ def benchmark(names: str) -> Benchmark:
     return found
 
 
-def play(names: str, script: Sequence[Any], **options: Any) -> Report:
+def play(names: str, script: Sequence[Any], **options: Any) -> EvalReport:
     """Let a scripted model do the first task of a category."""
     chosen = benchmark(names)
 
@@ -56,7 +56,7 @@ def play(names: str, script: Sequence[Any], **options: Any) -> Report:
     return asyncio.run(evaluate(agent_for, chosen.tasks()[:1], scorer=chosen.scorer, **{"name": names, **options}))
 
 
-def verdict(report: Report) -> tuple[bool, str]:
+def verdict(report: EvalReport) -> tuple[bool, str]:
     (trial,) = report.trials
     return report.is_correct(trial), trial.scores["bfcl"].reason
 

@@ -11,7 +11,7 @@ import pytest
 
 from closeout import Agent
 from closeout.errors import ConfigError, UsageError
-from closeout.evaluate import Report, evaluate, rescore
+from closeout.evaluate import EvalReport, evaluate, rescore
 from closeout.evaluate.benchmarks import find_benchmark
 from closeout.evaluate.benchmarks.harbor import harbor_reward, oracle_for, sandbox_tools
 from closeout.testing import ScriptedClient, answer, call
@@ -78,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "tasks"
 
 
-def judged(folder: Path, agent_for: Any, name: str = "x") -> Report:
+def judged(folder: Path, agent_for: Any, name: str = "x") -> EvalReport:
     benchmark = find_benchmark(f"harbor:{folder}")
     assert benchmark is not None
     return asyncio.run(evaluate(agent_for, benchmark.tasks(), scorer=benchmark.scorer, name=name))

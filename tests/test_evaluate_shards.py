@@ -9,14 +9,14 @@ import pytest
 
 from closeout import Agent
 from closeout.errors import UsageError
-from closeout.evaluate import Report, evaluate
+from closeout.evaluate import EvalReport, evaluate
 from closeout.evaluate.evaluation import shard_of
 from closeout.evaluate.merging import merge, shard_home, shard_homes
 from closeout.journal.store import open_store
 from scripted_answers import Scripted, echo, tasks
 
 
-def share(home: Path, shard: int, shards: int = 3, *, reply: object = echo, instructions: str = "") -> Report:
+def share(home: Path, shard: int, shards: int = 3, *, reply: object = echo, instructions: str = "") -> EvalReport:
     agent = Agent(Scripted(reply), home=shard_home(home, "sweep", shard, shards), instructions=instructions or None)  # type: ignore[arg-type]
     options = {"scorer": "exact", "name": "sweep", "epochs": 2}
     return asyncio.run(evaluate(agent, tasks(10), shard=(shard, shards), **options))  # type: ignore[arg-type]
@@ -30,7 +30,7 @@ def test_merged_shards_are_the_whole_evaluation(home: Path, tmp_path: Path) -> N
         evaluate(Agent(Scripted(echo), home=tmp_path / "whole"), tasks(10), scorer="exact", name="sweep", epochs=2)
     )
 
-    def table(report: Report) -> list[tuple[object, ...]]:
+    def table(report: EvalReport) -> list[tuple[object, ...]]:
         return [
             (t.task_id, t.epoch, t.run_id, t.state, t.outcome and t.outcome.answer, t.scores) for t in report.trials
         ]

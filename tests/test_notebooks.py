@@ -51,7 +51,7 @@ async def test_a_session_and_a_report_are_tables() -> None:
     report = await evaluate(
         Agent(ScriptedClient(lambda _: answer("4"))), [EvalTask(id="sum", question="2 + 2?", answer="4")], name="sums"
     )
-    assert repr(report) == "Report('sums', 100.0 % ± n/a of 1 trial)"
+    assert repr(report) == "EvalReport('sums', 100.0 % ± n/a of 1 trial)"
     assert "1 of 1 trials" in report._repr_html_()
 
 

@@ -15,6 +15,7 @@ from closeout.version import VERSION
 if TYPE_CHECKING:
     from closeout.agent import Agent
     from closeout.answers.boxed import extract_boxed
+    from closeout.answers.citations import Citation, Cited, Claim, Quote, Report, cited
     from closeout.answers.contracts import Boxed, Choice, Json, Number, OneOf, Tagged, Text, Yaml
     from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, TOOL_RESULT_MAX_LENGTH, OutputFormatter
     from closeout.answers.generator import AnswerGenerator
@@ -143,6 +144,9 @@ __all__ = [
     "CheckedCall",
     "CheckedRun",
     "Choice",
+    "Citation",
+    "Cited",
+    "Claim",
     "ClientRequest",
     "CloseoutError",
     "Config",
@@ -191,11 +195,13 @@ __all__ = [
     "PendingDecision",
     "PersonalData",
     "Progress",
+    "Quote",
     "ReadEvent",
     "Reader",
     "Reading",
     "Repair",
     "Repaired",
+    "Report",
     "RequireCall",
     "ResponseBox",
     "ResponseFormat",
@@ -239,6 +245,7 @@ __all__ = [
     "UsageTotal",
     "UserPromptMessage",
     "Yaml",
+    "cited",
     "count_tokens",
     "decode",
     "delete_data",
@@ -263,6 +270,7 @@ __all__ = [
 _HOMES = {
     "agent": ("Agent",),
     "answers.boxed": ("extract_boxed",),
+    "answers.citations": ("Citation", "Cited", "Claim", "Quote", "Report", "cited"),
     "answers.contracts": ("Boxed", "Choice", "Json", "Number", "OneOf", "Tagged", "Text", "Yaml"),
     "answers.formatter": ("FORMAT_ERROR_MESSAGE", "TOOL_RESULT_MAX_LENGTH", "OutputFormatter"),
     "answers.generator": ("AnswerGenerator",),

@@ -22,7 +22,7 @@ from typing import Any
 
 from closeout import Agent, tool
 from closeout.evaluate import evaluate
-from closeout.evaluate.report import Report
+from closeout.evaluate.report import EvalReport
 from closeout.journal.store import close_stores
 from closeout.messages import Capabilities, ModelReply, ModelRequest, ToolCall, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry
@@ -77,7 +77,7 @@ def tasks(number: int) -> list[dict[str, Any]]:
     return [{"id": f"t{i}", "question": f"Task {i} of many.", "answer": str(i)} for i in range(number)]
 
 
-def table(report: Report) -> dict[str, Any]:
+def table(report: EvalReport) -> dict[str, Any]:
     """What must be the same however often the workers were killed."""
     return {
         "score": report.score.mean,
@@ -89,7 +89,7 @@ def table(report: Report) -> dict[str, Any]:
     }
 
 
-async def work(folder: Path, number: int, turns: int, concurrency: int) -> Report:
+async def work(folder: Path, number: int, turns: int, concurrency: int) -> EvalReport:
     agent = make_agent(folder, turns, seconds=0.001)
     return await evaluate(agent, tasks(number), scorer="exact", name="sweep", concurrency=concurrency)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
+from closeout.answers.sources import Source, sources_of
 from closeout.errors import UsageError
+from closeout.journal.store import Row
 
 if TYPE_CHECKING:  # at run time type variables have defaults from Python 3.13 on only
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -51,6 +54,7 @@ class CheckedRun(Generic[Deps]):
         user: The person for whom the run is, as passed to `run(user=…)`; empty if nobody was named.
         deps: What was passed as `deps` when the run was started or resumed.
         state: A copy of the run's state: the state updates of its tools.
+        read_rows: Reads the run's journal.
     """
 
     task: str
@@ -61,6 +65,12 @@ class CheckedRun(Generic[Deps]):
     user: str = ""
     deps: Deps = field(default=None, repr=False)  # type: ignore[assignment]  # without deps, Deps is None
     state: Mapping[str, Any] = field(default_factory=dict)
+    read_rows: Callable[[], Sequence[Row]] = field(default=tuple, repr=False, compare=False)
+
+    @cached_property
+    def sources(self) -> Mapping[str, Source]:
+        """The results that an answer may quote, by handle: of this attempt and earlier ones, also of sub-agents."""
+        return sources_of(self.read_rows())
 
 
 CheckFunction: TypeAlias = Callable[[str, CheckedRun[Any]], str | Awaitable[str | None] | None]

@@ -28,7 +28,7 @@ from closeout.cli.option_types import (
 )
 
 if TYPE_CHECKING:
-    from closeout.evaluate.report import Report
+    from closeout.evaluate.report import EvalReport
 
 __all__ = ["eval_app"]
 
@@ -149,7 +149,7 @@ def run(
         "shard": share,
     }
 
-    async def work(on_start: evaluating.OnStart) -> Report:
+    async def work(on_start: evaluating.OnStart) -> EvalReport:
         if ray is None:
             evaluated = loaded if benchmark is None else evaluating.agents_of(benchmark, loaded, options)
             read = tasks if benchmark is None else benchmark.tasks()
@@ -346,7 +346,7 @@ def retry_(
     scorer: Any = source["scorers"] or ("normalized" if benchmark is None else benchmark.scorer)
     settings = SweepSettings(concurrency=evaluating.concurrency_of(concurrency), origin=options.as_origin())
 
-    async def work(on_start: evaluating.OnStart) -> Report:
+    async def work(on_start: evaluating.OnStart) -> EvalReport:
         return await retry(
             agent if benchmark is None else evaluating.agents_of(benchmark, agent, options),
             name,

@@ -17,7 +17,7 @@ from closeout.cli.terminal import Column, fit_table, make_console, print_json, s
 from closeout.config import home_folder
 from closeout.errors import JournalError, UsageError
 from closeout.evaluate.matrix import MATRIX_COLUMNS, ScoreMatrix
-from closeout.evaluate.report import Report, load_report
+from closeout.evaluate.report import EvalReport, load_report
 from closeout.evaluate.report_html import write_html
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
 from closeout.evaluate.wording import SLICE_COLUMNS, percent
@@ -48,7 +48,7 @@ async def watch(path: Path, display: EvalDisplay) -> None:
 
 
 def print_report(
-    report: Report,
+    report: EvalReport,
     *,
     by: Sequence[str] = (),
     html: str | None = None,

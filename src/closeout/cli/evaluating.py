@@ -26,7 +26,7 @@ from closeout.errors import UsageError
 from closeout.evaluate.benchmarks import Benchmark
 from closeout.evaluate.comparison import power_of_plan
 from closeout.evaluate.evaluation import name_of_evaluation
-from closeout.evaluate.report import Report
+from closeout.evaluate.report import EvalReport
 from closeout.evaluate.sweep import Sweep
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import TrialStore
@@ -46,7 +46,7 @@ OnStart: TypeAlias = Callable[[Sweep, TrialStore], object]
 
 
 def run_work(
-    work: Callable[[OnStart], Awaitable[Report]],
+    work: Callable[[OnStart], Awaitable[EvalReport]],
     agent: Agent[Any],
     *,
     quiet: bool,
@@ -70,7 +70,7 @@ def run_work(
     display = None if quiet else EvalDisplay()
     names: list[str] = []
 
-    async def watched() -> Report:
+    async def watched() -> EvalReport:
         from closeout.run.subagents import clients_of
 
         watching: list[asyncio.Task[None]] = []

@@ -341,6 +341,15 @@ def fork(
 
 @app.command()
 @guarded
+def cite(run_id: RunId, json: Json = False) -> int:
+    """Print the quotes of a run's answer and the results that they come from; exit code 1 if one is in no result."""
+    from closeout.cli.citing import cite_command
+
+    return cite_command(full_run_id(run_id), as_json=json)
+
+
+@app.command()
+@guarded
 def diff(first: RunId, second: RunId, json: Json = False) -> int:
     """Name the first difference between two runs."""
     from closeout.cli.runs import print_difference

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from closeout.evaluate.comparison import Comparison, compare, compare_all
     from closeout.evaluate.estimates import Estimate, PairedEstimate
     from closeout.evaluate.evaluation import evaluate, rescore, retry
-    from closeout.evaluate.report import Report, load_report
+    from closeout.evaluate.report import EvalReport, load_report
     from closeout.evaluate.report_html import write_html
     from closeout.evaluate.scorers import Judge, Panel, Scorer
     from closeout.evaluate.scores import Attempted, Score
@@ -25,11 +25,11 @@ __all__ = [
     "Attempted",
     "Comparison",
     "Estimate",
+    "EvalReport",
     "EvalTask",
     "Judge",
     "PairedEstimate",
     "Panel",
-    "Report",
     "Score",
     "Scorer",
     "SimulatedUser",
@@ -50,7 +50,7 @@ _HOMES = {
     "comparison": ("Comparison", "compare", "compare_all"),
     "estimates": ("Estimate", "PairedEstimate"),
     "evaluation": ("edit_score", "evaluate", "rescore", "retry"),
-    "report": ("Report", "load_report"),
+    "report": ("EvalReport", "load_report"),
     "report_html": ("write_html",),
     "scorers": ("Judge", "Panel", "Scorer"),
     "scores": ("Attempted", "Score"),

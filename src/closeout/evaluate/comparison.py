@@ -11,7 +11,7 @@ from typing import Any
 
 from closeout.errors import UsageError
 from closeout.evaluate.estimates import PairedEstimate, holm, paired_estimate, tasks_needed
-from closeout.evaluate.report import Report
+from closeout.evaluate.report import EvalReport
 from closeout.evaluate.wording import amount, finite, markdown_table, percent
 
 __all__ = ["Comparison", "compare", "compare_all", "power_of_plan", "task_means"]
@@ -34,8 +34,8 @@ class Comparison:
         warnings: What makes the comparison doubtful, one sentence each.
     """
 
-    first: Report
-    second: Report
+    first: EvalReport
+    second: EvalReport
     estimate: PairedEstimate
     cluster: str
     holm_p: float
@@ -121,7 +121,7 @@ class Comparison:
         return "\n".join([*(row.rstrip() for row in rows), *(f"Warning: {warning}" for warning in self.warnings)])
 
 
-def compare(first: Report, second: Report, *, cluster: str = "") -> Comparison:
+def compare(first: EvalReport, second: EvalReport, *, cluster: str = "") -> Comparison:
     """Compare two evaluations task by task.
 
     Args:
@@ -175,7 +175,7 @@ def compare(first: Report, second: Report, *, cluster: str = "") -> Comparison:
     return Comparison(first, second, estimate, cluster, holm_p=estimate.p_value, warnings=warnings)
 
 
-def compare_all(first: Report, others: Sequence[Report], *, cluster: str = "") -> list[Comparison]:
+def compare_all(first: EvalReport, others: Sequence[EvalReport], *, cluster: str = "") -> list[Comparison]:
     """Compare several evaluations with one, and adjust the p values for their number by Holm's method.
 
     Args:
@@ -214,7 +214,7 @@ def _power(detectable: float, needed: float) -> str:
     )
 
 
-def task_means(report: Report) -> dict[str, float]:
+def task_means(report: EvalReport) -> dict[str, float]:
     """Return the mean score of each task whose trials have all ended."""
     return {
         task: fmean(map(report.value_of, trials))
@@ -223,12 +223,12 @@ def task_means(report: Report) -> dict[str, float]:
     }
 
 
-def _mean_of(report: Report, name: str) -> float:
+def _mean_of(report: EvalReport, name: str) -> float:
     values = [getattr(trial.outcome, name) or 0 for trial in report.trials if trial.outcome is not None]
     return fmean(values) if values else math.nan
 
 
-def _ratio_line(label: str, name: str, one: Report, two: Report, unit: str = "") -> tuple[str, ...]:
+def _ratio_line(label: str, name: str, one: EvalReport, two: EvalReport, unit: str = "") -> tuple[str, ...]:
     """Return the line of a table that compares the means of a field of the outcomes."""
     first, second = _mean_of(one, name), _mean_of(two, name)
     change = f"{100 * (second / first - 1):+.0f} %" if first and second == second else ""

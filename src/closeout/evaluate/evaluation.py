@@ -16,7 +16,7 @@ from closeout.agent import Agent
 from closeout.config import home_folder
 from closeout.errors import UsageError
 from closeout.evaluate.outcome import agent_for_task, store_of
-from closeout.evaluate.report import Report, read_report
+from closeout.evaluate.report import EvalReport, read_report
 from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
 from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.sweep import Sweep, SweepSettings, may_run_again, score_attempt
@@ -63,7 +63,7 @@ async def evaluate(
     origin: Mapping[str, Any] | None = None,
     details: Mapping[str, Any] | None = None,
     on_start: OnStart | None = None,
-) -> Report:
+) -> EvalReport:
     """Evaluate an agent on tasks. Called again with the same arguments, it continues where it stopped.
 
     Every trial is a run in the agent's home. Any number of processes may make the same call at the same time: they
@@ -154,7 +154,7 @@ async def retry(
     scorer: ScorerSource | Sequence[ScorerSource] = (),
     settings: SweepSettings | None = None,
     on_start: OnStart | None = None,
-) -> Report:
+) -> EvalReport:
     """Run finished trials of an evaluation again, and the unfinished ones.
 
     Args:
@@ -232,7 +232,7 @@ def make_scorers(scorer: ScorerSource | Sequence[ScorerSource], home: Home) -> l
 
 async def _work(
     store: TrialStore, sweep: Sweep | RaySweep, scorers: Sequence[Scorer], on_start: OnStart | None, home: Home
-) -> Report:
+) -> EvalReport:
     if store.control().state == "stopped":
         store.set_control(state="running")
     if on_start is not None:
@@ -242,7 +242,7 @@ async def _work(
     return read_report(store, scorers[0].name, sweep.stopped)
 
 
-async def rescore(name: str, scorer: ScorerSource, *, home: Home | str | None = None) -> Report:
+async def rescore(name: str, scorer: ScorerSource, *, home: Home | str | None = None) -> EvalReport:
     """Score the finished trials of an evaluation with another scorer, or again with one. No trial runs again.
 
     Args:
@@ -272,7 +272,7 @@ def edit_score(
     epoch: int = 1,
     scorer: str = "",
     home: Home | str | None = None,
-) -> Report:
+) -> EvalReport:
     """Put your own score in the place of a scorer's, for one trial. The scorer's stays beside it.
 
     Reports of `SCORER (original)` show the scores without edits. Scoring again changes the original only.

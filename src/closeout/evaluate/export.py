@@ -26,7 +26,7 @@ from closeout.messages import Capabilities, Message, ReplyTokens, Step
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
-    from closeout.evaluate.report import Report
+    from closeout.evaluate.report import EvalReport
     from closeout.evaluate.trials import Trial
 
 __all__ = ["ExportFormat", "Which", "chatml", "conversation", "export_trials"]
@@ -36,7 +36,7 @@ Which = Literal["correct", "answered", "finished"]
 
 
 def export_trials(
-    report: Report,
+    report: EvalReport,
     store: Store,
     *,
     form: ExportFormat = "openai",
@@ -108,7 +108,7 @@ def write_jsonl(records: Iterator[Mapping[str, Any]], path: Path) -> int:
     return number
 
 
-def _is_chosen(report: Report, trial: Trial, which: Which) -> bool:
+def _is_chosen(report: EvalReport, trial: Trial, which: Which) -> bool:
     if trial.outcome is None or trial.state != "finished":
         return False
     return which == "finished" or (

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from closeout.evaluate.comparison import Comparison, compare_all, task_means
-from closeout.evaluate.report import Report
+from closeout.evaluate.report import EvalReport
 from closeout.evaluate.wording import finite, markdown_table, percent, span
 
 __all__ = ["MATRIX_COLUMNS", "ScoreMatrix"]
@@ -24,11 +24,11 @@ class ScoreMatrix:
         comparisons: Those of the later ones with the first.
     """
 
-    reports: Sequence[Report]
+    reports: Sequence[EvalReport]
     comparisons: Sequence[Comparison]
 
     @classmethod
-    def of(cls, reports: Sequence[Report], *, cluster: str = "") -> ScoreMatrix:
+    def of(cls, reports: Sequence[EvalReport], *, cluster: str = "") -> ScoreMatrix:
         """Compare evaluations.
 
         Raises:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from closeout.errors import UsageError
-from closeout.evaluate.report import Report, read_report
+from closeout.evaluate.report import EvalReport, read_report
 from closeout.evaluate.trials import TrialStore, evaluation_file
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.copying import copy_runs
@@ -36,7 +36,7 @@ def shard_homes(home: Home, name: str) -> list[Path]:
     return found
 
 
-def merge(name: str, sources: Sequence[Path], home: Home, *, runs: bool = True) -> Report:
+def merge(name: str, sources: Sequence[Path], home: Home, *, runs: bool = True) -> EvalReport:
     """Copy the trials of an evaluation and their runs from other homes. It may be repeated: nothing is copied twice.
 
     Args:

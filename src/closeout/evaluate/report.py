@@ -27,7 +27,7 @@ from closeout.evaluate.wording import SLICE_COLUMNS, amount, finite, markdown_ta
 from closeout.homes import Home, as_home
 from closeout.notebook import html_table
 
-__all__ = ["Report", "Slice", "Totals", "load_report", "read_report"]
+__all__ = ["EvalReport", "Slice", "Totals", "load_report", "read_report"]
 
 SHOWN_REASONS = 3  # Reasons that are shown for trials without a verdict.
 
@@ -82,7 +82,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Report:
+class EvalReport:
     """The results of an evaluation. Trials that failed, or are not finished, count as wrong.
 
     Attributes:
@@ -277,7 +277,7 @@ class Report:
         """The names of all scorers that have scored its trials."""
         return sorted({name for trial in self.trials for name in trial.scores})
 
-    def with_scorer(self, name: str) -> Report:
+    def with_scorer(self, name: str) -> EvalReport:
         """Return the report with the scores of another scorer.
 
         Raises:
@@ -344,10 +344,8 @@ class Report:
         return sorted({*(2**i for i in range(10) if 2**i <= self.epochs), self.epochs} - {0}) if self.epochs > 1 else []
 
     def __repr__(self) -> str:
-        score = self.score
-        return (
-            f"Report({self.name!r}, {percent(score.mean)} ± {percent(score.error)} of {amount(score.trials, 'trial')})"
-        )
+        score = f"{percent(self.score.mean)} ± {percent(self.score.error)}"
+        return f"EvalReport({self.name!r}, {score} of {amount(self.score.trials, 'trial')})"
 
     def _repr_html_(self) -> str:
         return html_table(self.name, self.lines())
@@ -491,7 +489,7 @@ class Report:
         ]
 
 
-def load_report(name: str, *, home: Home | str | None = None, scorer: str = "") -> Report:
+def load_report(name: str, *, home: Home | str | None = None, scorer: str = "") -> EvalReport:
     """Return the current report of an evaluation, also while it runs.
 
     Args:
@@ -511,10 +509,10 @@ def load_report(name: str, *, home: Home | str | None = None, scorer: str = "") 
         store.close()
 
 
-def read_report(store: TrialStore, scorer: str = "", stopped: str = "") -> Report:
+def read_report(store: TrialStore, scorer: str = "", stopped: str = "") -> EvalReport:
     """Return the report of an open evaluation."""
     spec = store.spec
-    report = Report(
+    report = EvalReport(
         name=store.path.stem,
         spec=spec,
         tasks=store.tasks(),

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from closeout.evaluate.comparison import Comparison
-from closeout.evaluate.report import Report
+from closeout.evaluate.report import EvalReport
 from closeout.evaluate.wording import SLICE_COLUMNS, percent, span
 
 __all__ = ["pareto_front", "write_html"]
@@ -30,7 +30,7 @@ _COLUMNS = 50  # tasks in a row of the matrix
 
 
 def write_html(
-    report: Report, path: str | Path, *, against: Sequence[Comparison] = (), slices: Sequence[str] = ()
+    report: EvalReport, path: str | Path, *, against: Sequence[Comparison] = (), slices: Sequence[str] = ()
 ) -> Path:
     """Write a report as one HTML file with plots, and return its path.
 
@@ -45,7 +45,7 @@ def write_html(
     return file
 
 
-def _page(main: Report, comparisons: Sequence[Comparison], slices: Sequence[str]) -> str:
+def _page(main: EvalReport, comparisons: Sequence[Comparison], slices: Sequence[str]) -> str:
     reports = [main, *(comparison.second for comparison in comparisons)]
     names = " and ".join(report.name for report in reports)
     sections = [f"<h1>{escape(names)}</h1>", _table(("", "result"), main.lines())]
@@ -104,7 +104,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-def _pareto(reports: Sequence[Report]) -> str:
+def _pareto(reports: Sequence[EvalReport]) -> str:
     """Plot score against cost a trial; against tokens a trial where the cost of one is unknown."""
     priced = all(report.totals.cost is not None for report in reports)
     label = "US dollars a trial" if priced else "tokens a trial"
@@ -140,7 +140,7 @@ def _pareto(reports: Sequence[Report]) -> str:
     return _svg(parts, title=f"score against {label}")
 
 
-def _bars(report: Report, name: str) -> str:
+def _bars(report: EvalReport, name: str) -> str:
     found = report.slices(name)[:20]
     left, right = 200, _WIDTH - 180
     parts = []
@@ -157,7 +157,7 @@ def _bars(report: Report, name: str) -> str:
     return _svg(parts, 20 + 26 * len(found), f"score by {name}")
 
 
-def _matrix(report: Report) -> str:
+def _matrix(report: EvalReport) -> str:
     """Draw each trial as a square: a task is a column of squares, one for each epoch."""
     tasks = list(report.by_task.items())[:_MOST_TASKS]
     most = max((len(trials) for _, trials in tasks), default=1)
@@ -184,7 +184,7 @@ def _matrix(report: Report) -> str:
     return legend + _svg(parts, max(rows * block, 10), "tasks and epochs") + note
 
 
-def _histogram(report: Report) -> str:
+def _histogram(report: EvalReport) -> str:
     turns = [trial.outcome.turns for trial in report.trials if trial.outcome is not None]
     if not turns:
         return "<p>No trial is finished.</p>"

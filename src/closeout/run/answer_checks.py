@@ -76,6 +76,7 @@ class AnswerChecks:
             user=context.user,
             deps=context.deps,
             state=context.state,
+            read_rows=self._scope.journal.rows,
         )
         for index, check in enumerate(self._checks):
             problem = await self._verdict(check, found.text, run)

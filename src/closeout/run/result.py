@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from closeout.answers.experience import FailureExperience
 from closeout.answers.reading import Value
+from closeout.answers.sources import sources_of
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import Failure
 from closeout.file_values import File
@@ -34,6 +35,9 @@ from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
 from closeout.run.waiting import PendingDecision
+
+if TYPE_CHECKING:
+    from closeout.answers.citations import Citation
 
 __all__ = ["AgentResult", "RunResult", "Status", "Stop", "conversation_of", "outputs_of", "state_of"]
 
@@ -208,6 +212,14 @@ class RunResult(Generic[Value]):
         return tuple(usage_by_request(row.event for row in self.read_rows()))
 
     @cached_property
+    def citations(self) -> tuple[Citation, ...]:
+        """The quotes of the answer, each with the result that has it. Read from the journal at the first access."""
+        from closeout.answers.citations import citations_of, quotes_in
+
+        quotes = quotes_in(self.answer or "", self.value)
+        return tuple(citations_of(quotes, sources_of(self.read_rows()))) if quotes else ()
+
+    @cached_property
     def agent_thoughts(self) -> tuple[AgentThought, ...]:
         """The steps of the main agent: thought, action, input, observation, usage. Read at the first access."""
         return agent_thoughts(row.event for row in self.read_rows())
@@ -234,7 +246,7 @@ class RunResult(Generic[Value]):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("task_log", "tool_outputs", "messages", "usage_log", "agent_thoughts")
+        names = ("task_log", "tool_outputs", "messages", "usage_log", "agent_thoughts", "citations")
         views = {name: getattr(self, name) for name in names}
         return {**self.__dict__, **views, "read_rows": tuple}
 

@@ -1,0 +1,166 @@
+"""Quotes in answers, each of which must be in a result of the run: `sources` says what is compared, and how."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, Field
+
+from closeout.answers.sources import Source
+from closeout.answers.user_checks import CheckedRun, CheckFunction
+
+__all__ = ["Citation", "Cited", "Claim", "Quote", "Report", "citations_of", "cited", "quotes_in"]
+
+T = TypeVar("T")
+
+LONGEST_QUOTE = 2_000  # characters; a longer one is refused
+_MOST_PROBLEMS = 5  # wrong quotes that the model is shown at once
+_LIKE = 60  # from this likeness on the nearest passage helps the model; it never makes a quote right
+
+
+class Quote(BaseModel):
+    """Words of a tool result, copied literally."""
+
+    text: str = Field(description="Words copied from a tool result, unchanged and without gaps.")
+    handle: str = Field("", description="The name of the result, such as r3, if it is known.")
+
+
+class Claim(BaseModel):
+    """A statement and the quotes that support it."""
+
+    text: str
+    quotes: list[Quote] = Field(min_length=1)
+
+
+class Report(BaseModel):
+    """An answer whose every claim has quotes: `Agent(answer=Report, check=cited())`."""
+
+    title: str
+    claims: list[Claim] = Field(min_length=1)
+
+
+class Cited(BaseModel, Generic[T]):
+    """A value and the quotes that support it: `Agent(answer=Cited[int], check=cited())`."""
+
+    value: T
+    quotes: list[Quote] = Field(min_length=1)
+
+
+# [r3: "words"], [r1:reader/r2: “words”], ["words"], [r3：「字」]
+_BRACKET = re.compile(
+    r"""(?P<open>\[\s{0,3}(?:(?P<handle>[A-Za-z][\w:/.-]{0,200}?)\s{0,3}[:：])?\s{0,3}["“”„«「『])"""
+    r"""|(?P<close>["“”»」』]\s{0,3}\])"""
+)
+
+
+def quotes_in(answer: str, value: Any = None) -> list[Quote]:
+    """Return the quotes in an answer: in its value, or in its text, where they are written `[r3: "words"]`.
+
+    Args:
+        answer: The answer as text.
+        value: The answer in its own type, which may contain `Quote` objects, or lists of them as JSON under "quotes".
+    """
+    if value is None and answer.lstrip()[:1] in ("{", "["):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(answer)
+    found = list(_inside(value))
+    if found or not isinstance(value, str | None):
+        return found
+    opened: re.Match[str] | None = None
+    for bracket in _BRACKET.finditer(answer):
+        if bracket["open"]:
+            opened = opened or bracket
+        elif opened is not None:
+            found.append(Quote(text=answer[opened.end() : bracket.start()], handle=opened["handle"] or ""))
+            opened = None
+    return found
+
+
+def _inside(value: Any) -> Iterator[Quote]:
+    if isinstance(value, Quote):
+        yield value
+    elif isinstance(value, BaseModel):
+        yield from _inside([getattr(value, name) for name in type(value).model_fields])
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            if name == "quotes" and isinstance(each, list):
+                with suppress(ValueError):  # not in the form of quotes
+                    yield from map(Quote.model_validate, each)
+            else:
+                yield from _inside(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _inside(each)
+
+
+@dataclass(frozen=True)
+class Citation:
+    """A quote of an answer, and where it was found.
+
+    Attributes:
+        quote: The quote as the answer has it.
+        source: The result that contains it; None if none does.
+        problem: Why it does not count, in a sentence for the model; empty if it was found.
+    """
+
+    quote: Quote
+    source: Source | None
+    problem: str = ""
+
+
+def citations_of(quotes: Iterable[Quote], sources: Mapping[str, Source]) -> list[Citation]:
+    """Look up every quote. One that names a result must be in that result."""
+    return [_looked_up(quote, sources) for quote in quotes]
+
+
+def _looked_up(quote: Quote, sources: Mapping[str, Source]) -> Citation:
+    shown = f'"{" ".join(quote.text[:200].split())[:120]}"'
+    if len(quote.text) > LONGEST_QUOTE:
+        return Citation(quote, None, f"{shown} has {len(quote.text)} characters. Quote at most {LONGEST_QUOTE}.")
+    named = [source for name, source in sources.items() if not quote.handle or _belongs(name, quote.handle)]
+    if not named:
+        return Citation(quote, None, f"{shown} cannot be quoted from {quote.handle[:40] or 'a result'}: there is none.")
+    found = next((source for source in named if source.contains(quote.text)), None)
+    if found is not None:
+        return Citation(quote, found)
+    where = f"result {quote.handle[:40]}" if quote.handle else "any result"
+    elsewhere = next((source.handle for source in sources.values() if source.contains(quote.text)), "")
+    if elsewhere:
+        return Citation(quote, None, f"{shown} is not in {where}, but in {elsewhere}.")
+    likeness, nearest = max((source.nearest(quote.text) for source in named), default=(0.0, ""))
+    hint = f' The nearest passage is "{nearest[:300]}".' if likeness >= _LIKE else ""
+    return Citation(quote, None, f"{shown} is not in {where} word for word.{hint}")
+
+
+def _belongs(name: str, handle: str) -> bool:
+    """Return whether a result is the one that a quote names, or of the sub-agent or program that it names."""
+    return name == handle or name.startswith(f"{handle}:")
+
+
+def cited(*, least: int = 1) -> CheckFunction:
+    """Return a check that refuses an answer with a quote that is in no result of the run.
+
+    ```python
+    Agent(model, tools, answer=Report, check=Check(cited(), then="unanswered"))
+    ```
+
+    Args:
+        least: The number of quotes that an answer must have.
+    """
+
+    def quotes_are_literal(answer: str, run: CheckedRun[Any]) -> str | None:
+        quotes = quotes_in(answer, run.value)
+        if len(quotes) < least:
+            return f'The answer has {len(quotes)} of at least {least} quotes. Quote as [r3: "words of the result"].'
+        wrong = [citation.problem for citation in citations_of(quotes, run.sources) if citation.problem]
+        if not wrong:
+            return None
+        more = f" {len(wrong) - _MOST_PROBLEMS} more quotes are wrong." if len(wrong) > _MOST_PROBLEMS else ""
+        return f"Quotes must be copied from tool results. {' '.join(wrong[:_MOST_PROBLEMS])}{more}"
+
+    return quotes_are_literal
