@@ -377,10 +377,10 @@ def test_a_new_run_is_led_before_others_can_see_it(home: Path, monkeypatch: pyte
     seen: list[int] = []
     take = RunLocks.take
 
-    def watched(locks: RunLocks, run_id: str, number: int) -> None:
+    def watched(locks: RunLocks, run_id: str, number: int, db: object = None) -> None:
         with closing(sqlite3.connect(store.database.path)) as other:
             seen.append(other.execute("SELECT count(*) FROM runs").fetchone()[0])
-        take(locks, run_id, number)
+        take(locks, run_id, number, db)
 
     monkeypatch.setattr(RunLocks, "take", watched)
     Journal.start(store, started())

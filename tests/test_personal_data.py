@@ -57,11 +57,12 @@ def places_of(home: Home, text: str) -> list[str]:
     ]
     if isinstance(home, DatabaseHome):
         store = open_store(home)
-        tables = store.query("SELECT table_name FROM information_schema.tables WHERE table_schema=current_schema()")
+        schema = home.schema
+        tables = store.query("SELECT table_name FROM information_schema.tables WHERE table_schema=?", (schema,))
         written = [each for form in forms for each in (form.hex(), form.decode().replace("\\", "\\\\"))]
         for (table,) in tables:
             has = " OR ".join(["position(? IN t::text) > 0"] * len(written))
-            found += [table for _ in store.query(f"SELECT 1 FROM {table} AS t WHERE {has} LIMIT 1", written)]
+            found += [table for _ in store.query(f'SELECT 1 FROM "{schema}".{table} AS t WHERE {has} LIMIT 1', written)]
     return sorted(found)
 
 
