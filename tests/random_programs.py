@@ -12,7 +12,7 @@ from closeout.messages import ToolCall, ToolSpec
 from closeout.results.tool_output import ToolOutput
 from closeout.tools.builtin.program_flow import ProgramFlow
 from closeout.tools.builtin.program_sandbox import ProgramExecution, ProgramSandbox
-from closeout.tools.calls import CallOutcome
+from closeout.tools.call_records import CallOutcome
 from closeout.tools.flow import CallLabels, Labels
 from closeout.tools.running import failed_output
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from closeout import Agent, Boxed, RunResult, tool
 from closeout.journal import events as ev
 from closeout.messages import Usage
-from closeout.run.effects import UNPRICED
 from closeout.run.limits import RESERVE, Budget, Limits
+from closeout.run.requests import UNPRICED
 from closeout.testing import RequestView, ScriptedClient, Turn, always, answer, call, say
 
 

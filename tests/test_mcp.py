@@ -37,7 +37,7 @@ from closeout.results.escape import escape_markers
 from closeout.results.tool_output import ToolOutput
 from closeout.testing import ScriptedClient, answer, call
 from closeout.tools import mcp_client
-from closeout.tools.calls import CallOutcome
+from closeout.tools.call_records import CallOutcome
 from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
 from closeout.tools.mcp_config import read_servers

@@ -24,7 +24,7 @@ from closeout.journal.recorded import RecordedRun
 from closeout.journal.store import open_store
 from closeout.journal.subscribers import Progress
 from closeout.messages import Capabilities, ModelRequest
-from closeout.run import effects
+from closeout.run import request_deadline
 from closeout.run.lifecycle import replay_run
 from closeout.run.result import conversation_of
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once, serve_script
@@ -457,12 +457,14 @@ async def test_runs_that_nobody_writes_to_keep_no_table_and_their_events(home: P
 
 
 async def test_a_message_while_a_late_request_is_ended_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(effects, "WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(request_deadline, "WATCH_SECONDS", 0.02)
     inbox, problems = Inbox(Mailbox(None, "r"), RecordedRun(())), list[Any]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
 
     async def request() -> None:
-        async with effects._Deadline(0.01, inbox, "main", lambda: effects.ReplyInterrupted("interrupted")):
+        async with request_deadline.RequestDeadline(
+            0.01, inbox, "main", lambda: request_deadline.ReplyInterrupted("interrupted")
+        ):
             try:
                 await asyncio.sleep(600)
             finally:

@@ -19,6 +19,7 @@ __all__ = [
     "decode_json",
     "encode_json",
     "join_surrogates",
+    "json_of_any",
     "shared_items",
     "shared_prefix",
     "value_or_text",
@@ -36,6 +37,14 @@ def encode_json(value: Any) -> bytes:
         return to_json(value, inf_nan_mode="null")
     except PydanticSerializationError:
         return join_surrogates(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)).encode()
+
+
+def json_of_any(value: object) -> str:
+    """Return the JSON of a value, with NaN and infinities, and in place of what JSON cannot hold its text."""
+    try:
+        return to_json(value, inf_nan_mode="constants").decode()
+    except ValueError:
+        return json.dumps(value, default=str)
 
 
 def decode_json(data: bytes | str, *, keep_surrogates: bool = False) -> Any:

@@ -25,11 +25,11 @@ from closeout.journal import events as ev
 from closeout.journal.inbox import mailbox_of
 from closeout.journal.store import Store, close_stores, open_store
 from closeout.messages import ModelReply, ModelRequest
-from closeout.run import effects
+from closeout.run import request_deadline
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 
 WORDS = ("m1", "m2", "m3", "m4")
-effects.WATCH_SECONDS = 0.01
+request_deadline.WATCH_SECONDS = 0.01
 
 
 class Hesitant(ScriptedClient):

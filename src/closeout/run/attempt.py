@@ -25,7 +25,7 @@ from closeout.messages import Reading, Repair, RequestInfo, ToolSpec
 from closeout.parsing.salvage import AMID_TEXT
 from closeout.results.artifacts import Artifact
 from closeout.run.answer_checks import AnswerChecks, Objection
-from closeout.run.effects import ToolCalls, refusal_note
+from closeout.run.calls import ToolCalls, refusal_note
 from closeout.run.final_format import FinalFormat
 from closeout.run.handoff import Handoff
 from closeout.run.loops import LoopWatch

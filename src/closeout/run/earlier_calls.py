@@ -13,7 +13,7 @@ from closeout.messages import ToolSpec
 from closeout.results.escape import escape_markers
 from closeout.results.summary import summarise
 from closeout.results.tool_output import ToolOutput
-from closeout.tools.calls import EarlierCall
+from closeout.tools.call_records import EarlierCall
 from closeout.tools.executor import is_unsure
 from closeout.tools.judge import judge
 

@@ -129,6 +129,11 @@ class Budget:
         """True if cost is limited, here or above."""
         return self.limits.max_cost is not None or (self.parent is not None and self.parent.limits_cost)
 
+    @property
+    def limits_time(self) -> bool:
+        """True if time is limited, here or above."""
+        return self.limits.max_seconds is not None or (self.parent is not None and self.parent.limits_time)
+
     # ------------------------------------------------------------------------------------------ what is left
 
     def stated(self, limit: str) -> str:

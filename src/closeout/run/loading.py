@@ -12,7 +12,7 @@ from closeout.journal.recorded import RecordedRun
 from closeout.journal.store import Row
 from closeout.journal.totals import RunTotals
 from closeout.results.telemetry import TelemetryCollector
-from closeout.run.effects import refused_calls
+from closeout.run.calls import refused_calls
 from closeout.run.flow_watch import labels_of_events
 from closeout.run.handoff import handed_to_of
 from closeout.run.kept_files import Load, files_of

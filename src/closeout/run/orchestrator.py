@@ -21,15 +21,14 @@ from closeout.errors import Failure
 from closeout.journal.events import AttemptEnded, HandedOver
 from closeout.messages import Message
 from closeout.results.tokens import estimate_tokens
+from closeout.run.agent_start import started_agent
 from closeout.run.attempt import AgentWork, Attempt
+from closeout.run.calls import ToolCalls
 from closeout.run.closing import close_attempt, fall_back
 from closeout.run.earlier_calls import CallsWithEffects, described
-from closeout.run.effects import ToolCalls
 from closeout.run.final_format import FinalFormat
 from closeout.run.handoff import Handoff, handoffs_of, successor_of
 from closeout.run.limits import CLOSING_TOKENS, Budget
-from closeout.run.logins import begin_servers
-from closeout.run.middleware.call_secrets import secrets_in
 from closeout.run.middleware.order import below
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
@@ -86,7 +85,7 @@ class Orchestrator:
         )
         sampling = partial(CallSampling, scope, client=plan.client)
         tool_calls = ToolCalls(scope, first_call, sampling=sampling)
-        executor = plan.executor(tool_calls.publish_progress, scope, secrets_in(scope))
+        executor = plan.executor(tool_calls.publish_progress, scope)
         executor.offer(tools.specs)
         session = ModelSession(plan, scope, task or question, tools, keeper, answers)
         generator = None
@@ -190,10 +189,8 @@ class Orchestrator:
             scope.run.handed.append(handoff.agent_name)
         view = agent.history.view()
         async with plan.manager:
-            await begin_servers(plan.manager, place)
-            plan.check_secrets()
             successor = Orchestrator(
-                await plan.with_instructions(place),
+                await started_agent(plan, place),
                 place,
                 view.question,
                 earlier=view.earlier,

@@ -243,13 +243,12 @@ class AgentPlan:
             compaction=self.settings.compaction,
         )
 
-    def executor(self, on_progress: ToolProgress, scope: Scope, secrets: Secrets) -> ToolExecutor:
+    def executor(self, on_progress: ToolProgress, scope: Scope) -> ToolExecutor:
         """Make the executor of one agent of one run.
 
         Args:
             on_progress: Receives the progress of its tools.
             scope: The agent's place in the run.
-            secrets: The secrets that its calls may have, which hide those of the run's other agents.
         """
         arguments: dict[str, Any] = {
             "main_agent_tool_manager": self.manager,
@@ -265,7 +264,6 @@ class AgentPlan:
             "model": self.client.name.rpartition(":")[2],
             "on_progress": on_progress,
             "format_observation": self.format_observation,
-            "secrets": secrets,
             "encodings": self.encodings,
             "markers": self.call_markers,
         }

@@ -28,10 +28,11 @@ from closeout.journal.events import (
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.results.normal import normalise
 from closeout.results.tool_output import ToolOutput
-from closeout.run.effects import ToolCalls, as_decided, recorded_output, refused_by_flow
+from closeout.run.calls import ToolCalls, recorded_output
 from closeout.run.flow_watch import FlowWatch
 from closeout.run.kept_files import Load
 from closeout.run.limits import Limits
+from closeout.run.middleware.approval import as_decided
 from closeout.run.middleware.chain import found_in
 from closeout.run.middleware.flow_rules import FlowMiddleware
 from closeout.run.middleware.order import below
@@ -48,7 +49,7 @@ from closeout.tools.builtin.program_sandbox import (
 )
 from closeout.tools.executor import CallOutcome, PlannedCall, ToolExecutor
 from closeout.tools.flow import CallLabels, Labels
-from closeout.tools.running import failed_output
+from closeout.tools.running import failed_output, stopped_output
 from closeout.tools.tool import tool
 
 __all__ = ["Programs", "answer_given", "program_tool"]
@@ -124,7 +125,8 @@ class _Recorded:
 
     def _recorded(self, executor: ToolExecutor, plan: PlannedCall) -> tuple[PlannedCall, ToolOutput]:
         if plan.handle in self.refusals:
-            return plan, refused_by_flow(plan.tool.name, self.refusals[plan.handle])
+            text = f"Not allowed: {self.refusals[plan.handle].reason}"
+            return plan, stopped_output(plan.tool.name, text, "Denied")
         made = self.decisions.get(plan.handle)
         if made is not None and (made.verdict == "approve" or plan.handle not in self.outcomes):
             approved = as_decided(made, plan.call, plan.tool)

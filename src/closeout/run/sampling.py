@@ -15,10 +15,10 @@ from closeout.errors import ToolError
 from closeout.messages import ModelReply, ModelRequest, RequestInfo
 from closeout.models.base import BaseClient
 from closeout.results.tokens import estimate_tokens
-from closeout.run.effects import ModelCalls
 from closeout.run.limits import Limits
 from closeout.run.middleware.order import below
 from closeout.run.plan import Scope
+from closeout.run.requests import ModelCalls
 
 __all__ = ["CallSampling"]
 

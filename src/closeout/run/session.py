@@ -33,10 +33,10 @@ from closeout.models.retry import RetryPolicy
 from closeout.parsing.read_reply import read_reply, salvaged_form
 from closeout.parsing.readers import Reader
 from closeout.results.tokens import estimate_tokens
-from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.reply_listener import ReplyListener
+from closeout.run.requests import ModelCalls
 from closeout.run.review import Answers, RollbackPolicy
 from closeout.run.strategy import ModelTurn, Strategy
 

@@ -16,14 +16,14 @@ from closeout.parsing.reasoning import split_thinking
 from closeout.results.artifacts import read_result as read_stored
 from closeout.results.budgets import DEFAULT_BUDGET
 from closeout.results.tokens import estimate_tokens
+from closeout.run.agent_start import started_agent
 from closeout.run.agent_tool import SubAgentTool, team_of
-from closeout.run.effects import ModelCalls
 from closeout.run.limits import Limits
-from closeout.run.logins import begin_servers
 from closeout.run.middleware.call_secrets import secrets_in
 from closeout.run.middleware.order import below
 from closeout.run.orchestrator import Orchestrator
 from closeout.run.plan import MAX_DEPTH, current_scope
+from closeout.run.requests import ModelCalls
 from closeout.spelling import suggestion
 from closeout.tools.foreign import foreign_tool
 from closeout.tools.manager import AnyTool, is_tool
@@ -241,9 +241,7 @@ def sub_agent_tool(
         task = await task_of(arguments, place)
         place.journal.append(AgentStarted(place.path, name, task, model=plan.client.name, budget=keys))
         async with plan.manager:
-            await begin_servers(plan.manager, place)
-            plan.check_secrets()
-            agent = Orchestrator(await plan.with_instructions(place), place, task)
+            agent = Orchestrator(await started_agent(plan, place), place, task)
             result = await agent.run()
         report = report_of(agent.attempt, result)
         if scope.budget.limited:  # other agents may still be working, and must leave room for this report too

@@ -32,11 +32,20 @@ from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter
 from closeout.results.tokens import count_tokens
 from closeout.results.tool_output import ToolOutput, observation_of, present_output
-from closeout.tools.calls import CallMemory, CallOutcome, DuplicateCheck, EarlierCall, Status, cache_name, query_key
+from closeout.tools.call_records import (
+    CallMemory,
+    CallOutcome,
+    DuplicateCheck,
+    EarlierCall,
+    Status,
+    cache_name,
+    query_key,
+)
 from closeout.tools.judge import has_no_organic_results, judge, names_unknown_tool, says_tool_failed, shorten_text
 from closeout.tools.manager import LOCAL
 from closeout.tools.running import (
     AnyCallSpent,
+    CallGuard,
     CallSpent,
     CallUnsure,
     ToolSource,
@@ -45,7 +54,6 @@ from closeout.tools.running import (
     run_tool,
     succeeded,
 )
-from closeout.tools.secrets import NO_SECRETS, Secrets
 from closeout.tools.shipped_policies import DEMO_SCRAPE_MAX_LENGTH
 from closeout.tools.threads import run_in_thread
 from closeout.tools.toolbox import Toolbox
@@ -126,7 +134,6 @@ class ToolExecutor:
         model: The model whose tokens are counted.
         on_progress: Called with a call's handle and the progress that its tool reports: done, total, message.
         format_observation: Writes what the model is shown of an output, in place of `present_output`.
-        secrets: Enter the arguments of calls when they are made.
         encodings: Ways to write results, beside the built-in ones.
         markers: Markers of the user's own forms of tool calls. They are broken in every result.
     """
@@ -146,7 +153,6 @@ class ToolExecutor:
         model: str | None = None,
         on_progress: Callable[[str, float, float | None, str], None] | None = None,
         format_observation: Callable[[ToolOutput], str] | None = None,
-        secrets: Secrets = NO_SECRETS,
         encodings: Sequence[Encoding] = (),
         markers: Sequence[str] = (),
     ) -> None:
@@ -162,7 +168,6 @@ class ToolExecutor:
         self.model = model
         self.on_progress = on_progress
         self.format_observation = format_observation
-        self.secrets = secrets
         self.encodings = encodings
         self.markers = markers
         self._toolbox = Toolbox(main_agent_tool_manager)
@@ -356,22 +361,18 @@ class ToolExecutor:
 
     # ------------------------------------------------------------------------------------ run
 
-    def start(self, plan: PlannedCall) -> Awaitable[ToolOutput]:
-        """Call the tool of a plan. The output is to be post-processed."""
+    def start(self, plan: PlannedCall, guard: CallGuard | None = None) -> Awaitable[ToolOutput]:
+        """Call the tool of a plan, with a guard between them. The output is to be post-processed."""
         source = self._toolbox_of(plan.agent).source
         assert source is not None
         assert not isinstance(plan.call.arguments, str)
-        progress = None if self.on_progress is None else partial(self._report, plan.handle)
+        progress = None if self.on_progress is None else partial(self.on_progress, plan.handle)
         run = partial(run_tool, source, plan.tool, retry_delay=self.retry_delay, progress=progress)
-        if self.secrets:
-            run = partial(run, secrets=self.secrets)
+        if guard is not None:
+            run = partial(run, guard=guard)
         if self._overrides("execute_single_tool_call"):
             return self._start_by_override(plan, _GovernedManager(source, plan.tool, run))
         return run(plan.call.arguments)
-
-    def _report(self, handle: str, done: float, total: float | None, message: str) -> None:
-        assert self.on_progress is not None
-        self.on_progress(handle, done, total, self.secrets.hide(message))
 
     async def _start_by_override(self, plan: PlannedCall, manager: _GovernedManager) -> ToolOutput:
         """Make a call by an override of `execute_single_tool_call`, which also post-processes its result."""

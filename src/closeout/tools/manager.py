@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from closeout.errors import Suspended, ToolDefinitionError, ToolError, UsageError
 from closeout.messages import ToolSpec
 from closeout.overrides import is_overridden
-from closeout.tools.calls import Progress
+from closeout.tools.call_records import Progress
 from closeout.tools.mcp_client import LoginNeeded, McpServer, McpServerFailed, ServerOffer, require_mcp, wait_out
 from closeout.tools.mcp_config import McpEntry, McpServerConfig, read_servers
 from closeout.tools.mcp_lock import PinnedTools

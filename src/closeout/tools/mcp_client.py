@@ -29,7 +29,7 @@ from closeout.errors import ToolError, UsageError
 from closeout.messages import ToolPolicy, ToolSpec
 from closeout.redaction import redact
 from closeout.results.escape import escape_markers
-from closeout.tools.calls import MAX_EXTENSION, Progress, extensible_timeout
+from closeout.tools.call_records import MAX_EXTENSION, Progress, extensible_timeout
 from closeout.tools.mcp_answers import CallAnswers, roots_of
 from closeout.tools.mcp_config import McpServerConfig
 from closeout.tools.mcp_logins import read_login

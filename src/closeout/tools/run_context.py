@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # not at run time: it would load pydantic with every tool
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     from closeout.messages import ModelReply, ModelRequest
-    from closeout.tools.calls import Progress
+    from closeout.tools.call_records import Progress
 
     Deps = TypeVarWithDefault("Deps", default=Any)
 else:

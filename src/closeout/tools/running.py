@@ -17,21 +17,29 @@ from closeout.redaction import redact
 from closeout.results.normal import files_found, is_large, normalise
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, joined_telemetry
-from closeout.results.tool_output import ResponseFormat, ToolOutput, WrappedOutput, format_observation, observation_of
-from closeout.tools.calls import Progress, extensible_timeout
+from closeout.results.tool_output import (
+    ResponseFormat,
+    ToolOutput,
+    ToolTelemetry,
+    WrappedOutput,
+    format_observation,
+    observation_of,
+)
+from closeout.tools.call_records import Progress, extensible_timeout
 from closeout.tools.run_context import RunContext
-from closeout.tools.secrets import NO_SECRETS, Secrets
 from closeout.tools.threads import note_cpu_time, run_in_thread
 
 __all__ = [
     "MAY_HAVE_EFFECT",
     "AnyCallSpent",
+    "CallGuard",
     "CallSpent",
     "CallUnsure",
     "ToolSource",
     "failed_output",
     "images_of",
     "run_tool",
+    "stopped_output",
     "succeeded",
 ]
 
@@ -83,6 +91,16 @@ class ToolSource(Protocol):
         """
 
 
+class CallGuard(Protocol):
+    """Stands between a call and its tool, in each try."""
+
+    async def fill(self, spec: ToolSpec, arguments: Mapping[str, Any], /) -> Mapping[str, Any]:
+        """Return the arguments for the tool. Raises ToolError to refuse the call."""
+
+    async def clean(self, output: ToolOutput, /) -> ToolOutput:
+        """Return the output as it may be recorded and shown."""
+
+
 async def run_tool(
     source: ToolSource,
     spec: ToolSpec,
@@ -90,7 +108,7 @@ async def run_tool(
     *,
     retry_delay: float,
     progress: Progress | None = None,
-    secrets: Secrets = NO_SECRETS,
+    guard: CallGuard | None = None,
 ) -> ToolOutput:
     """Call a tool. Raises only cancellation and `Suspended`: a failure is in the output's telemetry.
 
@@ -102,8 +120,7 @@ async def run_tool(
         arguments: Arguments that fit the tool's schema.
         retry_delay: Seconds before the first retry; doubled for each later one.
         progress: Receives the progress that the tool reports, which also extends its deadline.
-        secrets: Their values take the place of their names in the arguments, and their names that of the values in
-            the output.
+        guard: Changes the arguments before the tool gets them, and the output before anybody sees it.
 
     Returns:
         The output. Its result is normalised: values that JSON can hold.
@@ -117,7 +134,7 @@ async def run_tool(
                 extra = (report,) if getattr(source, "takes_progress", False) else ()
                 measuring = note_cpu_time.set(meter.note_cpu_time)
                 try:
-                    given = await secrets.fill(spec, arguments) if secrets else arguments
+                    given = arguments if guard is None else await guard.fill(spec, arguments)
                     value = await source.call(spec, _own(given), *extra)
                 finally:
                     note_cpu_time.reset(measuring)
@@ -145,7 +162,7 @@ async def run_tool(
                 files_found.reset(token)
             if files or output.files:
                 output = await run_in_thread(partial(_with_files, output, files, RunContext.current().files))
-            return await _hidden(output, secrets) if secrets else output
+            return output if guard is None else await guard.clean(output)
         meter.stop()
         if number + 1 < tries and not isinstance(failure, _PERMANENT):
             await asyncio.sleep(min(retry_delay * 2**number, _MAX_DELAY))
@@ -155,39 +172,9 @@ async def run_tool(
     output = failed_output(spec.name, _message(failure), type(failure).__name__, meter, retry_count=number)
     if not isinstance(failure, _EXPECTED):
         output.metadata["traceback"] = redact("".join(traceback.format_exception(failure, limit=-TRACEBACK_FRAMES)))
-        if not secrets:  # the exception's own text may hold one
+        if guard is None:  # the exception's own text may hold what it hides
             logger.debug("Tool %s raised an exception.", spec.name, exc_info=failure)
-    return await _hidden(output, secrets) if secrets else output
-
-
-async def _hidden(output: ToolOutput, secrets: Secrets) -> ToolOutput:
-    """Return the output with the names of secrets in place of their values, wherever a tool may have put them."""
-
-    def hidden() -> ToolOutput:
-        texts = ("summary", "observation", "checkpoint")
-        fields = {name: secrets.hide(getattr(output, name)) for name in texts}
-        fields |= {
-            name: secrets.hide(normalise(getattr(output, name))) for name in ("result", "metadata", "state_update")
-        }
-        telemetry = output.telemetry
-        words = {name: secrets.hide(value) for name, value in telemetry.__dict__.items()}
-        fields["telemetry"] = telemetry.model_copy(update=words)
-        fields["files"] = tuple(_file_hidden(file, secrets) for file in output.files)
-        changed = output.model_copy(update=fields)
-        changed.__pydantic_fields_set__.intersection_update(output.model_fields_set)
-        return changed
-
-    return await run_in_thread(hidden) if output.files or is_large(output.result) else hidden()
-
-
-def _file_hidden(file: File, secrets: Secrets) -> File:
-    text = file.data.decode("utf-8", "surrogateescape")
-    hidden = secrets.hide(text)
-    if hidden == text:
-        return file
-    changed = File(file.name, hidden.encode("utf-8", "surrogateescape"), media_type=file.media_type)
-    changed.hidden = file.hidden
-    return changed
+    return output if guard is None else await guard.clean(output)
 
 
 def failed_output(
@@ -198,6 +185,12 @@ def failed_output(
     telemetry = (meter or CallMeter()).telemetry(tool_name, retry_count=retry_count, **failure)
     observation = observation_of(f"Error - {message}")
     return ToolOutput(summary=f"Error: {message}", telemetry=telemetry).with_written(observation)
+
+
+def stopped_output(tool_name: str, text: str, code: str) -> ToolOutput:
+    """Return the output of a call that was not made, or not to its end. The model is shown the text as it is."""
+    telemetry = ToolTelemetry(tool_name=tool_name, success=False, error_code=code, error_message=text)
+    return ToolOutput(summary=text, telemetry=telemetry)
 
 
 def images_of(output: ToolOutput) -> tuple[Mapping[str, Any], ...]:

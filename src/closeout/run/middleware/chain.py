@@ -1,7 +1,8 @@
 """Middleware: governs an agent's requests and calls, each concern in an object of its own.
 
 The journal lies between two rings. Outside it, `begin`, `decide`, `approved` and `read` run again when a recorded run
-is executed again, and must decide the same. Inside it, `send` and `record` run only when an effect really happens.
+is executed again, and must decide the same. Inside it, `send`, `call` and `record` run only when an effect really
+happens.
 """
 
 from __future__ import annotations
@@ -22,10 +23,22 @@ from closeout.results.tool_output import ToolOutput
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.reply_listener import ReplyListener
 from closeout.run.task import Task
-from closeout.tools.executor import PlannedCall
+from closeout.tools.executor import PlannedCall, ToolExecutor
 from closeout.tools.flow import CallLabels
+from closeout.tools.running import CallGuard, stopped_output
 
-__all__ = ["AgentPlace", "Calling", "Middleware", "Send", "Sending", "found_in", "through"]
+__all__ = [
+    "AgentPlace",
+    "Call",
+    "CallLabels",
+    "Calling",
+    "Middleware",
+    "Send",
+    "Sending",
+    "called_through",
+    "found_in",
+    "sent_through",
+]
 
 
 @record(kw_only=True, eq=False)
@@ -81,21 +94,34 @@ class Calling:
     Attributes:
         plan: The call as it is planned; as it was approved, once it was.
         served: The tool as its server defines it now.
+        executor: Governs the call.
         started: Returns the intent of a call.
         labels: What the call depends on, if its caller knows better than that it is all that the agent has read.
         reasons: Why a person is to be asked, beside the rule of the tool.
-        output: The output of a call that is not made; None for others.
+        cut_off: What the call ends with if a crash has cut it off; None to make it again.
+        guard: Stands between the call and its tool.
+        output: The output: of a call that is refused, or was made in this process. None for others.
     """
 
     plan: PlannedCall
     served: ToolSpec
+    executor: ToolExecutor
     started: Callable[[ToolCall, ToolSpec], ToolStarted]
     labels: CallLabels | None = None
     reasons: list[str] = field(default_factory=list)
+    cut_off: str | None = None
+    guard: CallGuard | None = None
     output: ToolOutput | None = None
+
+    def edit(self, call: ToolCall) -> None:
+        """Take the arguments that a person wrote. Ones that do not fit the tool refuse the call."""
+        self.plan = self.executor.edited(self.plan, call)
+        if self.plan.refusal:
+            self.output = stopped_output(self.plan.tool.name, self.plan.refusal, "InvalidArguments")
 
 
 Send: TypeAlias = Callable[[Sending], Awaitable[ModelReplied | ModelFailed]]
+Call: TypeAlias = Callable[[Calling], Awaitable[ToolOutput]]
 
 
 class Middleware:
@@ -126,6 +152,10 @@ class Middleware:
         """Send a request: wait before, measure after. `send` does the rest."""
         return await send(sending)
 
+    async def call(self, calling: Calling, call: Call) -> ToolOutput:
+        """Make a call, or return an output in place of its own. `call` does the rest."""
+        return await call(calling)
+
     def record(self, calling: Calling, finished: ToolFinished, *, made: bool) -> ToolFinished:
         """Return the outcome of a call as it is recorded. `made` False: a crash cut the call off."""
         return finished
@@ -145,7 +175,7 @@ def found_in(scope: Scope, kind: type[Kind]) -> Kind | None:
     return next((each for each in scope.chain if isinstance(each, kind)), None)
 
 
-def through(chain: Iterable[Middleware], send: Send) -> Send:
+def sent_through(chain: Iterable[Middleware], send: Send) -> Send:
     """Return what sends a request through the middleware, the first outermost.
 
     One that does not override `send` adds no frame.
@@ -154,3 +184,11 @@ def through(chain: Iterable[Middleware], send: Send) -> Send:
         if type(each).send is not Middleware.send:
             send = partial(each.send, send=send)
     return send
+
+
+def called_through(chain: Iterable[Middleware], call: Call) -> Call:
+    """Return what makes a call through the middleware, as `sent_through` does for requests."""
+    for each in reversed(tuple(chain)):
+        if type(each).call is not Middleware.call:
+            call = partial(each.call, call=call)
+    return call

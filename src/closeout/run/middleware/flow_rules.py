@@ -11,7 +11,7 @@ from closeout.messages import ToolSpec
 from closeout.run.flow_watch import FlowWatch, all_labelled, labels_of_task, written_labels
 from closeout.run.middleware.chain import AgentPlace, Calling, Middleware
 from closeout.tools.flow import UNTRUSTED, Labels
-from closeout.tools.running import failed_output
+from closeout.tools.running import stopped_output
 
 __all__ = ["FlowMiddleware"]
 
@@ -69,7 +69,7 @@ class FlowMiddleware(Middleware):
             return
         self._journal.append(decided)
         if decided.decision == "refuse":
-            calling.output = failed_output(plan.tool.name, f"Not allowed: {decided.reason}", "Denied")
+            calling.output = stopped_output(plan.tool.name, f"Not allowed: {decided.reason}", "Denied")
         elif decided.decision == "ask":
             calling.reasons.append(decided.reason)
 

@@ -7,9 +7,13 @@ from dataclasses import replace
 from closeout.journal.events import HANDOFF
 from closeout.run.collecting import run_telemetry
 from closeout.run.limits import Budget, Limits
+from closeout.run.middleware.after_crash import CrashMiddleware
+from closeout.run.middleware.approval import ApprovalMiddleware
 from closeout.run.middleware.budgeting import BudgetMiddleware
+from closeout.run.middleware.call_logins import LoginMiddleware
 from closeout.run.middleware.call_secrets import SecretsMiddleware
 from closeout.run.middleware.chain import AgentPlace, Middleware
+from closeout.run.middleware.deadline import DeadlineMiddleware
 from closeout.run.middleware.flow_rules import FlowMiddleware
 from closeout.run.middleware.request_gate import GateMiddleware
 from closeout.run.plan import AgentPlan, Scope
@@ -19,10 +23,16 @@ __all__ = ["ORDER", "below", "governed"]
 
 # The first is outermost.
 ORDER: tuple[type[Middleware], ...] = (
-    FlowMiddleware,
+    # Outside the journal: decided again when a record is executed again.
+    FlowMiddleware,  # its reasons are among those that a person is asked for
+    ApprovalMiddleware,  # a call that a person denies is not made again after a crash
+    CrashMiddleware,
+    # Inside: done once.
     GateMiddleware,  # what waits for the gate has reserved nothing
     BudgetMiddleware,
-    SecretsMiddleware,
+    LoginMiddleware,
+    DeadlineMiddleware,
+    SecretsMiddleware,  # nobody outside sees a value
 )
 
 

@@ -1,0 +1,112 @@
+"""Asks a person for the calls that need an approval: by the rule of their tool, or for reasons found before."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from inspect import isawaitable
+from typing import Self
+
+from closeout.codec import json_of_any
+from closeout.journal.events import DecisionMade, DecisionRequested, ToolStarted
+from closeout.messages import ToolCall, ToolSpec
+from closeout.results.tool_output import ToolOutput
+from closeout.run.middleware.chain import AgentPlace, Calling, Middleware
+from closeout.run.plan import Scope
+from closeout.run.waiting import call_digest, decide
+from closeout.tools.running import stopped_output
+from closeout.tools.tool import takes_context
+
+__all__ = ["ApprovalMiddleware", "as_decided"]
+
+
+class ApprovalMiddleware(Middleware):
+    """Suspends the run until a person has approved, edited or denied a call that needs it."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    @classmethod
+    def at(cls, place: AgentPlace) -> Self | None:
+        return cls(place.scope)
+
+    def below(self, place: AgentPlace) -> ApprovalMiddleware:
+        return ApprovalMiddleware(place.scope)
+
+    async def decide(self, calling: Calling) -> None:
+        plan, served = calling.plan, calling.served
+        if not calling.reasons and all(each.policy.approval in (None, "never") for each in (plan.tool, served)):
+            return
+        approved = await self._approve(calling)
+        if isinstance(approved, ToolOutput):
+            calling.output = approved
+        elif approved is not plan.call:
+            calling.edit(approved)
+
+    async def _approve(self, calling: Calling) -> ToolCall | ToolOutput:
+        """Return the call with the arguments that were approved, or the output of a denied call.
+
+        Raises:
+            Suspended: There is no decision yet.
+        """
+        call, spec, handle = calling.plan.call, calling.served, calling.plan.handle
+        journal, path = self._scope.journal, self._scope.path
+        digest, arguments = call_digest(spec, call.arguments), json_of_any(call.arguments)
+        recorded = journal.recorded(DecisionRequested, path, handle)
+        if isinstance(recorded, DecisionRequested) and (recorded.name, recorded.arguments) == (spec.name, arguments):
+            if recorded.digest == digest or self._is_settled(recorded, calling):
+                return as_decided(await decide(self._scope, recorded), call, spec)
+            reason: str | None = f"{recorded.reason} The tool has changed since this was asked."
+        else:
+            # A rule may be a function that would decide otherwise now. What has begun without approval needs none.
+            reason = await self._approval_reason(call, spec, handle)
+            reason = " ".join(filter(None, (reason, *calling.reasons))) or None
+            reason = None if journal.has_started(calling.started(call, spec)) else reason
+        if reason is None:
+            return call
+        request = DecisionRequested(
+            path, handle, "approval", name=spec.name, arguments=arguments, digest=digest, reason=reason
+        )
+        return as_decided(await decide(self._scope, request), call, spec)
+
+    async def _approval_reason(self, call: ToolCall, spec: ToolSpec, handle: str) -> str | None:
+        """Why a call needs an approval, None if it needs none. A rule that raises asks for one."""
+        rule = spec.policy.approval
+        if not callable(rule):
+            where = f" of the MCP server {spec.server_name}" if spec.server_name else ""
+            what = "is destructive" if spec.policy.destructive else "needs approval"
+            return f"{spec.name}{where} {what}." if rule == "always" else None
+        arguments = call.arguments if isinstance(call.arguments, dict) else {}
+        try:
+            context = (replace(self._scope.context(), handle=handle),) if takes_context(rule) else ()
+            found = rule(arguments, *context)
+            found = await found if isawaitable(found) else found
+        except Exception as error:
+            return f"The approval rule of {spec.name} raised {type(error).__name__}: {error}"
+        if isinstance(found, str):
+            return found or None
+        return f"{spec.name} needs approval." if found else None
+
+    def _is_settled(self, request: DecisionRequested, calling: Calling) -> bool:
+        """Return whether the call is not made any more in this place, so that a change of its tool does not matter."""
+        journal, path, handle = self._scope.journal, self._scope.path, request.request
+        call, spec = calling.plan.call, calling.served
+        if journal.replay_only:
+            return True
+        made = journal.outcome_of(DecisionRequested, path, handle)
+        if isinstance(made, DecisionMade) and made.digest == request.digest:
+            decided = as_decided(made, call, spec)
+            if isinstance(decided, ToolOutput):
+                return True
+            call = decided
+        if not journal.has_started(calling.started(call, spec)):  # another call may have been made in this place
+            return False
+        return spec.policy.crash_rule == "report" or journal.outcome_of(ToolStarted, path, handle) is not None
+
+
+def as_decided(made: DecisionMade, call: ToolCall, spec: ToolSpec) -> ToolCall | ToolOutput:
+    """Return the call as it was approved, or the output of a denied one."""
+    if made.verdict == "approve":
+        return call if made.arguments is None else replace(call, arguments=json.loads(made.arguments), text="")
+    text = f"The user denied this call: {made.text}" if made.text else "The user denied this call."
+    return stopped_output(spec.name, text, "Denied")

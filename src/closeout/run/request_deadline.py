@@ -1,0 +1,69 @@
+"""Ends a request when its time is over, or when a message of the user's interrupts it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from closeout.errors import JournalError, ModelError
+from closeout.journal.inbox import Inbox
+
+__all__ = ["ReplyInterrupted", "RequestDeadline"]
+
+WATCH_SECONDS = 0.2  # Seconds between two looks for a message that interrupts a reply.
+
+
+class ReplyInterrupted(ModelError):
+    """A message of the user's has cancelled the request: `REPLY_INTERRUPTED` as the kind of a ModelFailed."""
+
+
+class RequestDeadline:
+    """Ends a request when its time is over, or when a message of the user's interrupts it. An async context manager.
+
+    Args:
+        seconds: The time; None for no limit.
+        inbox: The messages to the run.
+        agent: The agent that asks.
+        interrupted: What to raise for a message; None to let the request end.
+    """
+
+    def __init__(
+        self, seconds: float | None, inbox: Inbox, agent: str, interrupted: Callable[[], ReplyInterrupted] | None
+    ) -> None:
+        self._timeout = asyncio.timeout(seconds)
+        self._inbox = inbox
+        self._agent = agent
+        self._interrupted = interrupted
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_message = False
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        if self._interrupted is not None:
+            self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
+
+    def _look(self) -> None:
+        if self._timeout.expired():  # the request is being ended, which may take a while
+            return
+        try:
+            self._has_message = self._inbox.is_interrupted(self._agent)
+        except JournalError:
+            return  # the run itself meets it at its next event
+        if self._has_message:
+            self._timeout.reschedule(self._loop.time())
+        else:
+            self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            if self._has_message and self._interrupted is not None:
+                raise self._interrupted() from None
+            raise

@@ -1,0 +1,291 @@
+"""The requests of one agent to its model: each is journaled before and after, and its reply reused on resume."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from closeout.codec import json_of_any
+from closeout.context.keeper import ContextKeeper, PromptSize, message_size
+from closeout.errors import Failure, Interrupted, JournalError, LimitReached, ModelError, ModelTimeout
+from closeout.journal.events import Event, ModelFailed, ModelReplied, ModelRequested, ModelRetried, Noted
+from closeout.journal.recorded import CANCELLED, REPLY_INTERRUPTED
+from closeout.journal.token_record import dump_tokens, load_tokens
+from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, Usage
+from closeout.models.base import BaseClient, OnDelta, price_of
+from closeout.models.history_methods import asks_by_methods, complete_by_methods
+from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
+from closeout.redaction import mask, redact
+from closeout.run.middleware.chain import Sending, sent_through
+from closeout.run.plan import Scope
+from closeout.run.request_deadline import ReplyInterrupted, RequestDeadline
+
+__all__ = ["ModelCalls"]
+
+UNPRICED = (
+    "max_cost cannot be kept: the price of {} is unknown. Set max_tokens or max_seconds instead, "
+    "or state the price as llm.prices={{MODEL: [INPUT, OUTPUT]}}, in dollars per million tokens."
+)
+
+MAX_URL = 2048  # characters of a picture's address in the record of a request; longer ones contain the picture
+
+
+class ModelCalls:
+    """Sends one agent's requests to its model. A client may serve many runs; what is charged here is this agent's."""
+
+    def __init__(
+        self,
+        client: BaseClient,
+        scope: Scope,
+        keeper: ContextKeeper,
+        *,
+        retry: RetryPolicy | None = None,
+        keep_tool_result: int = -1,
+    ) -> None:
+        client = client.for_run()
+        self._client = client
+        self.rolled_back = client.rolled_back
+        self._complete: Callable[..., Awaitable[ModelReply]] = client.complete
+        self._by_methods = asks_by_methods(client)
+        if self._by_methods:
+            self._complete = partial(
+                complete_by_methods,
+                client,
+                keep_tool_result=keep_tool_result,
+                task_log=scope.task_log,
+                agent_type=scope.agent_type,
+            )
+        self._retry = client.retry or retry or RetryPolicy()
+        self._journal = scope.journal
+        self._agent = scope.path
+        self._budget = scope.budget
+        self._keeper = keeper
+        self._record_prompts = scope.run.record_prompts
+        self._send = sent_through(scope.chain, self._send_request)
+        self._price = price_of(client, scope.prices)
+        self.sent = 0  # requests so far: the number of the next one
+        self._tokens: tuple[int, ...] = ()  # ids of the last prompt and its reply, if the server states them
+        self._warnings: set[str] = set()  # each is noted once
+
+    async def request(
+        self,
+        request: ModelRequest,
+        info: RequestInfo,
+        *,
+        on_delta: OnDelta | None = None,
+        on_retry: OnRetry | None = None,
+    ) -> ModelReply:
+        """Send a request, or return the recorded reply.
+
+        Args:
+            request: What to send.
+            info: What it is for. Requests that are not for a turn must fit into the budget.
+            on_delta: Receives the reply in pieces, see `BaseClient.complete`.
+            on_retry: Called when the transport tries again.
+
+        Raises:
+            ModelError: The request failed.
+            LimitReached: A request that is not for a turn would exceed a limit.
+            Interrupted: A message of the user's has cancelled it.
+        """
+        if not info.may_act and request.tools:
+            # The tools stay in the request, because leaving them out would break the cached prefix.
+            request = replace(request, tool_choice="none")
+        prompt = self._keeper.measure(request)
+        intent = self._intent(request, info, prompt)
+        if info.purpose != "act" and (limit := self._exceeded(prompt.size)):
+            stated = self._budget.stated(limit)
+            raise LimitReached(limit, f"One more request to the model would exceed the limit {stated}.")
+        self.sent += 1
+        budget = self._budget
+        exchange = self._sending(request, intent, on_delta, on_retry)
+        budget.request_pending = True
+        try:
+            outcome = await self._journal.effect(intent, partial(self._send, exchange), failed=self._charge_lost)
+        finally:
+            budget.request_pending = False
+        if isinstance(outcome, ModelFailed):
+            usage = Usage(**outcome.usage)
+            self._charge(usage, outcome.ms)
+            if outcome.kind == REPLY_INTERRUPTED:
+                raise Interrupted
+            raise exchange.error or outcome.failure().to_exception(usage)
+        assert isinstance(outcome, ModelReplied)
+        if outcome.tokens:
+            tokens = load_tokens(outcome.tokens, self._tokens)
+            self._tokens = (*tokens.prompt, *tokens.ids)
+        if exchange.reply is None:
+            self._client.recall(outcome.reply())
+        reply = exchange.reply or outcome.reply()
+        self._charge(reply.usage, outcome.ms)
+        if intent.call == 0 and reply.usage.cost_usd is None and budget.limits_cost:
+            self._journal.append(Noted(self._agent, "warning", "Budget", message=UNPRICED.format(self._client.name)))
+        self._keeper.learn(prompt, reply.usage)
+        return reply
+
+    def can_close(self, messages: Sequence[Message]) -> bool:
+        """Return whether the rest of the budget allows a closing request with these messages."""
+        return not self._exceeded(sum(map(message_size, messages)), self._budget.closing)
+
+    def _exceeded(self, size: int, added: int = 0) -> str:
+        """Return the limit that a prompt of so many characters, and tokens besides, would exceed; else empty."""
+        budget = self._budget
+        if not budget.limited:
+            return ""
+        tokens = self._keeper.tokens_of(size)
+        # The estimate is made by the length of earlier prompts: it may be a little too low.
+        return budget.forbids(tokens + tokens // 50 + added + budget.last.output_tokens)
+
+    def _sending(
+        self, request: ModelRequest, intent: ModelRequested, on_delta: OnDelta | None, on_retry: OnRetry | None
+    ) -> Sending:
+        budget = self._budget
+        return Sending(
+            request,
+            intent,
+            self._client,
+            self._price,
+            lambda closing: budget.seconds_left(closing=closing),
+            self._warn,
+            on_delta,
+            [] if on_retry is None else [on_retry],
+        )
+
+    async def _send_request(self, exchange: Sending) -> ModelReplied | ModelFailed:
+        intent = exchange.intent
+        call, listener = intent.call, exchange.listener
+
+        def retried(note: RetryNote) -> None:
+            self._journal.append(ModelRetried(self._agent, call, str(note.error), wait=note.delay))
+            if listener is not None:
+                listener.discard()
+            exchange.retried(note)
+
+        began, retries = time.perf_counter(), Retries(self._retry, retried)
+        complete = partial(self._complete, step_id=intent.turn + 1) if self._by_methods else self._complete
+        may_act = RequestInfo(intent.purpose).may_act
+        seconds = self._budget.seconds_left(closing=not may_act)
+        interrupted = partial(self._interrupted, intent) if may_act else None
+        try:
+            async with RequestDeadline(seconds, self._journal.inbox, self._agent, interrupted):
+                while True:
+                    try:
+                        reply = await complete(exchange.request, on_delta=exchange.on_delta, on_retry=retried)
+                        break
+                    except Exception as error:
+                        await retries.wait(error)
+        except ModelError as error:
+            failed = error
+        except TimeoutError:
+            text = "The time allowed for this run (max_seconds) ran out while the model was writing."
+            failed = ModelTimeout(text, usage=self._unfinished(intent.size))
+        except asyncio.CancelledError:
+            failure = Failure(CANCELLED, "The request was cancelled.")
+            lost = ModelFailed.of(self._agent, call, failure, usage=self._unfinished(intent.size), ms=_ms(began))
+            self._charge_lost(lost)
+            with suppress(JournalError):
+                self._journal.append(lost)
+            raise
+        else:
+            usage = self._priced(retries.spent + reply.usage if retries.spent.requests else reply.usage)
+            exchange.reply = reply = reply if usage is reply.usage else replace(reply, usage=usage)
+            for warning in reply.warnings:
+                if warning not in self._warnings:
+                    self._warnings.add(warning)
+                    self._journal.append(Noted(self._agent, "warning", "Model", message=warning))
+            return ModelReplied.of(self._agent, call, reply, _ms(began), dump_tokens(reply.tokens, self._tokens))
+        if listener is not None:
+            listener.discard()
+        exchange.error = failed
+        spent = failed.usage and self._priced(failed.usage)
+        return ModelFailed.of(self._agent, call, Failure.of(failed), usage=spent, ms=_ms(began))
+
+    def _warn(self, name: str, text: str) -> None:
+        self._journal.append(Noted(self._agent, "warning", name, message=text))
+
+    def _priced(self, usage: Usage) -> Usage:
+        """Return the usage with its cost, if the client has not computed it and the price is known."""
+        return usage if self._price is None or usage.cost_usd is not None else self._price.of(usage)
+
+    def _charge(self, usage: Usage, ms: float) -> None:
+        self._budget.charge(usage)
+        self._budget.note_request(usage, ms / 1000)
+
+    def _charge_lost(self, failed: Event) -> None:
+        """Charge a request that was sent again afterwards: it does not predict the size of the next one."""
+        assert isinstance(failed, ModelFailed)
+        self._budget.charge(Usage(**failed.usage))
+
+    def _interrupted(self, intent: ModelRequested) -> ReplyInterrupted:
+        text = "A message of the user's interrupted the reply."
+        return ReplyInterrupted(text, usage=self._unfinished(intent.size))
+
+    def _unfinished(self, size: int) -> Usage:
+        """Estimate a request whose reply was not awaited: the server has read the prompt, whatever it wrote."""
+        spent = self._keeper.tokens_of(size)
+        return Usage(spent, requests=1, cost_usd=spent * self._budget.price)
+
+    def _intent(self, request: ModelRequest, info: RequestInfo, prompt: PromptSize) -> ModelRequested:
+        return ModelRequested(
+            self._agent,
+            self.sent,
+            info.attempt,
+            turn=info.turn,
+            purpose=info.purpose,
+            messages=len(request.messages),
+            size=prompt.size,
+            shared=prompt.shared,
+            temperature=request.temperature,
+            note=info.note,
+            kept=prompt.kept,
+            added=_recorded(request, prompt) if self._record_prompts else (),
+            tools=_recorded_tools(request) if self._record_prompts and not prompt.same_tools else "",
+            options=_options(request),
+        )
+
+
+def _options(request: ModelRequest) -> dict[str, Any]:
+    """Return what a request sets besides its temperature."""
+    given = {"top_p": request.top_p, "max_tokens": request.max_tokens}
+    options = {name: value for name, value in given.items() if value is not None}
+    return {**options, "extra_body": redact(request.extra_body)} if request.extra_body else options
+
+
+def _recorded(request: ModelRequest, prompt: PromptSize) -> tuple[Mapping[str, Any], ...]:
+    """Return what the request adds to the one before, as `ModelRequested.added` holds it."""
+    if request.prompt is not None:
+        return ({"prompt": mask(request.prompt[prompt.shared :])},)
+    added = request.messages[prompt.kept :]
+    return tuple([mask(_recorded_message(m)) for m in added])
+
+
+def _recorded_message(message: Message) -> Mapping[str, Any]:
+    """A message without what the journal holds already: what its server attached, and the data of its pictures."""
+    if "attached" in message:
+        message = Message({name: value for name, value in message.items() if name != "attached"})
+    return message if type(message.get("content")) is not list else _without_pictures(message)
+
+
+def _without_pictures(message: Message) -> dict[str, Any]:
+    """A message with the sizes of its pictures instead of their data."""
+    parts = []
+    for part in message["content"]:
+        picture = part.get("image_url") if isinstance(part, dict) else None
+        url = str(picture.get("url", "")) if isinstance(picture, dict) else ""
+        parts.append({"type": "text", "text": f"[picture, {len(url):,} characters]"} if len(url) > MAX_URL else part)
+    return {**message, "content": parts}
+
+
+def _recorded_tools(request: ModelRequest) -> str:
+    return json_of_any(
+        [{"name": t.name, "description": t.description, "parameters": t.parameters} for t in request.tools]
+    )
+
+
+def _ms(began: float) -> float:
+    return round((time.perf_counter() - began) * 1000, 3)
