@@ -62,7 +62,7 @@ def may_cost(form: str, kind: str, *, stream: bool) -> int:
 @EVERY
 async def test_a_session_a_resumed_run_and_a_fork_get_the_right_answer(form: str) -> None:
     for kind, stream in WAYS:
-        script: list[Any] = [say("41"), SCRIPT[0], ModelError("The server stops."), say(TEXT), say(TEXT)]
+        script: list[Any] = [say("41"), SCRIPT[0], ModelError("The server stops.", status=403), say(TEXT), say(TEXT)]
         async with serve_script(script, misbehave=once(form, 3 if form in ON_TEXT else 2)) as server:
             session = agent(server, kind, stream=stream).session("s")
             await session.run("What is k0?")

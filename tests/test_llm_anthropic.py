@@ -331,7 +331,7 @@ async def test_refusals(words: str, kind: type[Exception]):
     answer = http({"type": "error", "error": {"type": "invalid_request_error", "message": words}}, status=400)
     async with raw_server(answer) as seen:
         with pytest.raises(kind):
-            await client(seen.url).complete(request())
+            await client(seen.url, max_tokens=1).complete(request())
     assert len(seen.bodies) == 1
 
 

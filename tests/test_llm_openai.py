@@ -515,12 +515,14 @@ async def test_a_server_without_streaming_is_asked_without():
     assert "stream" not in seen.sent[1]
 
 
-async def test_a_refusal_that_nothing_can_be_learned_from_is_final():
+async def test_a_refusal_that_no_change_helps_is_final_and_not_searched_again():
     refusal = http({"error": {"message": "Invalid value for temperature: -1", "param": "temperature"}}, status=400)
     async with raw_server(refusal) as seen:
-        with pytest.raises(BadRequest):
-            await client(seen.url).complete(request(temperature=-1.0))
-    assert len(seen.bodies) == 1
+        model = client(seen.url)
+        for _ in range(2):
+            with pytest.raises(BadRequest):
+                await model.complete(request(temperature=-1.0))
+    assert ["temperature" in body for body in seen.sent] == [True, False, True]
 
 
 # ------------------------------------------------------------------------------------------------ kinds of servers

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from email.utils import formatdate
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,9 +27,10 @@ from closeout.errors import (
 )
 from closeout.messages import Message, ModelReply, ModelRequest, ToolSpec, Usage
 from closeout.models.base import RetryNote
-from closeout.models.http_errors import error_from_body, error_from_response, explain, retry_after
+from closeout.models.http_errors import error_from_body, error_from_response, explain
 from closeout.models.openai import OpenAIClient
 from closeout.models.retry import RetryPolicy, complete_with_retries
+from closeout.models.stated_waits import stated_wait
 from raw_server import chat, http, raw_server
 
 ORIGIN = "http://host:8000"
@@ -41,7 +44,7 @@ QUICK = RetryPolicy(first_wait=0.001)
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (400, BadRequest), (413, BadRequest), (422, BadRequest), (501, BadRequest), (302, BadRequest),
+        (400, BadRequest), (413, ContextOverflow), (422, BadRequest), (501, BadRequest), (302, BadRequest),
         (401, AuthenticationFailed), (403, AuthenticationFailed), (404, ModelNotFound), (429, RateLimited),
         (408, ModelTimeout), (504, ModelTimeout), (524, ModelTimeout),
         (409, ServerFailed), (500, ServerFailed), (502, ServerFailed), (503, ServerFailed), (529, ServerFailed),
@@ -189,15 +192,44 @@ def test_no_wait_is_negative_or_beyond_its_bounds(attempt: int, draw: float, ask
         ({"Retry-After": "inf"}, None),
         ({"retry-after-ms": "1500", "Retry-After": "9"}, 1.5),
         ({"x-ms-retry-after-ms": "250"}, 0.25),
+        ({"Retry-After": "1m2.5s"}, 62.5),
+        ({"Retry-After": "1700000030", "Date": formatdate(1700000000, usegmt=True)}, 1700000030.0 - 1000),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, 360.0),
+        ({"x-ratelimit-remaining-requests": "9", "x-ratelimit-reset-requests": "6m0s"}, None),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}, 0.02),
+        ({"X-RateLimit-Reset": "1700000030000"}, 1700000030.0 - 1000),
+        ({"anthropic-ratelimit-tokens-reset": "1970-01-01T00:17:10Z"}, 30.0),
     ],
 )
 def test_retry_after_in_every_form(headers: dict[str, str], seconds: float | None):
-    assert retry_after(headers, now=1000.0) == seconds
+    assert stated_wait(headers, now=1000.0) == seconds
+
+
+@pytest.mark.parametrize(
+    ("body", "seconds"),
+    [
+        ({"error": {"message": "Please try again in 2.1s. Limit 30000 tokens per 1 minute."}}, 2.1),
+        ({"error": {"message": "Rate limit reached. Try again in 1h2m3s."}}, 3723.0),
+        ({"error": {"message": "Retry after 2 minutes and 5 seconds"}}, 125.0),
+        ({"error": {"message": "请求过多，请在 20 秒后重试。"}}, 20.0),
+        ({"error": {"message": "Réessayez dans 3 jours."}}, 259_200.0),
+        ({"error": {"message": "At most 60 requests per 1 minute."}}, None),
+        ([{"error": {"details": [{"@type": "…RetryInfo", "retryDelay": "2s"}]}}], 2.0),
+        ({"error": {"metadata": {"headers": {"X-RateLimit-Reset": "30000"}}}}, 30_000.0),
+        ({"retry_after_ms": 1500}, 1.5),
+        ({"error": {"message": "Quota GenerateRequestsPerDayPerProject is used up. Retry in 2s."}}, 3600.0),
+        ({"error": {"message": "Reached requests per day (RPD). Try again in 7m12s."}}, 432.0),
+    ],
+)
+def test_a_wait_that_is_stated_in_the_body(body: Any, seconds: float | None):
+    text = json.dumps(body).encode()
+    assert stated_wait({}, text) == seconds
+    assert stated_wait({"Retry-After": "9"}, text) == 9.0
 
 
 def test_a_date_counts_from_the_servers_own_clock():
     headers = {"Retry-After": formatdate(1030, usegmt=True), "Date": formatdate(1010, usegmt=True)}
-    assert retry_after(headers) == 20.0
+    assert stated_wait(headers) == 20.0
 
 
 # ------------------------------------------------------------------------------------------------ deadlines

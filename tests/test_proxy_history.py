@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -304,13 +305,34 @@ async def test_a_proxy_that_only_records_passes_the_refusal_on(home: Path) -> No
     assert (response.status, said["code"]) == (400, "wrong_api_format")
 
 
-async def test_a_field_that_the_error_does_not_name_stays(home: Path) -> None:
+async def test_an_id_that_a_server_refuses_is_replaced_and_all_else_stays(home: Path) -> None:
     async with proxied(home, lambda view: answer("5"), vendor="mistral") as server:
         messages = [ASKED, {**calls(("a", "{}")), "reasoning_content": "So."}, result("a")]
-        body = {"model": "m", "messages": messages}
+        body = {"model": "m", "messages": messages, "seed": 7}
         async with server.http.post(f"{server.url}/v1/chat/completions", json=body) as response:
-            assert response.status == 400
-    assert len(server.model.requests) == 1
+            assert response.status == 200
+    first, second = (received.json for received in server.model.requests)
+    (call,) = second["messages"][1]["tool_calls"]
+    assert re.fullmatch("[a-z0-9]{9}", call["id"])
+    call["id"] = second["messages"][2]["tool_call_id"] = "a"
+    assert second == first
+
+
+ODD_NAMES = ("", "get the price", "browser.tab.new", "a" * 90)
+
+
+async def test_names_that_no_server_takes_are_replaced_in_the_history(home: Path) -> None:
+    async with proxied(home, lambda view: answer("5")) as server:
+        for name in ODD_NAMES:
+            said = calls(("a", "{}"), ("b", "{}"))
+            said["tool_calls"][1]["function"]["name"] = name
+            body = {"model": "m", "messages": [ASKED, said, result("a"), result("b"), ASKED]}
+            async with server.http.post(f"{server.url}/v1/chat/completions", json=body) as response:
+                assert response.status == 200
+    for received in server.model.requests:
+        _, said, *_ = received.json["messages"]
+        assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", call["function"]["name"]) for call in said["tool_calls"])
+    assert server.proxy.repairs["history_name"] == len(ODD_NAMES)
 
 
 @pytest.mark.parametrize("vendor", ["cerebras", "groq"])

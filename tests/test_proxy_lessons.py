@@ -15,7 +15,7 @@ from closeout.errors import BadRequest
 from closeout.messages import Message, ModelRequest
 from closeout.models.anthropic import AnthropicClient
 from closeout.models.openai import OpenAIClient
-from closeout.testing import always
+from closeout.testing import RequestView, always, call
 from serving import listening
 from test_proxy import CHAT_TOOLS, Proxied, one_call, proxied
 
@@ -107,6 +107,43 @@ async def test_what_a_server_refuses_is_left_out_in_the_rest_of_the_conversation
         other = {"messages": [{"role": "user", "content": "Another"}], "max_tokens": 50, "temperature": 0.5}
         assert await send(server, "messages", other) == 200
     assert ["temperature" in body for body in seen] == [True, False, False, False, False, True, False]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_schema_that_a_server_refuses_is_simplified_in_the_conversation(home: Path, stream: bool) -> None:
+    schema = {"type": "object", "properties": {"key": {"type": "string", "pattern": "^k"}}}
+    tools = [{"type": "function", "function": {"name": "lookup", "description": "Look up.", "parameters": schema}}]
+    refused: list[bool] = []
+
+    def play(view: RequestView) -> Any:
+        refused.append("pattern" in view.body["tools"][0]["function"]["parameters"]["properties"]["key"])
+        if refused[-1]:
+            raise BadRequest("请求参数错误。", status=400)
+        return call("lookup", key="k1")
+
+    async with proxied(home, play) as server:
+        for history in (HISTORY[:1], [*HISTORY[:1], {"role": "assistant", "content": "x"}, *HISTORY[:1]]):
+            body = {"messages": history, "tools": tools, "stream": stream, "response_format": {"type": "text"}}
+            assert await send(server, "chat/completions", body) == 200
+        other = {"messages": [{"role": "user", "content": "Another"}], "tools": tools}
+        assert await send(server, "chat/completions", other) == 200
+    # Whether it streams is an option, and tried first.
+    assert refused == [*[True] * (1 + stream), False, False, True, False]
+    assert all(received.json.get("response_format") for received in server.model.requests[:-2])
+
+
+async def test_an_error_that_no_change_avoids_is_passed_on_as_it_came(home: Path) -> None:
+    def play(view: RequestView) -> Any:
+        raise BadRequest("No.", status=400)
+
+    async with proxied(home, play) as server:
+        body = {"model": "m", "messages": HISTORY[:1], "temperature": 0.5}
+        async with server.http.post(f"{server.url}/v1/chat/completions", json=body) as response:
+            assert (response.status, await response.json()) == (
+                400,
+                {"error": {"message": "No.", "type": "scripted", "code": 400}},
+            )
+    assert len(server.model.requests) == 2
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "messages"])

@@ -15,7 +15,7 @@ import pytest
 
 from cli_process import here
 from closeout import Agent, RunContext, tool
-from closeout.errors import DecisionRefused, RunNotFound, SignalRefused, ToolError, UsageError
+from closeout.errors import DecisionRefused, RateLimited, RunNotFound, SignalRefused, ToolError, UsageError
 from closeout.homes import DatabaseHome, Home
 from closeout.journal import events as ev
 from closeout.journal.sent_signals import MAX_PAYLOAD, open_signals
@@ -96,6 +96,39 @@ async def test_a_timer_suspends_the_run_until_its_time(home: Path) -> None:
     assert shop.began == ["2 h", "2 h"]
     assert result.usage.requests == 2
     assert await agent.resume_due(now=tomorrow()) == []
+
+
+async def test_a_long_wait_that_a_model_server_asks_for_suspends_a_run_that_is_kept(home: Path) -> None:
+    effects: list[str] = []
+
+    @tool
+    async def pay(order: str) -> str:
+        """Pay for an order."""
+        effects.append(order)
+        return "paid"
+
+    def agent(**options: Any) -> Agent:
+        replies = [call("pay", order="b7"), RateLimited("Quota.", status=429, retry_after=7200.0), answer("done")]
+
+        def play(view: RequestView) -> Any:
+            if isinstance(reply := replies.pop(0), Exception):
+                raise reply
+            return reply
+
+        return Agent(ScriptedClient(play), [pay], **{"home": home, **options})
+
+    kept = agent()
+    result = await kept.run("Pay.")
+    (pending,) = result.waiting
+    assert (result.status, pending.kind) == ("waiting", "timer")
+    assert pending.expires is not None
+    assert 7000 < pending.expires - datetime.now(UTC).timestamp() <= 7200
+    assert await kept.resume_due() == []
+    (result,) = await kept.resume_due(now=tomorrow())
+    assert (result.answer, effects) == ("done", ["b7"])
+    assert (await agent(home=False).run("Pay.")).status == "failed"
+    patient = agent(config={"llm": {"max_wait": 7200, "max_retries": 0}})
+    assert (await patient.run("Pay.")).status == "failed"  # a shorter wait is one of the retries
 
 
 async def test_looking_for_due_runs_reads_no_run_that_only_waits(

@@ -309,6 +309,9 @@ class LLMSettings(_Section):
     )
     timeout: float = Field(600.0, gt=0, description="seconds for one reply")
     max_retries: int = Field(5, ge=0)
+    max_wait: float = Field(
+        300.0, ge=0, description="seconds to wait where a server asks for it; a run that is kept waits longer suspended"
+    )
     extra_body: dict[str, Any] = {}
     prices: Annotated[dict[str, tuple[float, ...]], WithJsonSchema(_PRICES)] = Field(
         {}, description="US dollars per million tokens: model → input, output, cache read, cache write"
@@ -433,12 +436,6 @@ class FlowSettings(_Section):
     trusted: list[str] = Field([], description="the tools whose results are trusted")
     guard: _FlowGuard | dict[str, _FlowGuard] = Field(
         "ask", description='what becomes of a guarded call; or by tool, with "*" for all others: {pay: refuse}'
-    )
-    effects: dict[str, Literal["local", "reversible", "outside"]] = Field(
-        {}, description="by tool, what a call changes, in place of what the tool says"
-    )
-    free: tuple[Literal["local", "reversible"], ...] = Field(
-        ("local", "reversible"), description="the effects that a call may have after untrusted text was read"
     )
     allow: dict[str, Literal["untrusted"] | list[str]] = Field(
         {}, description='by tool, the parameters that may be untrusted in programs; or "untrusted": the whole call'

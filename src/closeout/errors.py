@@ -17,6 +17,7 @@ CloseoutError
 │   └── TransientModelError     a retry may succeed
 │       ├── RateLimited         429
 │       ├── ServerFailed        5xx, or a response that does not follow the protocol
+│       │   └── RequestFailed   500 for this request each time
 │       ├── ModelUnreachable    no connection, DNS, TLS
 │       ├── StreamDropped       the connection closed before the reply was complete
 │       └── ModelTimeout        a deadline passed
@@ -78,6 +79,7 @@ __all__ = [
     "ModelUnreachable",
     "PermanentModelError",
     "RateLimited",
+    "RequestFailed",
     "ResumeRefused",
     "RunExists",
     "RunNotFound",
@@ -199,6 +201,10 @@ class ServerFailed(TransientModelError):
     ) -> None:
         super().__init__(message, status=status, retry_after=retry_after, usage=usage)
         self.about_request = about_request
+
+
+class RequestFailed(ServerFailed):
+    """The server fails at this request each time (500), also with other options and plainer tools."""
 
 
 class ModelUnreachable(TransientModelError):

@@ -209,7 +209,16 @@ class Assembler:
         other._folder = None  # scripted models have a home of their own
         other._check_dialect()
         made = other._make_plan()
-        taken = ("client", "home", "dialect", "may_switch_dialect", "remember_dialect", "strategy", "search_budget")
+        taken = (
+            "client",
+            "home",
+            "dialect",
+            "may_switch_dialect",
+            "remember_dialect",
+            "remember_rules",
+            "strategy",
+            "search_budget",
+        )
         return other._planned(replace(self.plan(), **{name: getattr(made, name) for name in taken}))
 
     def answering(self, answer: Any) -> Assembler:
@@ -266,6 +275,9 @@ class Assembler:
         formatter = self._formatter or OutputFormatter()
         contract = extracted_by(formatter, self._with_forms(self._answer or formatter.contract or Text()))
         endpoint = f"dialect {self.client.name} {self._base_url or config.llm.base_url or ''}"
+        rules = f"rules {endpoint}"
+        if told := self._recall(rules):
+            self.client.take_lessons(told)
         return AgentPlan(
             name=self._name,
             client=self.client,
@@ -283,6 +295,7 @@ class Assembler:
             make_parser=self._make_parser,
             may_switch_dialect=self._dialect == "auto",
             remember_dialect=lambda name: self._remember(endpoint, name),
+            remember_rules=lambda: self._remember_rules(rules),
             stream=self._stream,
             record_prompts=config.journal.prompts,
             output_formatter=formatter,
@@ -519,6 +532,11 @@ class Assembler:
             return None
         with open_to_read(folder) as store:
             return store.noted(endpoint)
+
+    def _remember_rules(self, place: str) -> None:
+        if self.client.has_learned:
+            self.client.has_learned = False
+            self._remember(place, self.client.lessons())
 
     def _remember(self, endpoint: str, dialect: str) -> None:
         store = self.store()

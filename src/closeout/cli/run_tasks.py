@@ -89,7 +89,9 @@ def replay_command(run_id: str, *, agent: str | None = None, as_json: bool) -> i
     from closeout.run.lifecycle import replay_run
 
     plan = replace(
-        make_agent(recorded_options(run_id, agent=agent), api_key="not needed").plan(), remember_dialect=None
+        make_agent(recorded_options(run_id, agent=agent), api_key="not needed").plan(),
+        remember_dialect=None,
+        remember_rules=None,
     )
     with open_to_read(home_folder()) as store:
         rows = list(store.rows(run_id))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from closeout.codec import shared_items, shared_prefix
 from closeout.context.policy import ContextPolicy, ContextState, Eviction, evict_all_but_last
 from closeout.errors import JournalError
-from closeout.journal.events import Compacted, Evicted, ServerAsked, ServerTold
+from closeout.journal.events import Compacted, Evicted, Noted, ServerAsked, ServerTold
 from closeout.messages import Message, ModelRequest, Step, Usage
 from closeout.records import record
 from closeout.results.tokens import TokenCounter
@@ -24,6 +24,7 @@ REPLY_TOKENS = 2048  # kept free for the reply if its limit is not set
 WORTH_ASKING = 1000  # tokens of a prompt above which the size of the context matters
 USUAL_DENSITY = 0.3  # tokens per character of a prompt, before the server has counted one
 LEAST_DENSITY = 0.2  # lower bound for a counted growth: a repeated text has next to no tokens
+FAR_LESS = 4  # times fewer tokens than the least that a text has
 
 
 @record
@@ -77,6 +78,7 @@ class ContextKeeper:
         self._counted_size = 0  # characters of the last request, if the server counted it
         self._base = (0, 0)  # characters and tokens of the last prompt that the server counted
         self._density = USUAL_DENSITY
+        self._told_cut = False
 
     # ------------------------------------------------------------------------------------------ counting
 
@@ -101,6 +103,9 @@ class ContextKeeper:
 
     def learn(self, prompt: PromptSize, usage: Usage) -> None:
         """Learn from the server's count of a prompt, and of what was added to the one before."""
+        if self._was_cut(prompt.size, usage):
+            self._note_cut(prompt.size, usage.input_tokens)
+            return
         before, self.prompt_tokens = self.prompt_tokens, usage.input_tokens
         extends = usage.requests == 1 and prompt.shared == self._counted_size > 0
         self.growth = (prompt.size - prompt.shared, usage.input_tokens - before) if extends else (0, 0)
@@ -113,6 +118,34 @@ class ContextKeeper:
                 self._density = min(max(usage.input_tokens / prompt.size, LEAST_DENSITY), 1.0)
             self._counted_size = prompt.size
             self._base = (prompt.size, usage.input_tokens)
+
+    def _was_cut(self, size: int, usage: Usage) -> bool:
+        """Return True if the server says that it has read far less than was sent: it has cut the prompt.
+
+        Of what was added since the last count that was true, less than one token in twenty characters.
+        """
+        characters, tokens = self._base
+        least = (size - characters) * LEAST_DENSITY
+        read = usage.input_tokens - tokens
+        return usage.requests == 1 and usage.input_tokens > 0 and least >= WORTH_ASKING and read * FAR_LESS < least
+
+    def _note_cut(self, size: int, read: int) -> None:
+        """Do not learn from a false count, and keep later prompts within what the server reads."""
+        self.growth, self._counted_size = (0, 0), 0
+        before, self.prompt_tokens = self.prompt_tokens, self.tokens_of(size)
+        # Some servers leave out what they had cached: that is not the size of a context.
+        is_size = read >= WORTH_ASKING and 2 * read >= before
+        limit = read + self._reserve
+        if is_size and (self.max_context is None or limit < self.max_context):
+            self.max_context = limit
+        if not self._told_cut:
+            self._told_cut = True
+            kept = f" Prompts are kept within {read:,} tokens." if is_size else ""
+            text = (
+                f"{self._client.name} says that it has read {read:,} tokens, but about {self.prompt_tokens:,} were "
+                f"sent: the server seems to cut prompts without a word.{kept} Raise its context (in Ollama: num_ctx)."
+            )
+            self._journal.append(Noted(self._agent, "warning", "Context", message=text))
 
     def tokens_of(self, size: int) -> int:
         """Estimate the tokens of a prompt with so many characters from what the server counted last."""
@@ -176,12 +209,15 @@ class ContextKeeper:
         Args:
             history: The agent's history.
             attempt: The number of the attempt, for the journal.
-            reason: A word for the journal; "overflow" if a server has refused the last request.
+            reason: A word for the journal; "overflow" if a server has refused the last request as too long, "refused"
+                if it has not said why: a short one is not too long.
             turns: If there are no other results, leave out all turns but the last.
 
         Returns:
             False if nothing was left to leave out.
         """
+        if reason == "refused" and self._last_size * LEAST_DENSITY < WORTH_ASKING:
+            return False
         if reason == "overflow" and self._base != (0, 0):
             refused = self.tokens_of(self._last_size) + self._reserve
             self.max_context = min(self.max_context or refused, refused)

@@ -14,6 +14,7 @@ from closeout.models import transport
 from closeout.models.catalog import Price, known_context
 from closeout.models.http import HTTPClient
 from closeout.models.retry import RetryPolicy
+from closeout.models.sent_names import safe_name
 from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader
 from closeout.parsing.numbers import written_json
 
@@ -30,9 +31,8 @@ __all__ = [
 ANTHROPIC_URL = "https://api.anthropic.com"
 _LONGEST_REASON = 80  # characters of a stop reason that is not ours
 VERSION = "2023-06-01"  # a header that the API requires; there has been no other version since
-# The API requires a limit. Models of 2024 allow fewer tokens: their refusal says how many, and `_adapt` remembers it.
+# The API requires a limit. Models of 2024 allow fewer tokens: their refusal says how many, and the client remembers it.
 DEFAULT_MAX_TOKENS = 16_384
-_LIMIT = re.compile(r"max_tokens: \d+ > (\d+)")
 _FINISHES: Mapping[str, str] = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -81,8 +81,8 @@ class AnthropicClient(HTTPClient):
         ConfigError: The address is invalid.
     """
 
+    _needs_limit = True
     _OPTIONAL = frozenset({"temperature", "top_p", "stop_sequences", "tool_choice", "output_config"})
-    _LEARNED = (*HTTPClient._LEARNED, "_most_tokens")
 
     def __init__(
         self,
@@ -123,7 +123,6 @@ class AnthropicClient(HTTPClient):
         )
         self._messages = transport.Endpoint(f"{base}/v1/messages", sent)
         self.max_reply = max_tokens or DEFAULT_MAX_TOKENS
-        self._most_tokens: int | None = None  # the model's own limit, known from its refusal
         self._cache = cache
 
     # -------------------------------------------------------------------------------- requests
@@ -156,13 +155,12 @@ class AnthropicClient(HTTPClient):
         if not request.tools:
             used = uses_tools(messages)
             return encode_json(tool_definitions([ToolSpec(name) for name in used])) if used else b""
-        return self._tools_text(request.tools, tool_definitions)
+        return self._tools_text(request.tools)
 
     def _options(self, request: ModelRequest, stream: bool) -> dict[str, Any]:
-        asked = {name: value for name, value in self._asked(request).items() if name not in self._dropped}
-        limit = request.max_tokens or self._max_tokens or DEFAULT_MAX_TOKENS
-        limit = limit if self._most_tokens is None else min(limit, self._most_tokens)
-        options = {"model": self.model, "max_tokens": limit, **asked, **self._extra, **request.extra_body}
+        asked = {name: value for name, value in self._asked(request).items() if name not in self.rules.dropped}
+        limit = {"max_tokens": self._limit_of(request)}
+        options = {"model": self.model, **limit, **asked, **self._extras_of(request)}
         return {**options, "stream": True} if stream else options
 
     def _asked(self, request: ModelRequest) -> dict[str, Any]:
@@ -183,12 +181,12 @@ class AnthropicClient(HTTPClient):
             return {}
         return {"output_config": {"format": {"type": "json_schema", "schema": constraint.value}}}
 
-    def _adapt(self, request: ModelRequest, param: str, reason: str) -> bool:
-        limit = _LIMIT.search(reason)
-        if limit is not None and self._most_tokens is None:
-            self._most_tokens = max(int(limit[1]), 1)
-            return True
-        return super()._adapt(request, param, reason)
+    def _limit_of(self, request: ModelRequest) -> int:
+        limit, most = request.max_tokens or self._max_tokens or DEFAULT_MAX_TOKENS, self.rules.most_tokens
+        return limit if most is None else min(limit, most)
+
+    def _definitions(self, tools: Sequence[ToolSpec]) -> Any:
+        return tool_definitions(tools)
 
     # -------------------------------------------------------------------------------- replies
 
@@ -483,7 +481,7 @@ def _calls(message: Message) -> list[dict[str, Any]]:
             value = decode_json(text) if isinstance(text, str) and text.strip() else text or {}
         except ValueError:
             value = {"arguments": text}
-        name, call_id = str(function.get("name") or ""), _id(call.get("id"))
+        name, call_id = safe_name(str(function.get("name") or "")), _id(call.get("id"))
         arguments = value if isinstance(value, dict) else {"arguments": value}
         blocks.append({"type": "tool_use", "id": call_id, "name": name, "input": arguments})
     return blocks
@@ -504,8 +502,8 @@ def tool_definitions(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 def uses_tools(messages: Sequence[Message]) -> list[str]:
     """Return the names of the tools that a conversation calls. The API requires their definitions in any case."""
     names = {
-        str((call.get("function") or {}).get("name") or "")
+        safe_name(str((call.get("function") or {}).get("name") or ""))
         for message in messages
         for call in message.get("tool_calls") or ()
     }
-    return sorted(names - {""})
+    return sorted(names)

@@ -122,6 +122,7 @@ class BaseClient(ABC):
     retry: RetryPolicy | None = None
     price: Price | None = None
     max_reply: int | None = None
+    has_learned = False  # whether the server's answers have taught it something that `lessons` tells
     _usage_sum: UsageSum | None = None
 
     @abstractmethod
@@ -160,6 +161,13 @@ class BaseClient(ABC):
 
     def rolled_back(self, times: int) -> None:  # noqa: B027
         """Take note of how many replies in a row were rolled back before the next request; 0: the last one was not."""
+
+    def lessons(self) -> str:
+        """Return what the server's refusals have taught, for `take_lessons` of a later client."""
+        return ""
+
+    def take_lessons(self, text: str) -> None:  # noqa: B027
+        """Write requests by the lessons of an earlier client of the same model and server."""
 
     async def aclose(self) -> None:  # noqa: B027  most clients hold nothing
         """Release the client's resources. May be called twice."""

@@ -108,7 +108,12 @@ def _fallback(
             own |= {"base_url": None, "api_key": None}
         llm = settings.model_copy(update=own)
         clients.append(connect(entry.get("model"), url, key, llm, environment=environment))
-    return FallbackClient(clients, rules, RetryPolicy(retries=settings.max_retries), settings.prices)
+    return FallbackClient(
+        clients,
+        rules,
+        RetryPolicy(retries=settings.max_retries, longest_server_wait=settings.max_wait),
+        settings.prices,
+    )
 
 
 def _configured_fallback(settings: LLMSettings, environment: Mapping[str, str]) -> Fallback:
@@ -188,7 +193,7 @@ def _remote(provider: str, name: str, url: str | None, key: str | None, settings
         "max_tokens": settings.max_tokens,
         "timeout": settings.timeout,
         "prices": settings.prices,
-        "retry": RetryPolicy(retries=settings.max_retries),
+        "retry": RetryPolicy(retries=settings.max_retries, longest_server_wait=settings.max_wait),
     }
     if provider == "openai":
         from closeout.models.openai import OpenAIClient

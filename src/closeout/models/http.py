@@ -4,34 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import re
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit
 
 from closeout.codec import decode_json, encode_json
-from closeout.errors import ContextOverflow, ModelError, ModelTimeout, ModelUnreachable, ServerFailed, StreamDropped
+from closeout.errors import (
+    BadRequest,
+    ContextOverflow,
+    ModelError,
+    ModelTimeout,
+    ModelUnreachable,
+    PermanentModelError,
+    RequestFailed,
+    ServerFailed,
+    StreamDropped,
+)
 from closeout.messages import Constraint, ModelReply, ModelRequest, ToolSpec, Usage
 from closeout.models import transport
 from closeout.models.base import BaseClient, OnDelta, OnRetry
 from closeout.models.catalog import PRICES, Price, find_price
 from closeout.models.http_errors import (
-    REFUSES,
     error_from_body,
     error_from_response,
     explain,
     is_overflow,
-    refusal,
     refuses_tools,
     rejected_text,
 )
 from closeout.models.long_steps import pause_after
+from closeout.models.refusals import Part, RefusalSearch, RequestChange, ServerRefusal
 from closeout.models.retry import RetryPolicy, complete_with_retries
+from closeout.models.server_rules import ALL, ServerRules, dump_rules, known_rules, learned_in, load_rules
 from closeout.models.streaming import EventReader, ReplyBuilder, StreamReader
+from closeout.models.tool_forms import SentTools
 from closeout.parsing.numbers import may_be_inexact, read_with_digits
 from closeout.redaction import redact, secrets_in
 
@@ -45,19 +56,32 @@ MAX_UNREAD = 2**20
 # Seconds that a stream may stay open after its finish_reason: the usage comes in an event of its own.
 FINISH_SECONDS = 2.0
 TOOLS_KEPT = 1024  # lists of tools whose JSON is kept
+NO_TOOLS = SentTools((), ServerRules())
+LESSON_SECONDS = 86_400.0  # until what a server refuses is tried again in a new process
+SHOWN = 200  # characters of a refusal in a warning
+# The shortest limit of a description that a number in a refusal may be, and the limit that is tried otherwise.
+SHORTEST_CUT, USUAL_CUT = 64, 1024
+EVERY_LIMIT = 4096  # tokens of a reply that every model may write
+LIMIT_NAMES = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
+SCHEMA_WORDS = (
+    "schema", "schemas", "parameters", "input_schema", "grammar", "function", "functions", "properties", "$ref",
+    "$defs", "anyOf", "oneOf", "allOf", "additionalProperties", "pattern", "function_declarations",
+)  # fmt: skip
 
 
 class HTTPClient(BaseClient):
     """A client of one HTTP endpoint. Subclasses write request bodies and read replies and events.
 
-    If a server refuses a parameter that a request can do without, the request is sent again without it, and so are
-    all later ones if that one passed: an error may repeat words of the request, which teach nothing.
+    If a server refuses a request, it is sent again with one thing changed at a time, and so are all later ones if that
+    one passed: an error may repeat words of the request, which teach nothing. See `RefusalSearch`.
+
+    Attributes:
+        rules: How requests are written for the server.
     """
 
+    _needs_limit = False  # whether a request must say how many tokens its reply may have
     # Parameters that a request can do without. Not `tools`: without them it would be another request.
     _OPTIONAL: ClassVar[frozenset[str]]
-    # The attributes that hold what a refusal has taught. Their values are immutable.
-    _LEARNED: ClassVar[tuple[str, ...]] = ("_dropped",)
 
     def __init__(
         self,
@@ -86,35 +110,76 @@ class HTTPClient(BaseClient):
         self._max_tokens = self.max_reply = max_tokens
         self.price = find_price(model, prices, known=PRICES if own_host else {})
         self._has_answered = False
-        self._dropped: frozenset[str] = frozenset()  # parameters that this server has refused
-        self.has_learned = False
-        self._tools: dict[int, tuple[bytes, tuple[ToolSpec, ...]]] = {}
+        self.rules = self._documented = known_rules(vendor, urlsplit(base_url).hostname or "")
+        self._passed: dict[Any, Any] = {}  # parts of requests that the server has accepted; see `_key_of`
+        self._unsolved: set[Any] = set()  # refusals for which nothing was found
+        self._tools: dict[int, tuple[bytes, SentTools, tuple[ToolSpec, ...]]] = {}
 
     async def complete(
         self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
+    ) -> ModelReply:
+        return await self._complete(request, self._new_search(request), on_delta, on_retry)
+
+    async def complete_refused(
+        self, request: ModelRequest, status: int, said: bytes, *, on_delta: OnDelta | None = None
+    ) -> ModelReply:
+        """Send a request with a change that the server has refused as it is. See `complete`.
+
+        Args:
+            request: The request.
+            status: The status of the refusal.
+            said: The body of the refusal.
+            on_delta: Receives the reply in pieces.
+        """
+        search = self._new_search(request)
+        search.known = (status, said)
+        return await self._complete(request, search, on_delta, None)
+
+    async def _complete(
+        self, request: ModelRequest, search: RefusalSearch, on_delta: OnDelta | None, on_retry: OnRetry | None
     ) -> ModelReply:
         policy = self.retry
         if self._has_answered:  # so its address is right: it restarts
             policy = replace(policy, unreachable_retries=policy.retries)
         reply, spent = await complete_with_retries(
-            partial(self._attempt_request, request, on_delta),
+            partial(self._attempt_request, request, on_delta, search=search),
             policy=policy,
             timeout=self._timeout if request.timeout is None else request.timeout,
             on_retry=on_retry,
         )
         return replace(reply, usage=spent + reply.usage) if spent.requests else reply
 
+    def lessons(self) -> str:
+        """Return what refusals have taught, for `take_lessons` of a later client of the same model and server."""
+        learned = learned_in(self.rules, self._documented)
+        return encode_json({"at": time.time(), **dump_rules(learned)}).decode()
+
+    def take_lessons(self, text: str) -> None:
+        """Write requests by the lessons of an earlier client, unless they are old: servers change."""
+        try:
+            told = decode_json(text)
+            if not 0 <= time.time() - told.pop("at") < LESSON_SECONDS:
+                return
+            self._use_rules(load_rules(told, self.rules))
+        except (ValueError, TypeError, KeyError, AttributeError):  # written by another version
+            return
+
     def pupil(self) -> Self:
         """Return a client of the same server that knows what this one has learned, and learns for itself."""
-        found = copy.copy(self)
-        found.has_learned, found._tools = False, {}
+        found = self._with_rules(self.rules)
+        found._passed, found._unsolved = {}, set()
         return found
 
-    def _take_over(self, pupil: Self) -> None:
-        """Learn what a pupil has learned."""
-        for name in self._LEARNED:
-            setattr(self, name, getattr(pupil, name))
-        self.has_learned = True
+    def _with_rules(self, rules: ServerRules) -> Self:
+        """Return a client that writes requests by other rules."""
+        found = copy.copy(self)
+        found.has_learned = False
+        found._use_rules(rules)
+        return found
+
+    def _use_rules(self, rules: ServerRules) -> None:
+        """Write requests by these rules from now on."""
+        self.rules, self._tools = rules, {}
 
     # -------------------------------------------------------------------------------- what a protocol implements
 
@@ -136,66 +201,90 @@ class HTTPClient(BaseClient):
         """Return what the request asks for, as parameters; those that it leaves open are left out."""
 
     @abstractmethod
+    def _definitions(self, tools: Sequence[ToolSpec]) -> Any:
+        """Return tools as a value of the request."""
+
+    @abstractmethod
     def _constraint_options(self, constraint: Constraint) -> dict[str, Any]:
         """Return the parameters that make the server enforce a constraint; empty if it cannot."""
 
     async def _learn_server(self, request: ModelRequest) -> None:
         """Find out what kind of server this is, if the form of the request depends on it."""
 
-    def _adapt(self, request: ModelRequest, param: str, reason: str) -> bool:
-        """Learn from a refusal. Return whether the request may pass now."""
-        if not REFUSES.search(reason):
-            return False
-        carried = {*self._asked(request), "stream", "stream_options"} & self._OPTIONAL
-        candidates = sorted(carried - self._dropped)
-        words = re.findall(r"\w+", reason)
-        named = param if param in candidates else next((name for name in candidates if name in words), None)
-        if named is None:
-            return False
-        self._dropped |= {named}
-        return True
+    def _changes(self, request: ModelRequest, rules: ServerRules, refusal: ServerRefusal) -> list[RequestChange]:
+        """Return the changes that a refused request may need, the cheapest first."""
+        return [
+            *_option_changes({*self._asked(request), "stream", "stream_options"} & self._OPTIONAL, refusal),
+            *_option_changes(request.extra_body.keys() - self._OPTIONAL, refusal, alone=True),
+            *(_tool_changes(request.tools, refusal) if request.prompt is None else ()),
+            *_limit_changes(rules.limit_name, self._limit_of(request), refusal, required=self._needs_limit),
+        ]
+
+    def _limit_of(self, request: ModelRequest) -> int | None:
+        """Return the most tokens that the request asks for; None if it leaves that to the server."""
+        limit, most = request.max_tokens or self._max_tokens, self.rules.most_tokens
+        return limit if limit is None or most is None else min(limit, most)
 
     # -------------------------------------------------------------------------------- one attempt
 
     async def _attempt_request(
-        self, request: ModelRequest, on_delta: OnDelta | None, timeout: float | None
+        self,
+        request: ModelRequest,
+        on_delta: OnDelta | None,
+        timeout: float | None,
+        search: RefusalSearch | None = None,
     ) -> ModelReply:
-        """Send a request once, and again as long as the server's refusals teach the client something."""
+        """Send a request once, and again with something changed as long as the server refuses it."""
         usage = ONE_REQUEST
-        client = self
+        client, search = self, search or self._new_search(request)
         try:
             await self._learn_server(request)
             endpoint = self._endpoint(request)
             sent: list[bytes] = []
+            told = ""
+            first: ModelError | None = None
+            self._check(request)
             while True:
                 stream = client._streams(on_delta)
                 body = client._body(request, stream=stream)
                 sent.append(body)
-                response = await transport.post(endpoint, body, timeout=timeout)
-                self._has_answered = True
-                if response.status == 200:
-                    if client is not self:
-                        self._take_over(client)
-                    reply = await self._read_response(response, on_delta if stream else None, len(body))
-                    break
-                said = await response.read_start()
-                if (written := rejected_text(response.status, said)) is not None:
-                    reply = self._rejected(written, len(body))
-                    break
-                client = client.pupil()
-                learns = response.status in {400, 422} and client._learns(request, said)
-                # What was refused before would be refused again.
-                if not learns or client._body(request, stream=client._streams(on_delta)) in sent:
-                    if request.tools and refuses_tools(said, body):
-                        self.capabilities = replace(self.capabilities, native_tools=False)
-                    raise error_from_response(response.status, response.headers, said, response.origin)
+                if search.known is None:
+                    answer = await self._ask_once(endpoint, body, on_delta if stream else None, timeout)
+                    if isinstance(answer, ModelReply):
+                        reply = answer
+                        break
+                    status, headers, said = answer
+                else:
+                    (status, said), headers, search.known = search.known, {}, None
+                error = error_from_response(status, headers, said, endpoint.origin)
+                if first is None or isinstance(error, ContextOverflow):
+                    first = error
+                if request.tools and refuses_tools(said, body):
+                    self.capabilities = replace(self.capabilities, native_tools=False)
+                    raise error
+                found = self._after(ServerRefusal(status, said), client.rules, request, search, on_delta, sent)
+                if search.is_over and isinstance(error, ServerFailed):
+                    error = RequestFailed(str(error), status=error.status, about_request=True)
+                    error.retried = len(sent) > 1
+                    raise error
+                if found is None:
+                    raise first if isinstance(error, PermanentModelError) else error
+                client = found
+                told = told or f"{endpoint.origin} refused the request: {explain(said)[1][:SHOWN].rstrip('.')}."
                 self.charge(ONE_REQUEST)
+            reply = client._sent_tools(request).restored(reply)
             if on_delta is not None and not stream and reply.finish_reason != "rejected":
                 _replay(reply, on_delta)
             usage = reply.usage
             if reply.attached:
                 reply = replace(reply, attached={"server": self._server, **reply.attached})
+            if client is not self:
+                self._use_rules(replace(self.rules, **learned_in(client.rules, self.rules)))
+                self.has_learned = True
+            self._note_passed(request)
             warnings = self._warnings(request)
+            if client is not self and not (warnings and len(search.told) == 1):
+                warnings = (f"{told} It took it with a change: {'; '.join(search.told)}.", *warnings)
             return replace(reply, warnings=warnings) if warnings else reply
         except ModelUnreachable as error:
             usage = error.usage = Usage()
@@ -208,19 +297,74 @@ class HTTPClient(BaseClient):
             # Also when cancelled: the server has received the request.
             self.charge(usage)
 
-    def _streams(self, on_delta: OnDelta | None) -> bool:
-        return on_delta is not None and self.capabilities.streaming and "stream" not in self._dropped
+    async def _ask_once(
+        self, endpoint: transport.Endpoint, body: bytes, on_delta: OnDelta | None, timeout: float | None
+    ) -> ModelReply | tuple[int, Mapping[str, str], bytes]:
+        """Send a body. Returns the reply, or the status, headers and body of an error."""
+        response = await transport.post(endpoint, body, timeout=timeout)
+        self._has_answered = True
+        if response.status == 200:
+            return await self._read_response(response, on_delta, len(body))
+        said = await response.read_start()
+        if (written := rejected_text(response.status, said)) is not None:
+            return self._rejected(written, len(body))
+        return response.status, response.headers, said
 
-    def _learns(self, request: ModelRequest, body: bytes) -> bool:
-        code, param, reason = refusal(body)
-        return not is_overflow(code, reason) and self._adapt(request, param, reason)
+    def _after(
+        self,
+        refusal: ServerRefusal,
+        rules: ServerRules,
+        request: ModelRequest,
+        search: RefusalSearch,
+        on_delta: OnDelta | None,
+        sent: Sequence[bytes],
+    ) -> Self | None:
+        """Return a client that sends the refused request with a change; None if there is nothing left to try."""
+        unsolved = (refusal.same, id(request.tools))
+        if unsolved in self._unsolved and len(sent) == 1:
+            return None
+
+        def body_by(rules: ServerRules) -> bytes:
+            client = self._with_rules(rules)
+            return client._body(request, stream=client._streams(on_delta))
+
+        found = search.next_rules(refusal, rules, lambda rules: body_by(rules) not in sent)
+        if found is not rules:
+            return self._with_rules(found)
+        if refusal.status != 500:
+            self._unsolved.add(unsolved)
+        return None
+
+    def _new_search(self, request: ModelRequest) -> RefusalSearch:
+        return RefusalSearch(partial(self._changes, request), lambda part: _key_of(request, part) in self._passed)
+
+    def _note_passed(self, request: ModelRequest) -> None:
+        """Take note that the server has accepted the parts of a request. The objects are kept, so ids stay unique."""
+        keys = [_key_of(request, part) for part in ("tools", "options", "limit")]
+        if all(key in self._passed for key in keys):
+            return
+        if len(self._passed) > TOOLS_KEPT:
+            self._passed.clear()
+        self._passed.update(dict.fromkeys(keys, (request.tools, request.constraint)))
+
+    def _check(self, request: ModelRequest) -> None:
+        """Raise BadRequest for a request that the server is known to refuse in any form."""
+        most = self.rules.most_tools
+        if most is not None and len(request.tools) > most:
+            raise BadRequest(
+                f"{self.base_url} takes at most {most} tools, got {len(request.tools)}. Pass fewer tools, or set "
+                "tools.search=on: the model then searches for the tools that it needs."
+            )
+
+    def _streams(self, on_delta: OnDelta | None) -> bool:
+        return on_delta is not None and self.capabilities.streaming and "stream" not in self.rules.dropped
 
     def _warnings(self, request: ModelRequest) -> tuple[str, ...]:
         """Say so if the reply was not held to the request's constraint."""
         if request.constraint is None:
             return ()
         sent = self._constraint_options(request.constraint).keys()
-        if sent and self._dropped.isdisjoint(sent):
+        if sent and self.rules.dropped.isdisjoint(sent):
             return ()
         kind = request.constraint.kind.replace("_", " ")
         return (f"{self.base_url} cannot enforce a {kind}: the replies of {self.model} are not constrained.",)
@@ -297,6 +441,11 @@ class HTTPClient(BaseClient):
     def _priced(self, usage: Usage) -> Usage:
         return self.price.of(usage) if self.price is not None and usage.cost_usd is None else usage
 
+    def _extras_of(self, request: ModelRequest) -> dict[str, Any]:
+        """Return the options beside those of a ModelRequest."""
+        more = {**self._extra, **request.extra_body}
+        return {name: value for name, value in more.items() if name not in self.rules.dropped or name in self._extra}
+
     def _sampling_of(self, request: ModelRequest) -> dict[str, Any]:
         """Return the sampling parameters of the request, or else of the client."""
         return {
@@ -304,14 +453,110 @@ class HTTPClient(BaseClient):
             "top_p": self._top_p if request.top_p is None else request.top_p,
         }
 
-    def _tools_text(self, tools: tuple[ToolSpec, ...], write: Callable[[tuple[ToolSpec, ...]], Any]) -> bytes:
-        """Return the JSON of tools, written once for each tuple. The cache keeps the tuples, so ids stay unique."""
+    def _sent_tools(self, request: ModelRequest) -> SentTools:
+        return self._tools_of(request.tools)[1] if request.tools else NO_TOOLS
+
+    def _tools_text(self, tools: tuple[ToolSpec, ...]) -> bytes:
+        """Return the JSON of tools, written once for each tuple."""
+        return self._tools_of(tools)[0]
+
+    def _tools_of(self, tools: tuple[ToolSpec, ...]) -> tuple[bytes, SentTools, tuple[ToolSpec, ...]]:
+        """Return tools as they are sent. The cache keeps the tuples, so ids stay unique."""
         found = self._tools.get(id(tools))
         if found is None:
             if len(self._tools) >= TOOLS_KEPT:
                 self._tools.clear()
-            found = self._tools[id(tools)] = (encode_json(write(tools)), tools)
-        return found[0]
+            sent = SentTools(tools, self.rules)
+            found = self._tools[id(tools)] = (encode_json(self._definitions(sent.specs)), sent, tools)
+        return found
+
+
+def _key_of(request: ModelRequest, part: Part) -> Any:
+    """Return what tells a part of a request from others; by identity, because tools are not hashed cheaply."""
+    if part == "tools":
+        return id(request.tools)
+    if part == "limit":
+        return "limit", request.max_tokens
+    if part == "messages":
+        return None
+    sampling = (request.temperature, request.top_p, request.stop)
+    return (id(request.constraint), request.tool_choice, bool(request.tools), request.prompt is None, *sampling)
+
+
+def _option_changes(names: Collection[str], refusal: ServerRefusal, *, alone: bool = False) -> list[RequestChange]:
+    return [
+        RequestChange(f"{name} is left out", "options", partial(_dropping, name), refusal.names(name), alone)
+        for name in sorted(names)
+    ]
+
+
+def _dropping(name: str, rules: ServerRules) -> ServerRules:
+    return replace(rules, dropped=rules.dropped | {name})
+
+
+def _tool_changes(tools: Sequence[ToolSpec], refusal: ServerRefusal) -> list[RequestChange]:
+    """Return changes of tools, first of those that a refusal names."""
+    places = refusal.tool_places()
+    suspects = [tool.name for place, tool in enumerate(tools) if place in places or refusal.names(tool.name)]
+    longest = max((len(tool.description) for tool in tools), default=0)
+    limit = max((number for number in refusal.numbers if SHORTEST_CUT <= number < longest), default=USUAL_CUT)
+    changes = [
+        RequestChange(
+            f"descriptions of tools are cut to {limit} characters (shorten them)",
+            "tools",
+            lambda rules: replace(rules, longest_description=limit),
+            refusal.names("description", "descriptions"),
+        )
+    ]
+    about_schemas = bool(suspects) or refusal.names(*SCHEMA_WORDS)
+    for names in (suspects, [ALL]) if suspects else ([ALL],):
+        what = "all tools" if names == [ALL] else ", ".join(names)
+        told = f"the schema of {what} is reduced to types, names and descriptions (simplify it)"
+        plain = partial(_reducing, frozenset(names))
+        changes.append(RequestChange(told, "tools", plain, about_schemas))
+    if len(suspects) == 1 and len(tools) > 1:
+        (name,) = suspects
+        told = f"the tool {name} is not offered (change or remove it)"
+        changes.append(
+            RequestChange(
+                told, "tools", lambda rules: replace(rules, withheld=rules.withheld | {name}), True, alone=True
+            )
+        )
+    return changes
+
+
+def _withholding(name: str, rules: ServerRules) -> ServerRules:
+    return replace(rules, withheld=rules.withheld | {name})
+
+
+def _reducing(names: frozenset[str], rules: ServerRules) -> ServerRules:
+    return replace(rules, plain=rules.plain | names)
+
+
+def _limit_changes(name: str, limit: int | None, refusal: ServerRefusal, *, required: bool) -> list[RequestChange]:
+    if limit is None:
+        return []
+    lower = _lower_limit(limit, refusal.numbers)
+    about = limit in refusal.numbers or refusal.names(*LIMIT_NAMES)
+    told = f"a reply may have {lower} tokens (lower llm.max_tokens)"
+    changes = [RequestChange(told, "limit", lambda rules: replace(rules, most_tokens=lower), about, alone=not required)]
+    if not required:
+        told = f"{name} is left out (llm.max_tokens)"
+        changes.append(RequestChange(told, "limit", partial(_dropping, name), refusal.names(*LIMIT_NAMES)))
+    return changes
+
+
+def _lower_limit(limit: int, numbers: Sequence[int]) -> int:
+    """Return a lower limit of the reply: what the context leaves for it, the limit that a refusal states, or half.
+
+    "The context has 8192 tokens. You requested 9000: 1000 in the messages, 8000 in the reply" leaves 7192.
+    """
+    if limit in numbers:
+        pairs = ((context, prompt) for context in numbers for prompt in numbers if prompt < context < prompt + limit)
+        left = [context - prompt for context, prompt in pairs if limit not in (context, prompt)]
+        if left:
+            return max(min(left), 1)
+    return max((number for number in numbers if 1 < number < limit), default=max(min(limit // 2, EVERY_LIMIT), 1))
 
 
 class _Rejected(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from json import JSONDecoder
 from typing import Any
@@ -21,9 +20,11 @@ from closeout.errors import (
     RateLimited,
     ServerFailed,
 )
+from closeout.models.stated_waits import is_daily, stated_wait
 
 __all__ = [
     "REFUSES",
+    "describes",
     "error_from_body",
     "error_from_response",
     "explain",
@@ -31,22 +32,26 @@ __all__ = [
     "refusal",
     "refuses_tools",
     "rejected_text",
-    "retry_after",
 ]
 
-# Servers' messages for too long a prompt. OpenAI, Azure and vLLM: "maximum context length"; vLLM also "longer than
-# the maximum model length", "max_tokens must be at least 1, got -186"; SGLang: "longer than the model's context
-# length"; llama.cpp: "exceeds the available context size", "Context size has been exceeded"; Anthropic: "prompt is too
-# long", "exceed context limit"; Gemini: "exceeds the maximum number of tokens"; Mistral: "too large for model with …
-# maximum context"; TGI: "`inputs` tokens + `max_new_tokens` must be"; Groq: "reduce the length of the messages".
-_OVERFLOW = re.compile(
-    r"maximum context|max(?:imum)? model len|model'?s (?:maximum )?context|available context size"
-    r"|context (?:size|window|length|limit)[^.]{0,40}exceed|exceeds?[^.]{0,60}context (?:size|window|length|limit)"
-    r"|prompt (?:is |has )?too (?:long|large)|input (?:is |prompt )?too (?:long|large)|too many (?:input )?tokens"
-    r"|exceeds? the maximum number of (?:input )?tokens|max_tokens must be at least 1, got -"
-    r"|inputs` tokens \+ `max_new_tokens|reduce the length of the (?:messages|prompt|input)",
+# How servers say that a prompt is too long: something of the prompt, and that it is too much. It only orders what is
+# tried: a run whose request is refused in other words makes room all the same.
+_OF_PROMPT = re.compile(
+    r"context|prompt|\binputs?\b(?! should)|messages\b|request (?:body|too large)|\btokens?\b|sequence"
+    r"|at least 1, got -",
     re.IGNORECASE,
 )
+_TOO_MUCH = re.compile(
+    r"too (?:long|large|many|big)|exceed|(?:long|larg|great)er than|more than|overflow|oversized|too_large"
+    r"|max(?:imum)? (?:allowed )?(?:\w+ )?(?:length|len\b|size|tokens)|is full|not enough|limit\b|range of|reduce"
+    r"|but the|must be <=|must be at least 1, got -|size is smaller",
+    re.IGNORECASE,
+)
+_OF_REPLY = re.compile(r"max_(?:completion_|output_|new_)?tokens", re.IGNORECASE)
+# The path of a field that is not the prompt: 'tools[0].function.description', messages[1].tool_calls[0].id.
+_OTHER_FIELD = re.compile(r"\btools?\b['\[.]|tool_calls|\.(?:id|name|description)\b|tool_choice|function\.")
+# A limit of tokens a minute that is smaller than the request, which no wait helps.
+_NEVER_FITS = re.compile(r"limit:?\s*(\d+)\D+(?:used:?\s*\d+\D+)?requested:?\s*(\d+)", re.IGNORECASE)
 # A server or model without native tool calls. vLLM: '"auto" tool choice requires --enable-auto-tool-choice'; llama.cpp:
 # "tools param requires --jinja flag"; Ollama: "does not support tools".
 _NO_TOOLS = re.compile(
@@ -77,8 +82,9 @@ REFUSES = re.compile(
 )
 _REST = re.compile(r"Failed to parse input at pos (\d+): ?(.*)", re.DOTALL)  # llama.cpp: what follows the position
 _RAW = re.compile(r"error parsing tool call: raw='(.*)', err=", re.DOTALL)  # Ollama
+_LATER = frozenset({429, 503, 529})  # statuses whose body may say when to ask again
 _REJECTING = frozenset({400, 422, 424, 500, 502, 503})  # statuses of such errors
-_OVERFLOW_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "string_above_max_length"})
+_OVERFLOW_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "tokens_limit_reached"})
 _NO_CREDIT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "credit_balance"})
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 _SHOWN = 300  # characters of a server's own words that an error repeats
@@ -89,10 +95,10 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, or
     """Return the error for a status other than 2xx. Its text has the server's reason and what to do."""
     code, reason = explain(body)
     said = f": {reason}" if reason else ""
-    wait = retry_after(headers)
+    wait = stated_wait(headers, body if status in _LATER else b"")
     told = f"{origin} answered {status}{_phrase(status)}{said}"
     told = told if told.endswith((".", "!", "?")) else f"{told}."
-    if status in {400, 413, 422, 500} and is_overflow(code, reason):
+    if status == 413 or (status in {400, 422, 500} and is_overflow(*_coded(body))) or _never_fits(status, reason):
         return ContextOverflow(f"The prompt is longer than the model's context. {told}", status=status)
     if _NO_TOOLS.search(reason):
         return BadRequest(f"{told} Choose a text dialect, such as dialect='cot_chat'.", status=status)
@@ -100,17 +106,28 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, or
         return PermanentModelError(f"{told} The account has no credit left: look at its billing.", status=status)
     if status == 429:
         until = f"It answers again in {wait:,.0f} seconds. " if wait and wait >= 1 else ""
-        return RateLimited(f"{told} {until}Ask less often, or raise the limit.", status=status, retry_after=wait)
+        what = "The quota of a day is used up. " if is_daily(body) else ""
+        return RateLimited(f"{told} {what}{until}Ask less often, or raise the limit.", status=status, retry_after=wait)
     kind, step = _meaning(status)
     if issubclass(kind, ServerFailed | ModelTimeout) and headers.get("x-should-retry") == "false":
         kind = PermanentModelError
     if kind is ServerFailed:
-        about_request = status == 500 and _describes(body)
+        about_request = status == 500 and describes(body)
         return ServerFailed(f"{told} {step}", status=status, retry_after=wait, about_request=about_request)
     return kind(f"{told} {step}", status=status, retry_after=wait)
 
 
-def _describes(body: bytes) -> bool:
+def _coded(body: bytes) -> tuple[str, str, str]:
+    code, param, reason = refusal(body)
+    return code, reason, param
+
+
+def _never_fits(status: int, reason: str) -> bool:
+    found = _NEVER_FITS.search(reason) if status == 429 else None
+    return found is not None and int(found[2]) > int(found[1])
+
+
+def describes(body: bytes) -> bool:
     """Return whether a body is an error object that says what failed."""
     try:
         value = decode_json(body)
@@ -133,9 +150,17 @@ def _meaning(status: int) -> tuple[type[ModelError], str]:
     return BadRequest, "The server rejects this request."
 
 
-def is_overflow(code: str, reason: str) -> bool:
+def is_overflow(code: str, reason: str, param: str = "") -> bool:
     """Tell whether a server's error code or text says that the prompt is too long."""
-    return code in _OVERFLOW_CODES or _OVERFLOW.search(reason[:_READ]) is not None
+    if code in _OVERFLOW_CODES:
+        return True
+    text = reason[:_READ]
+    if _OTHER_FIELD.search(f"{param} {text}") is not None:
+        return False
+    about = _OF_REPLY.sub("", text)
+    if about != text:  # a limit of the reply, unless the text adds the prompt
+        about = re.sub(r"\btokens?\b", "", about)
+    return _OF_PROMPT.search(about) is not None and _TOO_MUCH.search(text) is not None
 
 
 def refuses_tools(body: bytes, sent: bytes) -> bool:
@@ -342,37 +367,3 @@ def _phrase(status: int) -> str:
         return f" ({HTTPStatus(status).phrase})"
     except ValueError:
         return ""
-
-
-def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
-    """Return the seconds that a server asks to wait: `retry-after-ms`, or `Retry-After` in seconds or as a date.
-
-    `now`: Unix time that a date is counted from; by default the server's own `Date`, else this machine's clock.
-    """
-    for name, unit in (("retry-after-ms", 1000.0), ("x-ms-retry-after-ms", 1000.0), ("Retry-After", 1.0)):
-        text = headers.get(name)
-        if text is None:
-            continue
-        try:
-            seconds = float(text) / unit
-        except ValueError:
-            seconds = _until(text, headers.get("Date"), now)
-        # NaN compares as false; a date in the past means now.
-        if seconds == seconds and seconds < float("inf"):
-            return max(seconds, 0.0)
-    return None
-
-
-def _until(text: str, date: str | None, now: float | None) -> float:
-    import time
-
-    try:
-        when = parsedate_to_datetime(text).timestamp()
-    except (ValueError, TypeError, OverflowError):
-        return float("nan")
-    if now is None and date is not None:
-        try:
-            now = parsedate_to_datetime(date).timestamp()
-        except (ValueError, TypeError, OverflowError):
-            now = None
-    return when - (time.time() if now is None else now)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from closeout.codec import decode_json, encode_json
@@ -27,19 +26,19 @@ from closeout.models import transport
 from closeout.models.catalog import Price, known_context
 from closeout.models.http import HTTPClient
 from closeout.models.http_errors import error_from_response
+from closeout.models.message_changes import message_changes
 from closeout.models.ollama import GENERATE_PATH, OLLAMA_PORT, generate_options, read_generated
 from closeout.models.openai_messages import (
     REASONING_FIELDS,
-    MessageEncoder,
     added_to_call,
     added_to_message,
     as_attached,
-    attached_names,
     grown,
     read_content,
-    refused_names,
 )
+from closeout.models.refusals import RequestChange, ServerRefusal
 from closeout.models.retry import RetryPolicy
+from closeout.models.server_rules import ServerRules
 from closeout.models.sizes import SMALL, parameters_in
 from closeout.models.stated_tokens import TokenReader
 from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader, unique_ids
@@ -59,12 +58,6 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 OPENAI_URL = "https://api.openai.com/v1"
-# Mistral's refusal, also behind vLLM, of the ids of other servers.
-_SHORT_IDS = re.compile(r"a-z, A-Z, 0-9,? with a length of 9")
-# Gemini's refusal of calls that another model made.
-_UNSIGNED = re.compile(r"missing a `?thought_signature")
-# DeepSeek's and Kimi's demand to send reasoning back.
-_DEMANDS = re.compile(r"must be (?:passed|provided|sent|included)|missing|is required|passed back", re.IGNORECASE)
 _HEADS_KEPT = 1024
 DISCOVERY_SECONDS = 30.0  # timeout for asking which kind of server this is, before the first constraint
 CONTEXT_SECONDS = 5.0  # timeout for asking what a request can do without, such as how long the model's context is
@@ -114,7 +107,6 @@ class OpenAIClient(HTTPClient):
         "temperature", "top_p", "stop", "stream_options", "tool_choice", "response_format", "structured_outputs",
         "grammar", "ebnf", "regex", "stream",
     })  # fmt: skip
-    _LEARNED = (*HTTPClient._LEARNED, "_limit_name", "_encode", "_protocol", "_send_reasoning", "_heads")
 
     def __init__(
         self,
@@ -167,11 +159,13 @@ class OpenAIClient(HTTPClient):
             self.capabilities = replace(self.capabilities, **_SMALL_MODEL)
         self._server_context: int | None = None  # what the server states
         self._context_asked = self._own_host  # OpenAI's list of models does not state it
-        # api.openai.com refuses max_tokens for its reasoning models; other servers support nothing else.
-        self._limit_name = "max_completion_tokens" if self._own_host else "max_tokens"
         self._send_reasoning = not self._own_host if send_reasoning == "auto" else send_reasoning
-        self._write_with(MessageEncoder(self._server, "reasoning_content" if self._send_reasoning else None))
         self._heads: dict[Any, tuple[bytes, tuple[Any, ...]]] = {}
+        encode = replace(
+            self.rules.encode, server=self._server, reasoning="reasoning_content" if self._send_reasoning else None
+        )
+        self._documented = replace(self.rules, encode=encode)
+        self._use_rules(self._documented)
 
     # -------------------------------------------------------------------------------- requests
 
@@ -188,7 +182,7 @@ class OpenAIClient(HTTPClient):
         head = self._head(request, stream)
         if request.prompt is not None:
             return b'%b"prompt":%b}' % (head, encode_json(request.prompt))
-        joined = Message.joined(request.messages, self._protocol, self._encode)
+        joined = Message.joined(request.messages, self._protocol, self.rules.encode)
         return b"".join((head, b'"messages":[', joined, b"]}"))  # `%` copies what is long more than once
 
     def _head(self, request: ModelRequest, stream: bool) -> bytes:
@@ -210,7 +204,7 @@ class OpenAIClient(HTTPClient):
                 self._heads.clear()
             head = encode_json(self._options(request, stream))[:-1] + b","
             if request.tools and request.prompt is None:
-                head += b'"tools":%b,' % self._tools_text(request.tools, tool_definitions)
+                head += b'"tools":%b,' % self._tools_text(request.tools)
             found = (head, seen)
             if not request.extra_body:
                 self._heads[key] = found
@@ -220,15 +214,15 @@ class OpenAIClient(HTTPClient):
         options = {"model": self.model, **self._asked(request)}
         if stream:
             options |= {"stream": True, "stream_options": {"include_usage": True}}
-        options = {name: value for name, value in options.items() if name not in self._dropped}
+        options = {name: value for name, value in options.items() if name not in self.rules.dropped}
         if self._is_for_ollama(request):
             options = generate_options(options)
-        return {**options, **self._extra, **request.extra_body}
+        return {**options, **self._extras_of(request)}
 
     def _asked(self, request: ModelRequest) -> dict[str, Any]:
         options: dict[str, Any] = {
             **self._sampling_of(request),
-            self._limit_name: request.max_tokens or self._max_tokens,
+            self.rules.limit_name: self._limit_of(request),
             "stop": list(request.stop) or None,
             "tool_choice": request.tool_choice if request.tools and request.prompt is None else None,
         }
@@ -236,7 +230,7 @@ class OpenAIClient(HTTPClient):
             options |= self._constraint_options(request.constraint)
         stated = {name: value for name, value in options.items() if value is not None}
         if self.capabilities.weak and request.prompt is not None:
-            return {"temperature": 0.0, self._limit_name: _SMALL_REPLY} | stated
+            return {"temperature": 0.0, self.rules.limit_name: _SMALL_REPLY} | stated
         return stated
 
     def _constraint_options(self, constraint: Constraint) -> dict[str, Any]:
@@ -290,56 +284,32 @@ class OpenAIClient(HTTPClient):
 
     def _learn_reasoning(self, name: str | None) -> None:
         """Send reasoning back under the name that the server uses: `reasoning_content`, or newer vLLM's `reasoning`."""
-        known = (None, self._encode.reasoning, *self._encode.refused)
-        if self._send_reasoning and name not in known:
-            self._write_with(replace(self._encode, reasoning=name))
+        encode = self.rules.encode
+        if encode.reasoning is not None and name not in (None, encode.reasoning, *encode.refused):
+            self._use_rules(replace(self.rules, encode=replace(encode, reasoning=name)))
             self.has_learned = True
 
-    def pupil(self) -> Self:
-        found = super().pupil()
-        found._heads = {}
-        return found
-
-    def _write_with(self, encoder: MessageEncoder) -> None:
-        self._encode, self._protocol = encoder, encoder.protocol
+    def _use_rules(self, rules: ServerRules) -> None:
+        super()._use_rules(rules)
+        self._protocol = rules.encode.protocol
+        self._heads = {}
 
     # -------------------------------------------------------------------------------- adaptations
 
-    def _adapt(self, request: ModelRequest, param: str, reason: str) -> bool:
-        other = "max_completion_tokens" if self._limit_name == "max_tokens" else "max_tokens"
-        before = (self._limit_name, self._encode)
-        words = re.findall(r"\w+", reason)
-        sent = {*attached_names(request.messages, self._server), *REASONING_FIELDS} - self._encode.refused
-        refused = refused_names(sent, param, reason)
-        if _SHORT_IDS.search(reason):
-            self._write_with(replace(self._encode, short_ids=True))
-        elif _UNSIGNED.search(reason):
-            self._write_with(replace(self._encode, sign=True))
-        elif "reasoning_content" in reason or not refused.isdisjoint(REASONING_FIELDS):
-            self._adapt_reasoning(reason, refused)
-        elif refused and not _DEMANDS.search(reason):
-            self._write_with(replace(self._encode, refused=self._encode.refused | refused))
-        elif (request.max_tokens or self._max_tokens) and other in reason and self._limit_name in (param, *words):
-            self._limit_name = other
-        adapted = before != (self._limit_name, self._encode) or super()._adapt(request, param, reason)
-        if adapted:
-            self._heads = {}
-        return adapted
+    def _definitions(self, tools: Sequence[ToolSpec]) -> Any:
+        return tool_definitions(tools)
 
-    def _adapt_reasoning(self, reason: str, refused: set[str]) -> None:
-        """Send reasoning or leave it out: DeepSeek and Kimi refuse requests without it, OpenAI requests with it.
-
-        If some of it was sent and that is not enough, it is missing in answers to earlier questions, or a model wrote
-        none: then every message of the assistant has it, even if it is empty. Cerebras refuses it under another name
-        than its own: reasoning that it wrote itself is still sent.
-        """
-        sent = self._encode.reasoning
-        if _DEMANDS.search(reason):
-            self._send_reasoning = True
-            self._write_with(replace(self._encode, reasoning=sent or "reasoning_content", always=sent is not None))
-        elif not self._encode.always:
-            refused = refused or {"reasoning_content"}
-            self._write_with(replace(self._encode, refused=self._encode.refused | refused))
+    def _changes(self, request: ModelRequest, rules: ServerRules, refusal: ServerRefusal) -> list[RequestChange]:
+        other = "max_completion_tokens" if rules.limit_name == "max_tokens" else "max_tokens"
+        limit = RequestChange(
+            f"{other} is sent instead of {rules.limit_name}",
+            "options",
+            lambda rules: replace(rules, limit_name=other),
+            refusal.names(other),
+            alone=True,
+        )
+        messages = message_changes(request.messages, rules.encode, refusal) if request.prompt is None else []
+        return [limit, *messages, *super()._changes(request, rules, refusal)]
 
     # -------------------------------------------------------------------------------- discovery
 

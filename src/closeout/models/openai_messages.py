@@ -11,6 +11,7 @@ from typing import Any
 from closeout.codec import encode_json
 from closeout.messages import Message
 from closeout.models.http_errors import REFUSES
+from closeout.models.sent_names import safe_name
 
 __all__ = [
     "REASONING_FIELDS",
@@ -34,6 +35,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 # Our keys, not the protocol's: the encoder decides what is sent of them.
 _PRIVATE = frozenset({"reasoning_content", "reasoning", "attached"})
+_CHANGED = _PRIVATE | {"tool_calls", "tool_call_id"}
 # The signature of calls that another model made: https://ai.google.dev/gemini-api/docs/thought-signatures#faqs
 _UNSIGNED = {"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
 # The fields that a request needs; and names in a server's error: quoted, at the end of a path, or not a word.
@@ -52,6 +54,7 @@ class MessageEncoder:
         reasoning: The field for reasoning; None leaves it out.
         always: Whether every message of the assistant must have that field, even if it is empty.
         short_ids: Whether ids of calls must be nine letters and digits.
+        longest_id: The most characters that they may have.
         sign: Whether calls that Gemini did not make need the value that its documentation names for them.
         refused: Fields that the server does not take, even if it attached them itself.
     """
@@ -60,6 +63,7 @@ class MessageEncoder:
     reasoning: str | None = None
     always: bool = False
     short_ids: bool = False
+    longest_id: int = 64
     sign: bool = False
     refused: frozenset[str] = frozenset()
 
@@ -69,7 +73,7 @@ class MessageEncoder:
         return f"openai-chat {self}"
 
     def __call__(self, message: Message) -> bytes:
-        if not (self.always or self.short_ids or self.sign) and _PRIVATE.isdisjoint(message):
+        if not self.always and _CHANGED.isdisjoint(message):
             return encode_json(dict(message))
         shown = {key: value for key, value in message.items() if key not in _PRIVATE}
         attached = _mapping(message.get("attached"))
@@ -79,11 +83,26 @@ class MessageEncoder:
         if self.reasoning is not None and message.role == "assistant" and (thought or self.always):
             name = attached.get("reasoning") if attached.get("server") == self.server else None
             self._send_thought(shown, name or self.reasoning, thought)
-        if self.short_ids:
-            _shorten_ids(shown)
+        self._make_calls_safe(shown)
         if self.sign:
             _sign_calls(shown)
         return encode_json(shown)
+
+    def _make_calls_safe(self, shown: dict[str, Any]) -> None:
+        """Replace names and ids that servers refuse: models write any name, and other servers give any id."""
+        if isinstance(answered := shown.get("tool_call_id"), str):
+            shown["tool_call_id"] = self._id(answered)
+        if calls := _calls(shown):
+            shown["tool_calls"] = [
+                {**call, **({"id": self._id(call["id"])} if "id" in call else {}), **_named(call)} for call in calls
+            ]
+
+    def _id(self, value: Any) -> str:
+        """Return an id as the server takes it: unchanged if it can be, else its digest."""
+        text = str(value or "")
+        if self.short_ids:
+            return text if _SHORT_ID.fullmatch(text) else sha256(text.encode()).hexdigest()[:9]
+        return text if 0 < len(text) <= self.longest_id else sha256(text.encode()).hexdigest()[:32]
 
     def _send_thought(self, shown: dict[str, Any], name: str, thought: str) -> None:
         """Add reasoning under the name that the server gave it, or that it takes."""
@@ -110,23 +129,19 @@ class MessageEncoder:
         return {**more, **call, "function": function}
 
 
-def _shorten_ids(shown: dict[str, Any]) -> None:
-    if "tool_call_id" in shown:
-        shown["tool_call_id"] = _short_id(shown["tool_call_id"])
-    if shown.get("tool_calls"):
-        shown["tool_calls"] = [{**call, "id": _short_id(call.get("id"))} for call in shown["tool_calls"]]
+def _named(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the function of a call with a name that servers take, if its own is not."""
+    function = call.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str) or (safe := safe_name(name)) == name:
+        return {}
+    return {"function": {**function, "name": safe}}
 
 
 def _sign_calls(shown: dict[str, Any]) -> None:
     calls = shown.get("tool_calls")
     if calls and not any("extra_content" in call for call in calls):
         shown["tool_calls"] = [{**calls[0], **_UNSIGNED}, *calls[1:]]
-
-
-def _short_id(value: Any) -> str:
-    """Return an id as Mistral takes it: its own unchanged, others by their hash."""
-    text = str(value or "")
-    return text if _SHORT_ID.fullmatch(text) else sha256(text.encode()).hexdigest()[:9]
 
 
 def refused_names(sent: Collection[str], param: str, reason: str) -> set[str]:

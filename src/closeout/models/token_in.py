@@ -21,6 +21,7 @@ from closeout.models.base import OnDelta
 from closeout.models.chat_template import ChatTemplate
 from closeout.models.http_errors import error_from_response
 from closeout.models.openai import OpenAIClient, finish_reason, read_completion, tool_definitions
+from closeout.models.refusals import RefusalSearch
 
 __all__ = ["TokenClient"]
 
@@ -71,10 +72,14 @@ class TokenClient(OpenAIClient):
             self._completions = transport.Endpoint(root + _PATHS[server], headers)
 
     async def _attempt_request(
-        self, request: ModelRequest, on_delta: OnDelta | None, timeout: float | None
+        self,
+        request: ModelRequest,
+        on_delta: OnDelta | None,
+        timeout: float | None,
+        search: RefusalSearch | None = None,
     ) -> ModelReply:
         if request.prompt is not None:
-            return await super()._attempt_request(request, on_delta, timeout)
+            return await super()._attempt_request(request, on_delta, timeout, search)
         before, added = await self._prompt(request)
         prompt = (*before, *added)
         reply = await self.generate(prompt, request, on_delta=on_delta, timeout=timeout)

@@ -20,14 +20,15 @@ from closeout.tools.search_tools import definition_tokens
 __all__ = ["OfferedTools", "dump_definitions", "dump_specs", "load_specs", "with_server_tools"]
 
 
+MOST_TOOLS = 128  # more are refused by OpenAI, and few models choose well among them
 _ALWAYS_SHOWN = frozenset({"read_result", "ask_user", "run_program"})
 
 
 class OfferedTools:
     """The list of tools in force for one agent, the same for a whole turn.
 
-    If their definitions are larger than `search_budget`, the model is shown `find_tools` and `call_tool` instead. It
-    stays so for the whole run, whatever servers change, so that the prompt keeps its beginning.
+    If their definitions are larger than `search_budget`, or they are more than 128, the model is shown `find_tools` and
+    `call_tool` instead. It stays so for the whole run, whatever servers change, so that the prompt keeps its beginning.
 
     Args:
         manager: Where the tools are registered.
@@ -43,7 +44,8 @@ class OfferedTools:
         self._all: Sequence[ToolSpec] = manager.specs()  # with those that wait for the run's state
         self.specs: tuple[ToolSpec, ...] = with_functions(self._available())
         self._search: tuple[ToolSpec, ...] = ()
-        if search_budget is not None and definition_tokens(self.specs) > search_budget:
+        is_large = search_budget is not None and definition_tokens(self.specs) > search_budget
+        if is_large or (search_budget is not None and len(self.specs) > MOST_TOOLS):
             self._search = manager.search_specs
             self.specs += self._search
         self._manager = manager

@@ -132,6 +132,7 @@ class AgentPlan:
     make_parser: MakeParser | None = None
     may_switch_dialect: bool = False
     remember_dialect: Callable[[str], None] | None = None  # called with the dialect that a run switched to
+    remember_rules: Callable[[], None] | None = None  # called after each request that the server accepted
     stream: bool = False
     record_prompts: bool = True  # the journal keeps the prompts
     output_formatter: OutputFormatter = field(default_factory=OutputFormatter)

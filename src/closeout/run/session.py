@@ -15,8 +15,17 @@ from closeout.dialects.cot import PRIMER
 from closeout.dialects.prompts import examples_slots
 from closeout.dialects.protocol import ConstrainedDialect, Dialect, HistoryView, serves
 from closeout.dialects.text_chat import said_by_user
-from closeout.errors import BadRequest, ContextOverflow, LimitReached, ModelError, ModelNotFound, ServerFailed
-from closeout.journal.events import Noted
+from closeout.errors import (
+    BadRequest,
+    ContextOverflow,
+    LimitReached,
+    ModelError,
+    ModelNotFound,
+    RequestFailed,
+    ServerFailed,
+    TransientModelError,
+)
+from closeout.journal.events import DecisionRequested, Noted
 from closeout.messages import (
     Constraint,
     Message,
@@ -39,6 +48,7 @@ from closeout.run.reply_listener import ReplyListener
 from closeout.run.requests import ModelCalls
 from closeout.run.review import Answers, RollbackPolicy
 from closeout.run.strategy import ModelTurn, Strategy
+from closeout.run.timers import wait_until
 
 __all__ = ["ModelSession", "with_draft"]
 
@@ -77,7 +87,7 @@ class ModelSession:
             plan.client,
             scope,
             keeper,
-            retry=RetryPolicy(retries=plan.llm.max_retries),
+            retry=RetryPolicy(retries=plan.llm.max_retries, longest_server_wait=plan.llm.max_wait),
             keep_tool_result=plan.settings.keep_tool_result,
         )
         # Sends the request of a turn. A user's AnswerGenerator may take it over.
@@ -93,6 +103,8 @@ class ModelSession:
         self._switched = False
         self._constraint_refused = False
         self._texts_taken = False  # the server has completed a text
+        self._tools_taken = False  # the server has taken native tools
+        self._to_remember = ""  # the dialect to remember for this endpoint if the next request is accepted
         self._listener: ReplyListener | None = None  # the listener of the last reply, if it was streamed
         self._last_request = ModelRequest()
         self._history_owner = owner_of(plan.client, "update_message_history")
@@ -125,9 +137,12 @@ class ModelSession:
                 if not self._keeper.shrink(history, info.attempt, "overflow", turns=True):
                     raise
             except (BadRequest, ModelNotFound, ServerFailed) as error:
-                if not self._leave_out(error):
-                    raise
+                if not (self._leave_out(error) or self._makes_room(error, history, info)):
+                    await self._wait_for_server(error)
+            except TransientModelError as error:
+                await self._wait_for_server(error)
             else:
+                self._note_accepted(request)
                 self._texts_taken = self._texts_taken or request.prompt is not None
                 if not self._plan.client.capabilities.grammar:  # the client has learned what the server takes
                     self.capabilities = replace(self.capabilities, grammar=False)
@@ -153,7 +168,7 @@ class ModelSession:
 
     def _leave_out(self, error: ModelError) -> bool:
         """Do without what a server refused, each thing once. Returns whether there was anything."""
-        if isinstance(error, BadRequest) and error.status not in NO_ENDPOINT:
+        if isinstance(error, BadRequest | RequestFailed) and error.status not in NO_ENDPOINT:
             if self._constrains:
                 self._constraint_refused = True
                 self.capabilities = replace(self.capabilities, grammar=False)
@@ -162,6 +177,11 @@ class ModelSession:
                 return True
             if self._tools_refused:
                 self._switch_dialect("cot_chat", "The server does not take tools")
+                return True
+            may = self._plan.may_switch_dialect and not self._switched
+            if may and self._last_request.tools and not self._tools_taken:  # in no form that the client has tried
+                self._switch_dialect("cot_chat", "The server may not take these tools", remember=False)
+                self._to_remember = "cot_chat"
                 return True
         if self._last_request.prompt is None or self._texts_taken or not self.capabilities.chat:
             return False
@@ -174,6 +194,37 @@ class ModelSession:
             self._switch_dialect("cot_chat", "The server does not complete texts")
             return True
         return False
+
+    def _makes_room(self, error: ModelError, history: History, info: RequestInfo) -> bool:
+        """Leave out old results after a refusal whose reason is not known: it may be the length."""
+        may_be_length = isinstance(error, BadRequest | RequestFailed) and error.status not in NO_ENDPOINT
+        return may_be_length and self._keeper.shrink(history, info.attempt, "refused", turns=True)
+
+    async def _wait_for_server(self, error: ModelError) -> None:
+        """Suspend the run until the time that the server has stated, if that is too long to wait for in the process.
+
+        Raises:
+            ModelError: The error: no time is stated, or the run is not kept.
+            Suspended: The time has not come.
+        """
+        journal, key = self._scope.journal, f"model{self.calls.sent}"
+        known = journal.recorded(DecisionRequested, self._scope.path, key)
+        if isinstance(known, DecisionRequested) and known.expires is not None:
+            expires = known.expires
+        elif error.retry_after is None or error.retry_after <= self._plan.llm.max_wait or journal.store is None:
+            raise error
+        else:
+            expires = self._scope.run.clock() + error.retry_after
+        await wait_until(self._scope, key, expires)
+
+    def _note_accepted(self, request: ModelRequest) -> None:
+        """Remember what the server has turned out to take."""
+        self._tools_taken = self._tools_taken or bool(request.tools)
+        if self._plan.remember_dialect is not None and self._to_remember:
+            self._plan.remember_dialect(self._to_remember)
+        self._to_remember = ""
+        if self._plan.remember_rules is not None:
+            self._plan.remember_rules()
 
     def render(
         self,

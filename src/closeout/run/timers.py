@@ -23,7 +23,7 @@ from closeout.run.logins import login_request
 from closeout.run.plan import Scope
 from closeout.run.waiting import decide, must_rerun, pending_of, question_digest
 
-__all__ = ["CallWaits", "Memo", "ended_timer", "wait_for_start"]
+__all__ = ["CallWaits", "Memo", "ended_timer", "wait_for_start", "wait_until"]
 
 Memo = dict[str, DecisionMade]
 """The decisions that ended an agent's waits in this process. A tool that is tried again must not wait a second time."""
@@ -31,9 +31,14 @@ Memo = dict[str, DecisionMade]
 
 async def wait_for_start(scope: Scope, start_at: float) -> None:
     """Wait for the time at which a run is to begin. Raises Suspended before it."""
-    until = datetime.fromtimestamp(start_at, UTC).isoformat(timespec="seconds")
+    await wait_until(scope, "start", start_at)
+
+
+async def wait_until(scope: Scope, name: str, when: float) -> None:
+    """Wait for a time on behalf of an agent itself, not of a call. Raises Suspended before it."""
+    until = datetime.fromtimestamp(when, UTC).isoformat(timespec="seconds")
     request = DecisionRequested(
-        scope.path, "start", "timer", name="", arguments=json.dumps({"until": until}), digest="", expires=start_at
+        scope.path, name, "timer", name="", arguments=json.dumps({"until": until}), digest="", expires=when
     )
     await decide(scope, request, partial(ended_timer, scope))
 

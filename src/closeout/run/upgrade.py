@@ -95,7 +95,7 @@ async def check_open_runs(
     """
     checks: list[RunCheck] = []
     others = 0
-    plan = replace(plan, remember_dialect=None)
+    plan = replace(plan, remember_dialect=None, remember_rules=None)
     async with plan.manager:
         async for check in _checks(plan, store, run_ids, on_change or plan.on_change):
             if check is None:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,10 +21,12 @@ from closeout.errors import ModelError, ServerFailed, StreamDropped
 from closeout.journal.store import Store
 from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelRequest, Repair, Usage
 from closeout.models import transport
+from closeout.models.base import OnDelta
 from closeout.models.http import HTTPClient
 from closeout.models.http_errors import error_from_body, refusal, refuses_tools, rejected_text
 from closeout.models.long_steps import pause_after
 from closeout.models.openai_messages import added_names, refused_names, without_names
+from closeout.models.refusals import ServerRefusal
 from closeout.models.streaming import MAX_EVENT, EventReader, ReplyBuilder, StreamReader
 from closeout.parsing.forms import Form, check_forms
 from closeout.server.admission import Admission
@@ -248,6 +250,7 @@ class _ProxiedExchange:
         self._earlier = ""  # text that the client got of a reply that was of no use
         self._again = 0  # times that a reply was asked for again, with a hint
         self._retries = 0  # times that a reply broke off, or was none
+        self._refusal: tuple[transport.Response, bytes] | None = None  # an error that another request may avoid
         self._rejected = 0  # times in a row that the server could not read its model's call
         notes = {"format": form.path, "upstream": proxy.upstream.base, "record_only": proxy.record_only}
         keeps = proxy.keep_conversations
@@ -276,17 +279,28 @@ class _ProxiedExchange:
         if self._form.path == "chat/completions" and len(self._offered.functions) < len(self._body.get("tools") or ()):
             raise ApiError(400, "With flow rules, the proxy takes function tools only.", param="tools")
 
+    @property
+    def _is_native(self) -> bool:
+        """True if the upstream server speaks the format of the request."""
+        return isinstance(self._form, NativeFormat) and self._form.protocol == self._proxy.upstream.kind
+
     async def run(self) -> web.StreamResponse:
         """Serve the request."""
         self._proxy.counts["requests"] += 1
         try:
             form = self._form
-            if isinstance(form, NativeFormat) and form.protocol == self._proxy.upstream.kind and not self._writes_text:
+            if self._is_native and not self._writes_text and self._proxy.clients.find(self._conversation) is None:
+                assert isinstance(form, NativeFormat)
                 found = await self._pass_through(form)
                 if found is not None:
                     return found
             return await self._convert()
-        except ModelError as error:
+        except (ModelError, ApiError) as error:
+            if self._out is None and self._refusal is not None:
+                return self._passed_on(*self._refusal)
+            if isinstance(error, ApiError):
+                self._record.ended("failed", "failed", error=str(error))
+                raise
             self._proxy.counts["failed"] += 1
             self._record.ended("failed", "model_failed", error=str(error))
             if self._out is None:
@@ -419,8 +433,17 @@ class _ProxiedExchange:
         if self._out is not None:
             raise error
         self._record.failed(error)
+        may_change = not (self._again or self._proxy.record_only or self._has_choices or self._offered.others)
+        if may_change and response.status != 500 and not ServerRefusal(response.status, raw).is_final:
+            self._refusal = response, raw
+            return None
+        return self._passed_on(response, raw)
+
+    def _passed_on(self, response: transport.Response, raw: bytes) -> web.Response:
+        """Return the server's own error."""
         self._proxy.counts["failed"] += 1
-        self._record.ended("failed", "model_failed", error=str(error))
+        said = f"The upstream server answered with status {response.status}."
+        self._record.ended("failed", "model_failed", error=said)
         return web.Response(status=response.status, body=raw, headers=self._headers(response))
 
     async def _receive(self, form: NativeFormat, response: transport.Response) -> _Received:
@@ -567,7 +590,11 @@ class _ProxiedExchange:
     async def _convert(self) -> web.StreamResponse:
         """Rewrite the request for the upstream server, and the reply for the client."""
         self._has_choices = False  # the client gets one, written again
-        request = self._form.request(self._body, self._offered)
+        form = self._form
+        if isinstance(form, NativeFormat) and self._is_native:
+            request = form.whole_request(self._body, self._offered)
+        else:
+            request = form.request(self._body, self._offered)
         taught = self._proxy.clients.find(self._conversation)
         client = taught.pupil() if taught else self._proxy.upstream.client(self._model, self._request.headers)
         dialect = CotChat() if self._writes_text else None
@@ -588,6 +615,7 @@ class _ProxiedExchange:
                 if client.has_learned:
                     self._proxy.clients.keep(self._conversation, client.pupil())
             began = time.thread_time()
+            self._refusal = None
             self._record.replied(reply)
             verdict = self._judge(reply, dialect)
             await pause_after(began, self._record.size)
@@ -618,8 +646,15 @@ class _ProxiedExchange:
 
     async def _complete(self, client: HTTPClient, request: ModelRequest, *, live: bool) -> ModelReply:
         """Ask the upstream server. A streamed reply's text is passed on as it comes."""
+
+        def ask(on_delta: OnDelta | None = None) -> Awaitable[ModelReply]:
+            if self._refusal is None:
+                return client.complete(request, on_delta=on_delta)
+            response, raw = self._refusal
+            return client.complete_refused(request, response.status, raw, on_delta=on_delta)
+
         if not (self._streams and live and self._again == 0):
-            return await client.complete(request)
+            return await ask()
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
         gate = TextGate(self._proxy.forms)
 
@@ -627,7 +662,7 @@ class _ProxiedExchange:
             if delta.kind == "text":
                 pieces.put_nowait(gate.feed(delta.text) if self._governs else delta.text)
 
-        asking = asyncio.ensure_future(client.complete(request, on_delta=take))
+        asking = asyncio.ensure_future(ask(take))
         asking.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
             while (piece := await pieces.get()) is not None:

@@ -136,7 +136,7 @@ class Recording:
         from closeout.run.lifecycle import replay_run
         from closeout.run.plan import differences
 
-        plan = replace(agent.plan(), remember_dialect=None)
+        plan = replace(agent.plan(), remember_dialect=None, remember_rules=None)
         result, departure = await replay_run(plan, self.run_id, self.rows)
         departure = departure or self._end_departs(result)
         if departure:

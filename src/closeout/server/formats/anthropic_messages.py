@@ -42,6 +42,10 @@ class AnthropicMessages(NativeFormat):
 
     path = "messages"
     protocol = "anthropic"
+    translated = frozenset({
+        "model", "messages", "system", "tools", "tool_choice", "stop_sequences", "temperature", "top_p", "max_tokens",
+        "stream",
+    })  # fmt: skip
 
     def tools(self, body: Mapping[str, Any]) -> RequestTools:
         def each() -> Iterator[tuple[ToolSpec | None, str]]:

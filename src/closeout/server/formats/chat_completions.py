@@ -31,6 +31,10 @@ class ChatCompletions(NativeFormat):
 
     path = "chat/completions"
     protocol = "openai"
+    translated = frozenset({
+        "model", "messages", "tools", "tool_choice", "stop", "temperature", "top_p", "max_tokens",
+        "max_completion_tokens", "stream", "stream_options", "n",
+    })  # fmt: skip
 
     def tools(self, body: Mapping[str, Any]) -> RequestTools:
         def each() -> Iterator[tuple[ToolSpec | None, str]]:

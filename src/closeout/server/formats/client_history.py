@@ -7,6 +7,7 @@ What is valid stays as it is.
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from closeout.codec import decode_json
 from closeout.dialects.function_call import new_call_id
 from closeout.messages import Repair
+from closeout.models.sent_names import safe_name
 from closeout.parsing.json_text import repair_json
 
 __all__ = ["repair_blocks", "repair_chat"]
@@ -22,6 +24,9 @@ NO_RESULT = "(no result: it is not known whether this call was made)"
 NOTHING_LEFT = "(a result of no known call was left out)"
 MALFORMED = "malformed"  # the argument that holds what cannot be read as arguments
 _SHOWN = 80  # characters of a value in its repair
+
+_CALL_ID = re.compile(r"(?s:.{1,64})")
+_BLOCK_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # Anthropic's
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -57,8 +62,17 @@ def _chat_call(call: Mapping[str, Any], ids: _CallIds) -> dict[str, Any]:
     kept = {**call, "id": ids.unique(call.get("id"))}
     function = call.get("function")
     if isinstance(function, dict):
-        kept["function"] = {**function, "arguments": _arguments_text(function.get("arguments"), ids.repairs)}
+        arguments = _arguments_text(function.get("arguments"), ids.repairs)
+        kept["function"] = {**function, "name": _name(function.get("name"), ids.repairs), "arguments": arguments}
     return kept
+
+
+def _name(given: Any, repairs: list[Repair]) -> str:
+    """Return the name of a call as every server takes it: models write any name."""
+    name = safe_name(str(given or ""))
+    if name != given:
+        repairs.append(Repair("history_name", "messages", str(given)[:_SHOWN], after=name))
+    return name
 
 
 def repair_blocks(messages: Messages) -> tuple[list[Mapping[str, Any]], list[Repair]]:
@@ -91,7 +105,8 @@ def _tool_use(block: Mapping[str, Any], ids: _CallIds) -> dict[str, Any]:
     given = block.get("input")
     return {
         **block,
-        "id": ids.unique(block.get("id")),
+        "id": ids.unique(block.get("id"), _BLOCK_ID),
+        "name": _name(block.get("name"), ids.repairs),
         "input": given if isinstance(given, dict) else _read_arguments(given, ids.repairs),
     }
 
@@ -139,14 +154,14 @@ class _CallIds:
         self.repairs: list[Repair] = []
         self._seen: set[str] = set()
 
-    def unique(self, given: Any) -> str:
-        """Return the id of a call: a new one if it has none, or one of an earlier call.
+    def unique(self, given: Any, valid: re.Pattern[str] = _CALL_ID) -> str:
+        """Return the id of a call: a new one if it has none, one of an earlier call, or one that servers refuse.
 
         New ids depend on the conversation only, so that later requests begin with the same bytes. They are nine
         letters and digits, which every server takes.
         """
         call_id = given if isinstance(given, str) and given else ""
-        if not call_id or call_id in self._seen:
+        if not valid.fullmatch(call_id) or call_id in self._seen:
             call_id = new_call_id(call_id, len(self._seen))
             self.repairs.append(Repair("history_id", "messages", str(given)[:_SHOWN], after=call_id))
         self._seen.add(call_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolSpec
@@ -120,9 +120,18 @@ class NativeFormat(Format):
 
     Attributes:
         protocol: The kind of server that speaks it.
+        translated: The fields of a request that a `ModelRequest` has.
     """
 
     protocol: ClassVar[UpstreamKind]
+    translated: ClassVar[frozenset[str]]
+
+    def whole_request(self, body: Mapping[str, Any], tools: RequestTools) -> ModelRequest:
+        """Return a request with all its fields, for a server that speaks the same format."""
+        more = {name: value for name, value in body.items() if name not in self.translated}
+        if isinstance(choice := body.get("tool_choice"), dict):
+            more["tool_choice"] = choice
+        return replace(self.request(body, tools), extra_body=more)
 
     @abstractmethod
     def read(self, value: Any) -> ModelReply | None:

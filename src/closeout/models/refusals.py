@@ -1,0 +1,172 @@
+"""Find out what a server refuses in a request: change one thing at a time, and keep what passes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from closeout.models.http_errors import describes, is_overflow, refusal
+from closeout.models.server_rules import ServerRules
+from closeout.records import record
+
+__all__ = ["Part", "RefusalSearch", "RequestChange", "ServerRefusal"]
+
+MOST_TRIES = 3  # further requests until one passes; a run may try one more, with less of the conversation or as text
+Part = Literal["options", "tools", "messages", "limit"]
+# The parts that are changed together, the cheapest first.
+GROUPS: Sequence[Sequence[Part]] = (("options", "limit"), ("tools",), ("messages",))
+_STATUSES = frozenset({400, 413, 422, 500})
+# Refusals of what the request says, of the account or of the model. No other form of it would pass.
+_FINAL = frozenset({
+    "content_filter", "content_policy_violation", "DataInspectionFailed", "data_inspection_failed", "invalid_api_key",
+    "model_not_found", "insufficient_quota", "billing_hard_limit_reached", "billing_not_active",
+})  # fmt: skip
+_NUMBER = re.compile(r"\d[\d,_]*")
+_WORD = re.compile(r"[$\w]+")
+_TOOL_PLACE = re.compile(r"(?:tools|functions|function_declarations)[.\[](\d+)")
+
+
+class ServerRefusal:
+    """A response with which a server refuses a request. Its words only decide what is tried first.
+
+    Attributes:
+        status: Its status.
+        reason: Its text.
+        overflow: Whether its words say that the prompt is too long.
+        numbers: The numbers in its text.
+        same: Its text without numbers: the same for refusals of the same thing.
+    """
+
+    def __init__(self, status: int, body: bytes) -> None:
+        code, param, reason = refusal(body)
+        self.status, self.reason = status, reason
+        self.overflow = is_overflow(code, reason, param) or status == 413
+        self.numbers = [int(re.sub(r"\D", "", each)[:18]) for each in _NUMBER.findall(reason)]
+        self.same = _NUMBER.sub("", f"{status} {code} {param} {reason}")
+        self.is_final = status not in _STATUSES or code in _FINAL or (status == 500 and not describes(body))
+        self._text = f"{param} {reason}"
+        self._words = frozenset(_WORD.findall(self._text))
+        self._folded = _folded(self._text)
+
+    def names(self, *words: str) -> bool:
+        """Return whether its words name one of these, also in another spelling: toolChoice is tool_choice."""
+        return any(word in self._words or ("_" in word and _folded(word) in self._folded) for word in words)
+
+    def tool_places(self) -> frozenset[int]:
+        """The places of the tools that it names, counted from 0."""
+        return frozenset(int(found[:6]) for found in _TOOL_PLACE.findall(self._text))
+
+
+def _folded(text: str) -> str:
+    return text.replace("_", "").lower()
+
+
+@record
+class RequestChange:
+    """One change to how requests are written for a server.
+
+    Attributes:
+        told: What is changed, for a warning: "temperature is left out".
+        part: The part of a request that it changes.
+        rewrite: Returns the rules with the change.
+        named: Whether the refusal names what it changes.
+        alone: Whether it is tried only if the refusal names it.
+    """
+
+    told: str
+    part: Part
+    rewrite: Callable[[ServerRules], ServerRules]
+    named: bool = False
+    alone: bool = False
+
+
+@dataclass(slots=True)
+class _Level:
+    """A refusal, the rules by which the refused request was written, and what is left to try."""
+
+    same: str
+    rules: ServerRules
+    told: tuple[str, ...]
+    queue: Iterator[Sequence[RequestChange]]
+
+
+class RefusalSearch:
+    """The search for what a server refuses in one request.
+
+    One change is tried at a time: those that the refusal names, then each part of the request that has not passed
+    before, then all. If the server refuses something else after a change, the change is kept and the search continues
+    from there.
+
+    Args:
+        changes: Returns the changes that a request may need, given the rules so far and a refusal.
+        accepted: Whether the server has accepted a part of the request before.
+
+    Attributes:
+        known: Status and body of a refusal of the request that was received before it is sent.
+        is_over: Whether there was nothing left to try.
+        told: What the rules that were returned last change.
+    """
+
+    def __init__(
+        self, changes: Callable[[ServerRules, ServerRefusal], Sequence[RequestChange]], accepted: Callable[[Part], bool]
+    ) -> None:
+        self.known: tuple[int, bytes] | None = None
+        self.is_over = False
+        self.told: tuple[str, ...] = ()
+        self._tries = MOST_TRIES
+        self._changes = changes
+        self._accepted = accepted
+        self._levels: list[_Level] = []
+        self._failed = ""
+
+    def next_rules(
+        self, refusal: ServerRefusal, rules: ServerRules, is_new: Callable[[ServerRules], bool]
+    ) -> ServerRules:
+        """Return the rules to try after a refusal; the same ones if there is nothing left to try.
+
+        Args:
+            refusal: The refusal.
+            rules: Those by which the refused request was written.
+            is_new: Whether a request by some rules differs from all that were sent.
+        """
+        if refusal.is_final or self._may_pass(refusal):
+            return rules
+        if all(level.same != refusal.same for level in self._levels):
+            self._levels.append(_Level(refusal.same, rules, self.told, iter(self._order(rules, refusal, is_new))))
+        while self._levels and self._tries:
+            level = self._levels[-1]
+            for changes in level.queue:
+                found = level.rules
+                for change in changes:
+                    found = change.rewrite(found)
+                if is_new(found):
+                    self.told = (*level.told, *(change.told for change in changes))
+                    self._tries -= 1
+                    return found
+            self._levels.pop()
+        self.is_over = True
+        return rules
+
+    def _may_pass(self, refusal: ServerRefusal) -> bool:
+        """Return True if the server failed at the request for the first time: it is sent again unchanged."""
+        before, self._failed = self._failed, refusal.same if refusal.status == 500 else ""
+        may = refusal.status == 500 and before != refusal.same and not self._levels
+        self._tries -= may
+        return may
+
+    def _order(
+        self, rules: ServerRules, refusal: ServerRefusal, is_new: Callable[[ServerRules], bool]
+    ) -> list[Sequence[RequestChange]]:
+        possible = [
+            each
+            for each in self._changes(rules, refusal)
+            if (not self._accepted(each.part) or (each.named and each.part == "limit")) and is_new(each.rewrite(rules))
+        ]
+        named = [(each,) for each in possible if each.named]
+        if refusal.overflow:  # the run makes room: see ContextOverflow
+            return [*named[:1]]
+        shared = [each for each in possible if not each.alone]
+        groups = [group for parts in GROUPS if (group := tuple(each for each in shared if each.part in parts))]
+        return [*named[: max(1, self._tries - len(groups))], *groups, tuple(shared)]

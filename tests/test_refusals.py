@@ -1,0 +1,320 @@
+"""What a server refuses is found by changing one thing at a time, and what it is known to refuse is not sent."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from closeout import Agent, Boxed, tool
+from closeout.errors import AuthenticationFailed, BadRequest
+from closeout.messages import Message, ModelRequest, ToolSpec, Usage
+from closeout.models.anthropic import AnthropicClient
+from closeout.models.openai import OpenAIClient
+from closeout.models.retry import RetryPolicy
+from closeout.models.server_rules import known_rules
+from closeout.testing import RequestView, Turn, answer, call, serve_script
+from raw_server import Seen, chat, http, raw_server
+
+USER = Message(role="user", content="What is k1?")
+ONCE = RetryPolicy(retries=0)
+QUICK = RetryPolicy(retries=2, first_wait=0.001)
+VAGUE = "请求参数错误。"
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def refusing(refuses: Callable[[dict], Any], words: str = VAGUE, status: int = 400, **error: Any) -> Any:
+    """A server that refuses some requests in these words."""
+
+    def reply(number: int, seen: Seen) -> bytes:
+        if refuses(seen.sent[number]):
+            return http({"error": {"message": words, **error}}, status=status)
+        return http(chat())
+
+    return reply
+
+
+def schemas(value: Any) -> Iterator[dict]:
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from schemas(each)
+
+
+def keywords(value: Any) -> set[str]:
+    return {key for schema in schemas(value) for key in schema}
+
+
+# ------------------------------------------------------------------------------------------------ known rules
+
+
+ODD_NAMES = ["", "get the price", "functions.price", "price<|channel|>x", "a" * 90, "price\n", "查价格", "\ud83d"]
+
+
+def history_with(names: list[str]) -> list[Message]:
+    calls = [
+        {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for n, name in enumerate(names)
+    ]
+    results = [Message(role="tool", tool_call_id=f"c{n}", content="No such tool.") for n in range(len(names))]
+    return [USER, Message(role="assistant", content=None, tool_calls=calls), *results, USER]
+
+
+async def test_names_that_a_model_made_up_are_sent_as_names_that_every_server_takes() -> None:
+    request = ModelRequest(messages=history_with([*ODD_NAMES, "price"]), tools=(ToolSpec("price"), ToolSpec("look.up")))
+    async with raw_server(http(chat())) as seen:
+        await OpenAIClient("m", seen.url).complete(request)
+    (body,) = seen.sent
+    names = [each["function"]["name"] for each in body["messages"][1]["tool_calls"]]
+    assert all(map(NAME.fullmatch, names))
+    assert (names[-1], len(set(names))) == ("price", len(names))
+    assert all(NAME.fullmatch(each["function"]["name"]) for each in body["tools"])
+    done = http({"type": "message", "content": [{"type": "text", "text": "5"}], "stop_reason": "end_turn"})
+    async with raw_server(done) as seen:
+        await AnthropicClient("m", seen.url).complete(request)
+    blocks = seen.sent[0]["messages"][1]["content"]
+    assert [block["name"] for block in blocks] == names
+
+
+async def test_a_long_id_of_another_server_is_sent_shorter_in_the_call_and_in_its_result() -> None:
+    long = "call_" + "x" * 100
+    calls = [{"id": long, "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    history = [USER, Message(role="assistant", tool_calls=calls), Message(role="tool", tool_call_id=long, content="5")]
+    async with raw_server(http(chat())) as seen:
+        await OpenAIClient("m", seen.url).complete(ModelRequest(messages=history))
+    _, said, result = seen.sent[0]["messages"]
+    assert said["tool_calls"][0]["id"] == result["tool_call_id"]
+    assert 0 < len(result["tool_call_id"]) <= 64
+
+
+QUERY = ToolSpec(
+    "query",
+    "Query.",
+    {
+        "type": "object",
+        "properties": {"$filter": {"type": "string"}, "关键词": {"type": "array"}, "top": {"type": "integer"}},
+        "required": ["$filter"],
+        "anyOf": [{"required": ["top"]}, {"required": ["关键词"]}],
+    },
+)
+
+
+async def test_parameters_have_names_that_the_server_takes_and_calls_have_the_tools_own() -> None:
+    sent: dict[str, str] = {}
+
+    def reply(number: int, seen: Seen) -> bytes:
+        schema = seen.sent[number]["tools"][0]["input_schema"]
+        sent.update({"$filter": schema["required"][0], "关键词": [*schema["properties"]][1]})
+        given = {sent["$filter"]: f'a "{sent["$filter"]}": b', sent["关键词"]: [1.10], "top": 3}
+        use = {"type": "tool_use", "id": "t1", "name": "query", "input": given}
+        return http({"type": "message", "content": [use], "stop_reason": "tool_use"})
+
+    async with raw_server(reply) as seen:
+        got = await AnthropicClient("m", seen.url).complete(ModelRequest(messages=[USER], tools=(QUERY,)))
+    schema = seen.sent[0]["tools"][0]["input_schema"]
+    assert all(re.fullmatch(r"[a-zA-Z0-9_.-]{1,64}", key) for key in schema["properties"])
+    assert "关键词" in schema["properties"][sent["关键词"]]["description"]
+    assert json.loads(got.tool_calls[0].text) == {"$filter": f'a "{sent["$filter"]}": b', "关键词": [1.10], "top": 3}
+
+
+def test_requests_keep_the_documented_rules_of_each_vendor() -> None:
+    """The rules of the table, each held by a check as strict as the vendor's."""
+    hosts = {
+        "openai": ("api.openai.com", "eu.openai.azure.com", "generativelanguage.googleapis.com"),
+        "anthropic": ("api.anthropic.com", "bedrock.example"),
+    }
+    long = ToolSpec("long", "Words. " * 400, {"type": "object", "properties": {"pair": {"type": ["array", "null"]}}})
+    request = ModelRequest(messages=[USER], tools=(QUERY, long), max_tokens=5)
+    for protocol, names in hosts.items():
+        for host in names:
+            kind: Any = OpenAIClient if protocol == "openai" else AnthropicClient
+            client = kind("m", f"https://{host}/v1")
+            rules = known_rules(protocol, host)
+            tools = json.loads(client._body(request, stream=False))["tools"]
+            for function in (each.get("function", each) for each in tools):
+                schema = function.get("parameters") or function["input_schema"]
+                assert not {"anyOf", "oneOf", "allOf", "enum", "not"} & schema.keys()
+                assert schema["type"] == "object"
+                assert all("items" in each for each in schemas(schema) if "array" in (each.get("type") or ()))
+                assert not rules.keys or all(re.fullmatch(rules.keys, key) for key in schema["properties"])
+                assert len(function["description"]) <= (rules.longest_description or 10_000)
+    many = ModelRequest(messages=[USER], tools=tuple(ToolSpec(f"t{n}") for n in range(129)))
+    with pytest.raises(BadRequest, match=r"at most 128 tools, got 129\. Pass fewer tools, or set tools\.search=on"):
+        OpenAIClient("gpt-5")._check(many)
+
+
+# ------------------------------------------------------------------------------------------------ unknown rules
+
+
+ODD = ToolSpec(
+    "find",
+    "Find.",
+    {
+        "type": "object",
+        "properties": {"id": {"type": "string", "pattern": "^a"}, "n": {"anyOf": [{"type": "integer"}]}},
+    },
+)
+PLAIN = ToolSpec("price", "Price.", {"type": "object", "properties": {"item": {"type": "string"}}})
+FULL = ModelRequest(messages=[USER], tools=(ODD, PLAIN), temperature=0.2, max_tokens=9000, tool_choice="required")
+
+
+@pytest.mark.parametrize(
+    ("refuses", "words", "most", "kept"),
+    [
+        (lambda body: "temperature" in body, "Die temperature passt nicht.", 1, {"tool_choice", "max_tokens"}),
+        (lambda body: "tool_choice" in body, "toolConfig.toolChoice.any", 1, {"temperature", "max_tokens"}),
+        (lambda body: "tool_choice" in body, VAGUE, 1, set()),
+        (lambda body: body.get("max_tokens", 0) > 4096, "max_tokens 9000 > 4096", 1, {"temperature", "tool_choice"}),
+        (
+            lambda body: any("pattern" in each for each in schemas(body["tools"][0])),
+            VAGUE,
+            2,
+            {"temperature", "max_tokens", "tool_choice"},
+        ),
+        (lambda body: "anyOf" in str(body["tools"]), "find", 1, {"temperature", "max_tokens", "tool_choice"}),
+    ],
+)
+async def test_one_thing_is_changed_at_a_time_and_what_passes_is_kept(
+    refuses: Any, words: str, most: int, kept: set[str]
+) -> None:
+    async with raw_server(refusing(refuses, words)) as seen:
+        client = OpenAIClient("m", seen.url, retry=ONCE)
+        reply = await client.complete(FULL)
+        refused = len(seen.bodies) - 1
+        again = await client.complete(FULL)
+    assert refused <= most
+    assert len(seen.bodies) == refused + 2  # what was met before costs nothing
+    assert kept <= seen.sent[-1].keys()
+    assert len(seen.sent[-1]["tools"]) == 2
+    assert (len(reply.warnings), again.warnings) == (1, ())
+    assert words in reply.warnings[0]
+
+
+async def test_a_part_that_the_server_has_taken_before_is_not_changed() -> None:
+    def long(body: dict) -> bool:
+        return len(body["messages"]) > 1
+
+    async with raw_server(refusing(long)) as seen:
+        client = OpenAIClient("m", seen.url, retry=ONCE)
+        await client.complete(FULL)
+        longer = ModelRequest(**{name: getattr(FULL, name) for name in ("tools", "temperature", "tool_choice")},
+                              messages=[USER, Message(role="assistant", content="x"), USER])  # fmt: skip
+        with pytest.raises(BadRequest):
+            await client.complete(longer)
+    assert len(seen.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [(401, "", AuthenticationFailed), (400, "content_filter", BadRequest), (400, "model_not_found", BadRequest)],
+)
+async def test_a_refusal_of_something_else_is_not_searched(status: int, code: str, kind: type[Exception]) -> None:
+    async with raw_server(refusing(lambda _: True, "no", status, code=code)) as seen:
+        with pytest.raises(kind):
+            await OpenAIClient("m", seen.url, retry=ONCE).complete(FULL)
+    assert len(seen.bodies) == 1
+
+
+async def test_a_failure_that_may_pass_teaches_nothing_the_first_time() -> None:
+    left = [True]
+    async with raw_server(refusing(lambda _: bool(left) and left.pop(), "no", 500)) as seen:
+        await OpenAIClient("m", seen.url, retry=QUICK).complete(FULL)
+    first, second = seen.sent
+    assert first == second
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+@tool(read_only=True, inline=True)
+def read(part: int) -> str:
+    """Read a part."""
+    return f"Part {part}: " + "the ledger says what was bought and sold. " * 60
+
+
+def run_against(refuses: Callable[[RequestView], bool], refused: list[str], **settings: Any) -> Any:
+    def play(view: RequestView) -> Turn | Any:
+        if refuses(view):
+            refused.append(VAGUE)
+            raise BadRequest(VAGUE, status=400)
+        return call("read", part=view.turn) if view.turn < 5 else answer("42")
+
+    return serve_script(play, by="question")
+
+
+def test_a_run_makes_room_after_a_refusal_in_words_that_nobody_knows() -> None:
+    refused: list[str] = []
+    with run_against(lambda view: view.size > 7_000, refused) as server:
+        result = Agent("openai:m", [read], base_url=server.base_url, api_key="k", answer=Boxed(), home=False).run_sync(
+            "Q"
+        )
+    assert (result.answer, len(refused) <= 4) == ("42", True)
+
+
+def test_a_server_that_takes_tools_in_no_form_gets_them_as_text_and_is_remembered_once_that_passed(home: Path) -> None:
+    refused: list[str] = []
+
+    def ask(url: str) -> Any:
+        return Agent("openai:m", [read], base_url=url, api_key="k", answer=Boxed()).run_sync("Q")
+
+    with run_against(lambda view: "tools" in view.body, refused) as server:
+        assert ask(server.base_url).answer == "42"
+        first = len(refused)
+        assert ask(server.base_url).answer == "42"
+    assert first == len(refused) <= 4
+    refused.clear()
+    with run_against(lambda _: True, refused) as server:
+        assert ask(server.base_url).status == "failed"
+        refused.clear()
+        assert ask(server.base_url).status == "failed"
+        assert "tools" in server.requests[-len(refused)].json  # nothing wrong was remembered
+
+
+def test_what_a_server_refuses_is_known_to_the_next_process(home: Path) -> None:
+    refused: list[str] = []
+    config = {"llm": {"temperature": 0.3}}
+    with run_against(lambda view: "temperature" in view.body, refused) as server:
+        for _ in range(2):  # each agent has a client that has learned nothing itself
+            agent = Agent("openai:m", [read], base_url=server.base_url, api_key="k", answer=Boxed(), config=config)
+            assert agent.run_sync("Q").answer == "42"
+    assert len(refused) == 1
+
+
+async def test_runs_end_with_the_answer_whatever_a_server_refuses_in_whatever_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "bench"))
+    tally = await importlib.import_module("refusals").measure(24, seed=100)
+    assert (tally.answered, tally.repeated, tally.dropped) == (24, 0, 0), tally.failed
+
+
+@pytest.mark.parametrize("context", [2048, 1_000_000])
+def test_a_server_that_cuts_prompts_without_a_word_is_named_and_gets_shorter_ones(context: int) -> None:
+    """Its count of tokens stays at the size of its context, whatever is sent."""
+    sizes: list[int] = []
+
+    def play(view: RequestView) -> Turn:
+        sizes.append(len(view.text))
+        usage = Usage(min(context, view.size // 4), 5, requests=1)
+        return Turn(calls=[call("read_all", part=view.turn)], usage=usage) if view.turn < 9 else answer("42")
+
+    @tool(read_only=True, inline=True)
+    def read_all(part: int) -> str:
+        """Read a part."""
+        return f"Part {part}: " + "the ledger says what was bought and sold. " * 250
+
+    with serve_script(play, by="question") as server:
+        agent = Agent("openai:m", [read_all], base_url=server.base_url, api_key="k", home=False)
+        result = agent.run_sync("Q")
+    told = [text for text in result.warnings if "cut prompts" in text]
+    if context > 2048:
+        assert (told, sizes == sorted(sizes)) == ([], True)
+        return
+    (text,) = told
+    assert re.search(r"has read 2,048 tokens, but about \d\d?,\d{3} were sent", text)
+    assert max(sizes) < 3 * 10_500  # not nine parts of it
