@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+import needs
 from closeout.homes import DatabaseHome, Home, as_home
 from closeout.journal.ledger import close_ledgers
 from closeout.journal.store import close_stores
@@ -52,6 +53,18 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests whose fixtures need a program."""
+    for item in items:
+        needs.mark(item)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs a program which this machine lacks."""
+    if reason := needs.skip_reason(item):
+        pytest.skip(reason)
 
 
 # Seconds after which another process may continue the runs of a dead one: more than any machine stalls for. A test that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -9,11 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-import pytest
-
 from postgres_server import PostgresServer
 
-PROGRAM = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+# Debian's is not on the PATH of everybody.
+PGBOUNCER = shutil.which("pgbouncer") or (
+    None if "TESTS_PATH_ONLY" in os.environ else shutil.which("pgbouncer", path="/usr/sbin")
+)
 SECONDS = 20.0  # until it must answer
 
 
@@ -24,7 +26,7 @@ def _free_port() -> int:
 
 @contextmanager
 def pooler(postgres: PostgresServer, *, mode: str = "transaction", size: int = 2, lease: int = 60) -> Iterator[str]:
-    """Yield an address behind a pooler, to which `&schema=…` can be added. Skips the test without PgBouncer.
+    """Yield an address behind a pooler, to which `&schema=…` can be added.
 
     Args:
         postgres: The server.
@@ -32,8 +34,7 @@ def pooler(postgres: PostgresServer, *, mode: str = "transaction", size: int = 2
         size: Connections to the server.
         lease: The parameter of the address.
     """
-    if PROGRAM is None:
-        pytest.skip("PgBouncer is not installed: no pgbouncer")
+    assert PGBOUNCER is not None, "a test with the marker pgbouncer is skipped without it"
     port = _free_port()
     settings = postgres.folder / f"pgbouncer-{port}.ini"
     settings.write_text(
@@ -42,7 +43,7 @@ def pooler(postgres: PostgresServer, *, mode: str = "transaction", size: int = 2
     )
     settings.chmod(0o644)
     with (postgres.folder / "pgbouncer.log").open("ab") as log:
-        process = subprocess.Popen([PROGRAM, str(settings)], stdout=log, stderr=log, **postgres.as_user)
+        process = subprocess.Popen([PGBOUNCER, str(settings)], stdout=log, stderr=log, **postgres.as_user)
     try:
         give_up = time.monotonic() + SECONDS
         while True:

@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 SECONDS = 100.0  # until the server must answer
 
 
 def program(name: str) -> str:
     """Return the path of a program of PostgreSQL; empty if it is not installed. Debian's are not on the PATH."""
     found = shutil.which(name)
+    if found or "TESTS_PATH_ONLY" in os.environ:
+        return found or ""
     places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
-    return found or (str(places[-1]) if places else "")
+    return str(places[-1]) if places else ""
 
 
 def _for_others() -> str:
@@ -108,10 +108,7 @@ class PostgresServer:
 
 
 def started_server() -> PostgresServer:
-    """Return a server, or skip the test if there is none."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'closeout[postgres]'")
-    if not program("initdb"):
-        pytest.skip("PostgreSQL is not installed: no initdb")
+    """Return a server that answers."""
     server = PostgresServer()
     try:
         server.start()

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from closeout import Agent
-from closeout.errors import ConfigError, UsageError
+from closeout.errors import UsageError
 from closeout.evaluate import EvalReport, evaluate, rescore
 from closeout.evaluate.benchmarks import find_benchmark
 from closeout.evaluate.benchmarks.harbor import harbor_reward, oracle_for, sandbox_tools
 from closeout.testing import ScriptedClient, answer, call
-from closeout.tools.builtin.python_isolation import find_isolation
 
 TOML = """
 version = "1.0"
@@ -51,12 +50,7 @@ echo "tested in $PWD" && echo changed > out/oldest.csv
 """
 
 
-@pytest.fixture(autouse=True)
-def _bubblewrap() -> None:
-    try:
-        find_isolation("bubblewrap")
-    except ConfigError:
-        pytest.skip("bubblewrap does not work here")
+pytestmark = pytest.mark.bubblewrap
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from closeout import Agent, Flow, RunContext, ToolOutput, tool
 from closeout.evaluate.atif import from_atif, to_atif
 from closeout.evaluate.export import conversation
@@ -128,6 +130,7 @@ async def test_a_resumed_run_knows_what_its_earlier_programs_have_read(tmp_path:
     assert not desk.sent
 
 
+@pytest.mark.isolation
 async def test_files_have_the_labels_of_what_left_them() -> None:
     desk = Desk()
     shows = "text = run_python(code='print(open(\"page.txt\").read())')\nsend(text)"

@@ -16,6 +16,8 @@ from closeout.testing import RequestView, ScriptedClient, answer, call
 from pgbouncer_server import pooler
 from postgres_server import PostgresServer
 
+pytestmark = pytest.mark.pgbouncer
+
 WORKER = """
 import asyncio, sys
 from test_pooler import agent

@@ -20,18 +20,6 @@ from closeout.testing import ScriptedClient, answer, call
 from closeout.tools.builtin import python_isolation, python_tool
 from closeout.tools.builtin.python_isolation import find_isolation
 
-
-def works(kind: str) -> bool:
-    try:
-        return find_isolation(kind) == kind  # type: ignore[arg-type]
-    except ConfigError:
-        return False
-
-
-isolated = pytest.mark.skipif(
-    not (works("bubblewrap") or works("sandbox-exec")), reason="nothing isolates scripts here"
-)
-bubblewrap = pytest.mark.skipif(not works("bubblewrap"), reason="bubblewrap does not work here")
 run_python = python_tool()
 
 WRITE = """
@@ -50,7 +38,7 @@ print(Path("here").read_text(), os.listdir())
 """
 
 
-@isolated
+@pytest.mark.isolation
 async def test_a_script_computes_and_writes_in_its_own_folder_only(tmp_path: Path) -> None:
     places = [str(tmp_path), "/", "/tmp", "/usr", "/etc", "/var/tmp", str(Path.home()), sys.prefix]
     output = await run_python.call({"code": WRITE.format(places=places)})
@@ -59,7 +47,7 @@ async def test_a_script_computes_and_writes_in_its_own_folder_only(tmp_path: Pat
     assert await run_python.call({"code": "import sqlite3, json, ssl, decimal\n6 * 7"}) == "42"
 
 
-@isolated
+@pytest.mark.isolation
 async def test_a_script_sees_nothing_of_homes_and_other_folders(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("token")
@@ -67,7 +55,7 @@ async def test_a_script_sees_nothing_of_homes_and_other_folders(tmp_path: Path) 
         await run_python.call({"code": f"print(open({str(secret)!r}).read())"})
 
 
-@isolated
+@pytest.mark.isolation
 async def test_a_script_has_no_network() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         code = (
@@ -81,7 +69,7 @@ async def test_a_script_has_no_network() -> None:
             await run_python.call({"code": program})
 
 
-@bubblewrap
+@pytest.mark.bubblewrap
 async def test_the_network_can_be_allowed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         code = (
@@ -90,7 +78,7 @@ async def test_the_network_can_be_allowed() -> None:
         assert await python_tool(network=True).call({"code": code}) == "connected"
 
 
-@bubblewrap
+@pytest.mark.bubblewrap
 async def test_a_script_sees_no_other_process_and_has_no_capabilities() -> None:
     code = """
 from pathlib import Path
@@ -101,7 +89,7 @@ print(next(line for line in Path("/proc/self/status").read_text().splitlines() i
     assert (await run_python.call({"code": code})).split() == ["False", "CapEff:", "0000000000000000"]
 
 
-@bubblewrap
+@pytest.mark.bubblewrap
 async def test_escapes_by_way_of_namespaces_mounts_and_devices_fail() -> None:
     code = """
 import ctypes, os
@@ -117,7 +105,7 @@ for path in ("/dev/sda", "/dev/mem", "/proc/1/root/etc/passwd", "/proc/sysrq-tri
     assert await run_python.call({"code": code}) == "-1 -1"
 
 
-@bubblewrap
+@pytest.mark.bubblewrap
 async def test_a_script_reaches_nothing_of_the_host_but_programs(tmp_path: Path) -> None:
     """Also if root has started it, who may write the machine's settings and use the sockets of all services."""
     path = tmp_path / "service.socket"
@@ -143,7 +131,7 @@ print([place for place in places if os.path.exists(place)])
         assert await run_python.call({"code": code}) == "[]"
 
 
-@bubblewrap
+@pytest.mark.bubblewrap
 async def test_the_memory_of_all_that_a_script_starts_is_limited_together() -> None:
     code = """
 import subprocess, sys
@@ -164,7 +152,7 @@ print("fine")
     assert await python_tool(memory_mb=256).call({"code": shared}) == "fine"  # one memory, seen five times
 
 
-@bubblewrap
+@pytest.mark.bubblewrap
 def test_a_python_that_was_started_through_a_link_below_a_hidden_folder_can_be_isolated(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(sys.prefix)
     python = tmp_path / "link" / Path(sys.executable).relative_to(sys.prefix)
@@ -173,7 +161,7 @@ def test_a_python_that_was_started_through_a_link_below_a_hidden_folder_can_be_i
     assert (done.stdout, done.stderr) == ("bubblewrap\n", "")
 
 
-@isolated
+@pytest.mark.isolation
 async def test_limits_and_signals_are_reported_as_without_isolation() -> None:
     with pytest.raises(ToolError, match=r"longer than 0\.5 s"):
         await python_tool(seconds=0.5).call({"code": "while True: pass"})
@@ -208,7 +196,7 @@ def wait_until(condition: object, seconds: float = 100.0) -> bool:
 SLEEP = "import subprocess\nsubprocess.run(['sleep', {mark!r}])"
 
 
-@bubblewrap
+@pytest.mark.bubblewrap
 async def test_a_cancelled_call_ends_what_a_script_started() -> None:
     mark = f"6{os.getpid()}.1"
     task = asyncio.create_task(run_python.call({"code": SLEEP.format(mark=mark)}))
@@ -218,7 +206,7 @@ async def test_a_cancelled_call_ends_what_a_script_started() -> None:
     assert wait_until(lambda: not sleepers(mark))
 
 
-@bubblewrap
+@pytest.mark.bubblewrap
 def test_a_killed_program_takes_its_isolated_scripts_with_it() -> None:
     mark = f"6{os.getpid()}.2"
     call = f"asyncio.run(run_python.call({{'code': {SLEEP.format(mark=mark)!r}}}))"
@@ -275,7 +263,7 @@ kept = [1]
 """
 
 
-@isolated
+@pytest.mark.isolation
 def test_an_isolated_script_cannot_change_a_file_of_the_task_and_leaves_files(tmp_path: Path) -> None:
     crew = tmp_path / "crew.csv"
     crew.write_text("Ada")

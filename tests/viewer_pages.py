@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 from aiohttp import web
 
 from closeout import Agent
@@ -50,16 +49,12 @@ FAINT_TEXTS = """() => {
 
 @contextmanager
 def open_chromium() -> Iterator[Any]:
-    """Open the system's Chromium. The test is skipped if it or Playwright is not installed."""
-    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra `dev` has it)")
+    """Open the system's Chromium."""
     from playwright.sync_api import sync_playwright
 
-    chromium = find_chromium()
-    if not chromium:
-        pytest.skip("no Chromium: install the system's package `chromium`, or set CHROME_PATH")
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=arguments)
         yield browser
         browser.close()
 
