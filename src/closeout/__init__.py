@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from closeout.answers.boxed import extract_boxed
     from closeout.answers.citations import Citation, Cited, Claim, Quote, Report, cited
     from closeout.answers.contracts import Boxed, Choice, Json, Number, OneOf, Tagged, Text, Yaml
+    from closeout.answers.dialogue import generate_agent_summarize_prompt
+    from closeout.answers.experience import (
+        FAILURE_SUMMARY_ASSISTANT_PREFIX,
+        FAILURE_SUMMARY_PROMPT,
+        extract_failure_experience_summary,
+    )
     from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, TOOL_RESULT_MAX_LENGTH, OutputFormatter
     from closeout.answers.generator import AnswerGenerator
     from closeout.answers.grading import grade, judge
@@ -30,7 +36,9 @@ if TYPE_CHECKING:
         CotChatAgentRunner,
         CotCompletionAgentRunner,
         FunctionCallAgentRunner,
+        PromptMessage,
         SystemPromptMessage,
+        TextPromptMessageContent,
         UserPromptMessage,
     )
     from closeout.compat.wrapper import UnifiedToolWrapper
@@ -121,6 +129,8 @@ __version__ = VERSION
 
 __all__ = [
     "DEMO_SCRAPE_MAX_LENGTH",
+    "FAILURE_SUMMARY_ASSISTANT_PREFIX",
+    "FAILURE_SUMMARY_PROMPT",
     "FORMAT_ERROR_MESSAGE",
     "TOOL_RESULT_MAX_LENGTH",
     "Agent",
@@ -195,6 +205,7 @@ __all__ = [
     "PendingDecision",
     "PersonalData",
     "Progress",
+    "PromptMessage",
     "Quote",
     "ReadEvent",
     "Reader",
@@ -224,6 +235,7 @@ __all__ = [
     "TaskLog",
     "TelemetryCollector",
     "Text",
+    "TextPromptMessageContent",
     "Tool",
     "ToolCall",
     "ToolCallsRead",
@@ -252,8 +264,10 @@ __all__ = [
     "encode",
     "export_data",
     "extract_boxed",
+    "extract_failure_experience_summary",
     "find_data",
     "format_observation",
+    "generate_agent_summarize_prompt",
     "grade",
     "judge",
     "load_config",
@@ -272,6 +286,12 @@ _HOMES = {
     "answers.boxed": ("extract_boxed",),
     "answers.citations": ("Citation", "Cited", "Claim", "Quote", "Report", "cited"),
     "answers.contracts": ("Boxed", "Choice", "Json", "Number", "OneOf", "Tagged", "Text", "Yaml"),
+    "answers.dialogue": ("generate_agent_summarize_prompt",),
+    "answers.experience": (
+        "FAILURE_SUMMARY_ASSISTANT_PREFIX",
+        "FAILURE_SUMMARY_PROMPT",
+        "extract_failure_experience_summary",
+    ),
     "answers.formatter": ("FORMAT_ERROR_MESSAGE", "TOOL_RESULT_MAX_LENGTH", "OutputFormatter"),
     "answers.generator": ("AnswerGenerator",),
     "answers.grading": ("grade", "judge"),
@@ -285,7 +305,9 @@ _HOMES = {
         "CotChatAgentRunner",
         "CotCompletionAgentRunner",
         "FunctionCallAgentRunner",
+        "PromptMessage",
         "SystemPromptMessage",
+        "TextPromptMessageContent",
         "UserPromptMessage",
     ),
     "compat.wrapper": ("UnifiedToolWrapper",),

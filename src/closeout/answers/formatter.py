@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from closeout.answers.boxed import extract_boxed
 from closeout.answers.contracts import AnswerContract, Boxed, ContractReading, Text
 from closeout.answers.reading import ContractOver, failed
+from closeout.overrides import is_overridden
 from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
 from closeout.results.normal import compact_json, normalise
 
@@ -125,6 +126,8 @@ class OutputFormatter:
         contract: The form that answers must have. None means the agent's; a formatter without an agent reads `Boxed()`.
     """
 
+    contract: AnswerContract | None = None  # also of a subclass whose __init__ does not call this one
+
     def __init__(self, contract: AnswerContract | None = None) -> None:
         self.contract = contract
 
@@ -221,7 +224,7 @@ class ExtractedAnswer(ContractOver[Any]):
 
 def extracted_by(formatter: OutputFormatter, contract: AnswerContract) -> AnswerContract:
     """Return the contract, with the formatter's `_extract_boxed_content` if that is overridden."""
-    is_own = type(formatter)._extract_boxed_content is not OutputFormatter._extract_boxed_content
+    is_own = is_overridden(formatter, OutputFormatter, "_extract_boxed_content")
     if not is_own or isinstance(contract, ExtractedAnswer):
         return contract
     return ExtractedAnswer(contract, formatter._extract_boxed_content)

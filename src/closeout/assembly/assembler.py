@@ -273,7 +273,8 @@ class Assembler:
     def _make_plan(self) -> AgentPlan:
         config, settings = self.config, self.config.agent
         formatter = self._formatter or OutputFormatter()
-        contract = extracted_by(formatter, self._with_forms(self._answer or formatter.contract or Text()))
+        answer = self._answer or getattr(formatter, "contract", None) or Text()
+        contract = extracted_by(formatter, self._with_forms(answer))
         endpoint = f"dialect {self.client.name} {self._base_url or config.llm.base_url or ''}"
         rules = f"rules {endpoint}"
         if told := self._recall(rules):
@@ -346,6 +347,12 @@ class Assembler:
         if self._runs_programs:
             require_sandbox()
             programs.append(program_tool)
+        if (
+            isinstance(tools, list | tuple)
+            and len(tools) == 1
+            and (isinstance(tools[0], ToolManager) or is_foreign_manager(tools[0]))
+        ):
+            tools = tools[0]
         if is_foreign_manager(tools):
             tools = AdaptedManager(tools)
         if isinstance(tools, ToolManager):

@@ -5,16 +5,20 @@ The Orchestrator runs the loop and the dialects write the prompts; a runner keep
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from closeout.agent import Agent
+from closeout.codec import shared_items
 from closeout.config import load_config
 from closeout.dialects.cot import (
+    PRIMER,
     AgentScratchpadUnit,
     CotChat,
     CotCompletion,
@@ -23,10 +27,10 @@ from closeout.dialects.cot import (
     step_units,
 )
 from closeout.dialects.function_call import FunctionCall
-from closeout.dialects.prompts import PartlyFilled, Prompts
+from closeout.dialects.prompts import PartlyFilled, Prompts, tools_json
 from closeout.dialects.protocol import Dialect, HistoryView, get_dialect
 from closeout.dialects.text_chat import conversation, fit_history, historic_prompt
-from closeout.errors import UsageError
+from closeout.errors import ConfigError, UsageError
 from closeout.journal.events import TurnAccepted
 from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolSpec
 from closeout.parsing.readers import Reader
@@ -46,11 +50,17 @@ __all__ = [
     "CotChatAgentRunner",
     "CotCompletionAgentRunner",
     "FunctionCallAgentRunner",
+    "PromptMessage",
     "SystemPromptMessage",
+    "TextPromptMessageContent",
     "UserPromptMessage",
 ]
 
+S = TypeVar("S")
+T = TypeVar("T")
+
 _LATER_SLOTS = ("historic_messages", "query", "agent_scratchpad")
+_SLOT = re.compile(r"\{\{\s*(?:instruction|tools|tool_names|historic_messages|query|agent_scratchpad)\s*\}\}")
 _HOOKS = (
     "_organize_prompt_messages",
     "_organize_instruction_prompt",
@@ -59,7 +69,41 @@ _HOOKS = (
 )
 
 
-class SystemPromptMessage(Message):
+class TextPromptMessageContent(dict[str, Any]):
+    """A text part of a message's content: `TextPromptMessageContent(data="…")`."""
+
+    def __init__(self, data: str) -> None:
+        super().__init__(type="text", text=data)
+
+    @property
+    def data(self) -> str:
+        return str(self["text"])
+
+
+class PromptMessage(Message):
+    """A message of a prompt. In a content that is a list, text parts are `TextPromptMessageContent`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def typed(cls, message: Mapping[str, Any]) -> PromptMessage:
+        """Return a message as the class of its role."""
+        if isinstance(message, PromptMessage):
+            return message
+        return _OF_ROLE.get(str(message.get("role", "")), PromptMessage)(message)
+
+    @property
+    def content(self) -> Any:
+        content = self.get("content")
+        return list(map(_typed_part, content)) if isinstance(content, list) else content
+
+
+def _typed_part(part: Any) -> Any:
+    is_text = isinstance(part, dict) and part.get("type") == "text"
+    return TextPromptMessageContent(str(part.get("text") or "")) if is_text else part
+
+
+class SystemPromptMessage(PromptMessage):
     """A message of the role `system`: `SystemPromptMessage(content="…")`."""
 
     __slots__ = ()
@@ -68,7 +112,7 @@ class SystemPromptMessage(Message):
         super().__init__(*args, **{"role": "system", **keys})
 
 
-class UserPromptMessage(Message):
+class UserPromptMessage(PromptMessage):
     """A message of the role `user`: `UserPromptMessage(content="…")`."""
 
     __slots__ = ()
@@ -77,7 +121,7 @@ class UserPromptMessage(Message):
         super().__init__(*args, **{"role": "user", **keys})
 
 
-class AssistantPromptMessage(Message):
+class AssistantPromptMessage(PromptMessage):
     """A message of the role `assistant`: `AssistantPromptMessage(content="…")`."""
 
     __slots__ = ()
@@ -86,7 +130,7 @@ class AssistantPromptMessage(Message):
         super().__init__(*args, **{"role": "assistant", **keys})
 
 
-_OF_ROLE: Mapping[str, type[Message]] = {
+_OF_ROLE: Mapping[str, type[PromptMessage]] = {
     "system": SystemPromptMessage,
     "user": UserPromptMessage,
     "assistant": AssistantPromptMessage,
@@ -165,8 +209,8 @@ class BaseAgentRunner(AppRunner):
         self._given_agent = agent
         self._changes_agent = bool(prompts or markers or output_parser)
         self._config = load_config(options.pop("config", None)) if agent is None else agent.config
-        own = {self.dialect if name == "first_prompt" else name: text for name, text in (prompts or {}).items()}
-        self._prompts: dict[str, str] = {**self._config.prompts, **own}
+        given = {**self._config.prompts, **(prompts or {})}
+        self._prompts = {self.dialect if name == "first_prompt" else name: text for name, text in given.items()}
         self._markers: dict[str, Sequence[str]] = {**self._config.markers, **(markers or {})}  # type: ignore[dict-item]
         self._output_parser = output_parser
         self._options = options
@@ -177,6 +221,9 @@ class BaseAgentRunner(AppRunner):
         self._last_turn: list[Message] = []  # what the previous run ended with; history in the next run
         self._request: tuple[HistoryView, Capabilities] | None = None  # the request that is being organized
         self._rendered: ModelRequest | None = None  # the request that the dialect wrote
+        self._writer: tuple[Mapping[str, str], Dialect] | None = None  # the dialect, and the templates that it has
+        self._units: _Kept[Step, list[AgentScratchpadUnit]] = _Kept(lambda step: [*step_units(step)])
+        self._typed: _Kept[Message, PromptMessage] = _Kept(PromptMessage.typed)
 
     @property
     def history(self) -> tuple[Message, ...]:
@@ -202,7 +249,7 @@ class BaseAgentRunner(AppRunner):
         if not event.calls:
             return  # the answer, which the result holds
         self._steps.append(event.step())
-        self._agent_scratchpad = _units(self._steps)
+        self._agent_scratchpad = [*chain.from_iterable(self._units.of(self._steps))]
 
     def _remember(self, query: str, result: RunResult) -> None:
         answer = result.closing_text or result.answer or ""
@@ -242,12 +289,18 @@ class BaseAgentRunner(AppRunner):
 
     @property
     def app_config(self) -> SimpleNamespace:
-        """The templates, as `app_config.agent.prompt.first_prompt` and `.next_iteration`."""
-        prompts = Prompts(self._prompts)
+        """The prompts, as `app_config.agent.prompt.first_prompt` and `.next_iteration`.
+
+        `first_prompt` is text with the slots `{{instruction}}`, `{{tools}}` and so on, to be replaced.
+        """
         prompt = SimpleNamespace(
-            first_prompt=prompts.source(self.dialect), next_iteration=prompts.source("next_iteration")
+            first_prompt=self._first_prompt(), next_iteration=Prompts(self._prompts).source("next_iteration")
         )
         return SimpleNamespace(agent=SimpleNamespace(prompt=prompt))
+
+    def _first_prompt(self) -> str:
+        """The dialect's template, rendered so that only its slots are left."""
+        return Prompts(self._prompts).render(self.dialect, instruction="{{instruction}}")
 
     def _organize_historic_prompt_messages(
         self, current_session_messages: Sequence[Mapping[str, Any]] | None = None
@@ -256,13 +309,13 @@ class BaseAgentRunner(AppRunner):
         messages = current_session_messages
         if messages is None:
             messages = self._history if self._request is None else self._request[0].earlier
-        return tuple(_OF_ROLE.get(each.role, Message)(each) for each in self._fitting(messages))
+        return tuple(map(PromptMessage.typed, self._fitting(messages)))
 
     def _fitting(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
         return fit_history(messages, self._history_budget, count_tokens)
 
     @abstractmethod
-    def _organize_prompt_messages(self) -> list[Message]:
+    def _organize_prompt_messages(self) -> list[PromptMessage]:
         """The messages of the next request."""
 
     def _own_prompts(self) -> dict[str, str]:
@@ -294,34 +347,55 @@ class BaseAgentRunner(AppRunner):
         """Write a request of a run with the runner's methods."""
         self._query, self._instruction = view.question, view.instructions
         self._prompt_messages_tools = list(view.tools)
-        self._agent_scratchpad = _units(view.steps)
+        self._agent_scratchpad = [*chain.from_iterable(self._units.of(view.steps))]
         self._request, self._rendered = (view, capabilities), None
         try:
             messages = list(self._organize_prompt_messages())
-            request = self._rendered or self._make_dialect(self._prompts).render(view, capabilities)
+            request = self._rendered or self._writing(self._prompts).render(view, capabilities)
         finally:
             self._request = None
+        if not view.steps:
+            self._check_prompt(messages, view)
         hint = "\n\n".join(text for text in (view.note, view.closing) if text)
         if hint and hint not in "\n\n".join(message.text for message in messages[-2:]):
-            messages = [*messages, Message(role="user", content=hint)]  # a rollback must change the request
+            messages = [*messages, UserPromptMessage(content=hint)]  # a rollback must change the request
         if request.prompt is not None:
             return replace(request, prompt="\n\n".join(message.text for message in messages))
-        if messages == request.messages:
+        if request.messages == messages:
             return request
         return replace(request, messages=messages, breakpoints=())
+
+    def _check_prompt(self, messages: Sequence[Message], view: HistoryView) -> None:
+        """Raise ConfigError for a first request that a subclass has left incomplete."""
+        if not any(map(self._overrides, _HOOKS)):
+            return
+        text, name = "\n".join(message.text for message in messages), type(self).__name__
+        known = "\n".join((view.instructions, view.question, *(Message.of(each).text for each in view.earlier)))
+        known += tools_json(view.tools)
+        if slot := next((each for each in _SLOT.findall(text) if each not in known), None):
+            raise ConfigError(f"The prompt of {name} still holds the slot {slot}. Replace it with its value.")
+        if " ".join(view.question.split()) not in " ".join(text.split()):
+            raise ConfigError(f"The prompt of {name} lacks the question. Put self._query into it.")
 
     def _make_dialect(self, prompts: Mapping[str, str] | None = None) -> Dialect:
         return get_dialect(self.dialect, prompts, markers=self._markers, parser=self._output_parser)
 
-    def _rendered_messages(self) -> list[Message]:
+    def _rendered_messages(self) -> list[PromptMessage]:
         """The messages of the request of a run, as the dialect writes it with the runner's prompts."""
         assert self._request is not None
         view, capabilities = self._request
         if (earlier := self._own_earlier()) is not None:
             view = replace(view, earlier=tuple(map(Message.of, earlier)))
-        dialect = self._make_dialect({**self._prompts, **self._own_prompts()})
-        request = self._rendered = dialect.render(view, capabilities)
-        return request.as_messages
+        request = self._rendered = self._writing({**self._prompts, **self._own_prompts()}).render(view, capabilities)
+        if request.prompt is not None:
+            return [*map(PromptMessage.typed, request.as_messages)]
+        return [*self._typed.of(request.messages)]
+
+    def _writing(self, prompts: Mapping[str, str]) -> Dialect:
+        """The dialect with these templates: the last one if they are the same, which has written what came before."""
+        if self._writer is None or self._writer[0] != prompts:
+            self._writer = prompts, self._make_dialect(prompts)
+        return self._writer[1]
 
     def _view(self, steps: Sequence[Step] = ()) -> HistoryView:
         """The model's view: in a run its own, with the answer's form and all tools; else what is known."""
@@ -361,6 +435,12 @@ class CotAgentRunner(BaseAgentRunner):
         replaced = current_session_messages if messages is None else messages
         return historic_prompt(self._organize_historic_prompt_messages() if replaced is None else replaced)
 
+    def _first_prompt(self) -> str:
+        slots = {name: f"{{{{{name}}}}}" for name in ("instruction", "tools", "tool_names", *_LATER_SLOTS)}
+        if not self._prompt_messages_tools:
+            slots["tool_names"] = ""  # the templates ask by it whether there are tools
+        return Prompts(self._prompts).render(self.dialect, **slots, examples="")
+
     def _own_prompts(self) -> dict[str, str]:
         if not self._overrides("_organize_instruction_prompt"):
             return {}
@@ -381,16 +461,16 @@ class CotChatAgentRunner(CotAgentRunner):
         text = self._organize_historic_prompt()
         return [UserPromptMessage(content=text)] if text else []
 
-    def _organize_prompt_messages(self) -> list[Message]:
+    def _organize_prompt_messages(self) -> list[PromptMessage]:
         """In a run, what the dialect writes. Else system, history, question, and the scratchpad as one message."""
         if self._request is not None:
             return self._rendered_messages()
-        messages = [Message(role="system", content=self._organize_instruction_prompt())]
-        messages += conversation(self._organize_historic_prompt_messages())
-        messages.append(Message(role="user", content=self._query))
+        messages: list[PromptMessage] = [SystemPromptMessage(content=self._organize_instruction_prompt())]
+        messages += map(PromptMessage.typed, conversation(self._organize_historic_prompt_messages()))
+        messages.append(UserPromptMessage(content=self._query))
         if self._agent_scratchpad:
-            messages.append(Message(role="assistant", content=scratchpad_text(self._agent_scratchpad).rstrip()))
-            messages.append(Message(role="user", content=CotChat(self._prompts).continue_text()))
+            messages.append(AssistantPromptMessage(content=scratchpad_text(self._agent_scratchpad).rstrip()))
+            messages.append(UserPromptMessage(content=CotChat(self._prompts).continue_text()))
         return messages
 
 
@@ -399,16 +479,23 @@ class CotCompletionAgentRunner(CotAgentRunner):
 
     dialect = "cot_completion"
 
+    def _first_prompt(self) -> str:
+        """The template with its slots. Who fills `{{query}}` writes `Question: …`, so this package's has no label."""
+        text = super()._first_prompt()
+        if Prompts(self._prompts).is_own(self.dialect):
+            return text
+        return text.replace("Question: {{query}}", "{{query}}").rstrip() + f"\n{PRIMER}"
+
     def _organize_instruction_prompt(self) -> str:
         return CotCompletion(self._prompts).instruction_prompt(self._view(), examples=self._with_examples)
 
-    def _organize_prompt_messages(self) -> list[Message]:
+    def _organize_prompt_messages(self) -> list[PromptMessage]:
         """One user message: instruction, history, question and scratchpad, ending in `Thought:`."""
         if self._request is not None:
             return self._rendered_messages()
         dialect = CotCompletion({**self._prompts, **self._own_prompts()})
         prompt = dialect.prompt(self._view(), scratchpad_text(self._agent_scratchpad or ()))
-        return [Message(role="user", content=prompt)]
+        return [UserPromptMessage(content=prompt)]
 
     def _own_prompts(self) -> dict[str, str]:
         prompts = super()._own_prompts()
@@ -424,15 +511,27 @@ class FunctionCallAgentRunner(BaseAgentRunner):
 
     dialect = "function_call"
 
-    def _organize_prompt_messages(self) -> list[Message]:
+    def _organize_prompt_messages(self) -> list[PromptMessage]:
         """System, history, the question, and the steps as calls with their results."""
         if self._request is not None:
             return self._rendered_messages()
-        return list(FunctionCall(self._prompts).render(self._view(self._steps), Capabilities()).messages)
+        messages = FunctionCall(self._prompts).render(self._view(self._steps), Capabilities()).messages
+        return list(map(PromptMessage.typed, messages))
 
 
-def _units(steps: Sequence[Step]) -> list[AgentScratchpadUnit]:
-    return [unit for step in steps for unit in step_units(step)]
+class _Kept(Generic[S, T]):
+    """Items made of those of a sequence that grows from call to call; each is made once."""
+
+    def __init__(self, make: Callable[[S], T]) -> None:
+        self._make = make
+        self._seen: Sequence[S] = ()
+        self._made: list[T] = []
+
+    def of(self, items: Sequence[S]) -> list[T]:
+        same = shared_items(self._seen, items)
+        self._made = [*self._made[:same], *map(self._make, items[same:])]
+        self._seen = items
+        return self._made
 
 
 def _as_template(text: str) -> str:

@@ -37,6 +37,7 @@ from closeout.journal.store import Row
 from closeout.journal.story import CallStory, Story
 from closeout.journal.subscribers import Progress, RunInfo
 from closeout.journal.totals import RunTotals
+from closeout.parsing.readers import LOCAL_SERVER
 from closeout.shared_files import write_whole
 
 __all__ = ["StepLog", "TaskLog"]
@@ -279,7 +280,7 @@ def _call_record(event: ToolStarted) -> dict[str, Any]:
     return {
         "agent": event.agent,
         "handle": event.handle,
-        "server_name": event.server_name,
+        "server_name": event.server_name or LOCAL_SERVER,
         "tool_name": event.name,
         "arguments": value_or_text(event.arguments),
     }

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from closeout.messages import SHOULD_BREAK, Message, ModelReply, ModelRequest
+from closeout.codec import shared_items
+from closeout.errors import UsageError
+from closeout.messages import SHOULD_BREAK, Message, ModelReply, ModelRequest, Step
 from closeout.models.base import BaseClient, OnDelta, OnRetry, RunRequest, run_request
 from closeout.models.connect import METHODS, CreateMessageClient, read_tool_call, unboxed
 from closeout.overrides import is_overridden
 
-__all__ = ["asks_by_methods", "complete_by_methods", "owner_of", "system_and_history", "updated_history"]
+__all__ = ["UpdatedHistory", "asks_by_methods", "complete", "complete_by_methods", "owner_of", "system_and_history"]
 
 OPTIONS = tuple(field.name for field in fields(ModelRequest) if field.name not in ("messages", "prompt", "tools"))
 
@@ -20,6 +23,24 @@ OPTIONS = tuple(field.name for field in fields(ModelRequest) if field.name not i
 def asks_by_methods(client: BaseClient) -> bool:
     """Return whether a run's requests go through the message-history methods: the client overrides or adapts one."""
     return isinstance(client, CreateMessageClient) or any(is_overridden(client, BaseClient, name) for name in METHODS)
+
+
+async def complete(
+    client: BaseClient, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
+) -> ModelReply:
+    """Send a request through a client's `complete`, which may return its reply, or an error, in a box.
+
+    Raises:
+        ModelError: The client returned an ErrorBox or nothing, or raised it.
+        UsageError: It returned something that is not a reply.
+    """
+    reply: Any = await client.complete(request, on_delta=on_delta, on_retry=on_retry)
+    if isinstance(reply, ModelReply):
+        return reply
+    reply, warnings = unboxed(reply, client.name)
+    if not isinstance(reply, ModelReply):
+        raise UsageError(f"{type(client).__name__}.complete must return a ModelReply, got {reply!r:.80}.")
+    return replace(reply, warnings=(*reply.warnings, *warnings))
 
 
 async def complete_by_methods(
@@ -66,7 +87,7 @@ async def complete_by_methods(
 
 def system_and_history(request: ModelRequest) -> tuple[str, list[Message]]:
     """Return the system prompt of a request, and its other messages."""
-    history = [Message(message) for message in request.as_messages]
+    history = list(request.as_messages)
     return history.pop(0).text if history and history[0].role == "system" else "", history
 
 
@@ -105,21 +126,60 @@ def owner_of(client: BaseClient, name: str) -> Any:
     return client if is_overridden(client, BaseClient, name) else None
 
 
-def updated_history(owner: Any, messages: Sequence[Message], is_result: Callable[[Message], bool]) -> list[Message]:
-    """Return a conversation in which `update_message_history` has added each turn's tool results.
+@dataclass(frozen=True, slots=True)
+class _Updated:
+    """The conversation up to the end of a turn's results, as a client has it.
+
+    Attributes:
+        history: What `update_message_history` returned.
+        messages: How many messages of the dialect it holds.
+        steps: How many steps the run had.
+    """
+
+    history: Sequence[Message] = ()
+    messages: int = 0
+    steps: int = 0
+
+
+class UpdatedHistory:
+    """A conversation in which a client's `update_message_history` adds each turn's tool results, once for each turn.
 
     Args:
-        owner: The object whose method is called, once for each turn.
-        messages: The conversation as the dialect wrote it.
-        is_result: Tells the messages that hold results.
+        owner: The object whose method is called.
     """
-    history: list[Message] = []
-    results: list[tuple[str, Mapping[str, Any]]] = []
-    for message in messages:
-        if is_result(message):
-            results.append((str(message.get("tool_call_id") or ""), {"type": "text", "text": message.text}))
-            continue
-        if results:
-            history, results = [*map(Message.of, owner.update_message_history(history, results))], []
-        history.append(message)
-    return [*map(Message.of, owner.update_message_history(history, results))] if results else history
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self._written: Sequence[Message] = ()
+        self._turns: deque[_Updated] = deque(maxlen=3)  # the last ones: a hint may change the last result for a request
+
+    def write(self, messages: Sequence[Message], steps: Sequence[Step]) -> list[Message]:
+        """Return the conversation that the dialect wrote as the client has it.
+
+        Args:
+            messages: The conversation as the dialect wrote it.
+            steps: The steps that it holds.
+        """
+        same = shared_items(self._written, messages)
+        self._written = messages
+        while self._turns and self._turns[-1].messages > same:
+            self._turns.pop()
+        done = self._turns[-1] if self._turns else _Updated()
+        shown = [
+            returned.text for step in steps[max(done.steps - 1, 0) :] for returned in step.returns if returned.text
+        ]
+        history = list(done.history)
+        results: list[tuple[str, Mapping[str, Any]]] = []
+        for number, message in enumerate(messages[done.messages :], done.messages):
+            if message.role == "tool" or (message.role == "user" and any(text in message.text for text in shown)):
+                results.append((str(message.get("tool_call_id") or ""), {"type": "text", "text": message.text}))
+                continue
+            if results:
+                history, results = self._with(history, results, number, len(steps)), []
+            history.append(message)
+        return self._with(history, results, len(messages), len(steps)) if results else history
+
+    def _with(self, history: list[Message], results: Any, messages: int, steps: int) -> list[Message]:
+        added = [*map(Message.of, self.owner.update_message_history(history, results))]
+        self._turns.append(_Updated(added, messages, steps))
+        return [*added]

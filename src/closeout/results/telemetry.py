@@ -158,8 +158,13 @@ class TelemetryCollector:
 
     @property
     def metrics(self) -> list[ToolTelemetry]:
-        """The last calls, oldest first, at most `keep` of them."""
-        return list(self._kept)
+        """The last calls, oldest first, at most `keep` of them. A subclass may set a list of its own."""
+        own: list[ToolTelemetry] | None = self.__dict__.get("metrics")
+        return list(self._kept) if own is None else own
+
+    @metrics.setter
+    def metrics(self, calls: list[ToolTelemetry]) -> None:
+        self.__dict__["metrics"] = calls
 
     def _update_aggregated(self) -> None:
         """Update `aggregated` after a call. A subclass may add values of its own."""

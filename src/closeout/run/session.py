@@ -37,7 +37,7 @@ from closeout.messages import (
     ToolSpec,
     Usage,
 )
-from closeout.models.history_methods import owner_of, updated_history
+from closeout.models.history_methods import UpdatedHistory, owner_of
 from closeout.models.retry import RetryPolicy
 from closeout.parsing.read_reply import read_reply, salvaged_form
 from closeout.parsing.readers import Reader
@@ -107,7 +107,8 @@ class ModelSession:
         self._to_remember = ""  # the dialect to remember for this endpoint if the next request is accepted
         self._listener: ReplyListener | None = None  # the listener of the last reply, if it was streamed
         self._last_request = ModelRequest()
-        self._history_owner = owner_of(plan.client, "update_message_history")
+        owner = owner_of(plan.client, "update_message_history")
+        self._updated_history = None if owner is None else UpdatedHistory(owner)
         llm = plan.llm
         names = llm.model_fields_set & {"temperature", "top_p", "max_tokens", "extra_body", "timeout"}
         self._options: Mapping[str, Any] = {name: getattr(llm, name) for name in names}
@@ -260,26 +261,20 @@ class ModelSession:
                 options = {**options, "constraint": constraint}
         if options:
             request = replace(request, **options)
-        if self._history_owner is not None and request.prompt is None:
-            request = replace(request, messages=self._updated(request.messages, history))
+        if self._updated_history is not None and request.prompt is None:
+            request = replace(request, messages=self._updated(self._updated_history, request.messages, history))
         self._last_request = request
         return request
 
-    def _updated(self, messages: Sequence[Message], history: History) -> list[Message]:
+    def _updated(self, updated: UpdatedHistory, messages: Sequence[Message], history: History) -> Sequence[Message]:
         """Return the messages as the client's own `update_message_history` adds the results to them."""
-        shown = [returned.text for step in history.steps for returned in step.returns if returned.text]
-
-        def is_result(message: Message) -> bool:
-            return message.role == "tool" or (message.role == "user" and any(text in message.text for text in shown))
-
         try:
-            return updated_history(self._history_owner, messages, is_result)
+            return updated.write(messages, history.steps)
         except Exception as error:
-            owner, self._history_owner = type(self._history_owner).__name__, None
-            self._warn(
-                "Model", f"{owner}.update_message_history raised {type(error).__name__}: {error}. It is not used."
-            )
-            return [*messages]
+            self._updated_history = None
+            name = f"{type(updated.owner).__name__}.update_message_history"
+            self._warn("Model", f"{name} raised {type(error).__name__}: {error}. It is not used.")
+            return messages
 
     @property
     def _constrains(self) -> bool:

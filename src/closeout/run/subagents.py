@@ -25,8 +25,8 @@ from closeout.run.orchestrator import Orchestrator
 from closeout.run.plan import MAX_DEPTH, current_scope
 from closeout.run.requests import ModelCalls
 from closeout.spelling import suggestion
-from closeout.tools.foreign import foreign_tool
-from closeout.tools.manager import AnyTool, is_tool
+from closeout.tools.foreign import foreign_tool, is_foreign_manager
+from closeout.tools.manager import AnyTool, ToolManager, is_tool
 from closeout.tools.running import AnyCallSpent, CallSpent
 from closeout.tools.tool import ModelTool, PolicyFields, Tool, policy_of, tool
 
@@ -94,6 +94,9 @@ def as_tool(something: Any) -> AnyTool:
     made: AnyTool | None = foreign_tool(something)
     if made is None and callable(something):
         made = tool(something)
+    if isinstance(something, ToolManager) or is_foreign_manager(something):
+        name = type(something).__name__
+        raise ToolDefinitionError(f"A {name} cannot be one of several tools. Pass it alone: tools={name}(…).")
     if made is None:
         raise ToolDefinitionError(
             f"A tool must be a function, a @tool function or agent.as_tool(…), got {something!r:.80}. "

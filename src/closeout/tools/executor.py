@@ -702,7 +702,7 @@ class ToolExecutor:
         output = failed_output(plan.call.name if plan.spec is None else plan.spec.name, reason, code)
         words = reason if status == "duplicate" else f"Error: {reason}"
         presented = present(words, budget=self.result_budget, model=self.model)
-        tool_result = {"server_name": plan.call.server_name, "tool_name": plan.call.name, "error": reason}
+        tool_result = {"server_name": plan.call.server_name or LOCAL, "tool_name": plan.call.name, "error": reason}
         text, tokens, warning = self._formatted(tool_result, presented, plan.handle)
         return CallOutcome(
             call=plan.call,
@@ -977,7 +977,7 @@ class _NormalRecord(dict[str, Any]):
 
 
 def _result_record(spec: ToolSpec, output: ToolOutput) -> _NormalRecord:
-    named = _NormalRecord(server_name=spec.server_name, tool_name=spec.name)
+    named = _NormalRecord(server_name=spec.server_name or LOCAL, tool_name=spec.name)
     if output.telemetry.success:
         named["result"] = output.result
     else:

@@ -1,0 +1,59 @@
+"""Seed 000: the output formatter, in the order of its sections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from closeout import Agent, Boxed, OutputFormatter, tool
+from closeout.testing import ScriptedClient, answer, call
+
+
+@tool(read_only=True)
+def look(key: str) -> str:
+    """Look up a key."""
+    return f"{key} is unknown"
+
+
+class OwnState(OutputFormatter):
+    """Has a constructor of its own, as a class without state may."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    def format_tool_result_for_user(self, tool_call_execution_result: Any) -> dict[str, str]:
+        self.seen.append(dict(tool_call_execution_result))
+        return super().format_tool_result_for_user(tool_call_execution_result)
+
+
+class SameShape:
+    """Not an OutputFormatter: only its three methods."""
+
+    def _extract_boxed_content(self, text: str) -> str:
+        return "mine"
+
+    def format_tool_result_for_user(self, result: Any) -> dict[str, str]:
+        return {"type": "text", "text": f"[{result['server_name'].upper()}] {result['result']}"}
+
+    def format_final_summary_and_log(self, text: str, client: Any = None) -> tuple[str, str, str]:
+        return "summary", "mine", "log"
+
+
+async def test_a_formatter_needs_neither_a_call_of_the_base_constructor_nor_the_base_class() -> None:
+    for formatter, found, shown in (
+        (OwnState(), "1", "a is unknown"),
+        (SameShape(), "mine", "[LOCAL] a is unknown"),
+    ):
+        for options in ({"answer": Boxed()}, {}):
+            model = ScriptedClient([call("look", key="a"), answer("1")])
+            result = await Agent(model, [look], output_formatter=formatter, home=False, **options).run("?")  # type: ignore[arg-type]
+            assert result.answer in (found, "1"), (formatter, options)
+            assert model.requests[-1].messages[-1].text == shown
+            assert not result.warnings
+
+
+async def test_every_record_of_a_call_names_its_server_and_its_tool() -> None:
+    formatter = OwnState()
+    model = ScriptedClient([call("look", key="a"), answer("1")])
+    result = await Agent(model, [look], output_formatter=formatter, home=False).run("?")
+    for record in (formatter.seen[0], result.task_log.tool_calls[0]):
+        assert (record["server_name"], record["tool_name"]) == ("local", "look")

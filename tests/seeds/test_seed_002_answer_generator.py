@@ -1,0 +1,80 @@
+"""Seed 002: the answer generator, and the client that it asks through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import closeout
+from closeout import Agent, BaseClient, Boxed, Capabilities, ErrorBox, ResponseBox, tool
+from closeout.messages import ModelReply, ModelRequest
+from closeout.models.retry import RetryPolicy
+from closeout.testing import ScriptedClient, answer, call
+
+
+@tool(read_only=True)
+def look(key: str) -> str:
+    """Look up a key."""
+    return f"{key} is unknown"
+
+
+class Boxing(BaseClient):
+    name = "boxing:1"
+    capabilities = Capabilities(streaming=False)
+    retry = RetryPolicy(retries=1, first_wait=0)
+
+    def __init__(self, *replies: Any) -> None:
+        self.replies = list(replies)
+
+    async def complete(self, request: ModelRequest, **_: Any) -> Any:
+        return self.replies.pop(0)
+
+
+async def test_a_client_may_return_its_reply_or_an_error_in_a_box() -> None:
+    reply = ModelReply(text="\\boxed{5}")
+    for replies, warned in (
+        ((ErrorBox("busy"), reply), False),
+        ((None, reply), False),
+        ((ResponseBox(reply, {"warning_msg": "nearly full"}),), True),
+    ):
+        result = await Agent(Boxing(*replies), answer=Boxed(), home=False).run("?")
+        assert (result.answer, "nearly full" in str(result.warnings)) == ("5", warned)
+    result = await Agent(Boxing("text"), answer=Boxed(), home=False).run("?")
+    assert "must return a ModelReply" in result.error
+
+
+async def test_update_message_history_is_called_once_for_each_turn_and_keeps_what_it_returned() -> None:
+    class Counting(ScriptedClient):
+        lengths: list[int]
+
+        def update_message_history(self, message_history: Any, tool_results: Any) -> Any:
+            self.lengths = [*getattr(self, "lengths", []), len(message_history)]
+            return super().update_message_history(message_history, tool_results)
+
+    for dialect in ("function_call", "mcp_xml"):
+        model = Counting([*(call("look", key=str(n)) for n in range(6)), answer("1")])
+        assert (await Agent(model, [look], home=False, dialect=dialect).run("?")).answer == "1"
+        first = 2 if dialect == "function_call" else 3
+        assert model.lengths == [first + 2 * n for n in range(6)], dialect
+        earlier, later = (list(model.requests[n].messages) for n in (-2, -1))
+        assert all(old is new for old, new in zip(earlier, later, strict=False)), "what was sent is not written again"
+
+
+async def test_a_hint_does_not_stay_in_the_history_of_a_client() -> None:
+    class Own(ScriptedClient):
+        def update_message_history(self, message_history: Any, tool_results: Any) -> Any:
+            message_history.append({"role": "user", "content": "; ".join(part["text"] for _, part in tool_results)})
+            return message_history
+
+    model = Own([call("look", key="a"), call("look", key="a"), call("look", key="b"), answer("1")])
+    result = await Agent(model, [look], home=False, dialect="mcp_xml").run("?")
+    assert (result.answer, result.rollbacks) == ("1", 1)
+    results = [message.text for message in model.requests[-1].messages if "is unknown" in message.text]
+    assert [text.count("is unknown") for text in results] == [1, 1]
+    assert len(results[0]) < len(model.requests[2].messages[-1].text), "the hint was part of one request"
+
+
+def test_the_prompts_of_the_closing_have_their_names_at_the_top() -> None:
+    assert closeout.FAILURE_SUMMARY_PROMPT.strip()
+    account = f"{closeout.FAILURE_SUMMARY_ASSISTANT_PREFIX} incomplete"
+    assert closeout.extract_failure_experience_summary(account)
+    assert "What?" in closeout.generate_agent_summarize_prompt("What?")

@@ -1,0 +1,31 @@
+"""Seed 003: the unified tool output, in the order of its sections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from closeout import Agent, TelemetryCollector, tool
+from closeout.testing import ScriptedClient, answer, call
+
+
+@tool(read_only=True)
+def look(key: str) -> str:
+    """Look up a key."""
+    return f"{key} is unknown"
+
+
+async def test_a_collector_may_set_metrics_and_sums_of_its_own() -> None:
+    class Own(TelemetryCollector):
+        def __init__(self) -> None:
+            self.metrics = []
+            self.aggregated: dict[str, Any] = {"total_calls": 0}
+
+        def record(self, telemetry: Any) -> None:
+            self.metrics.append(telemetry)
+            self.aggregated["total_calls"] = len(self.metrics)
+
+    own = Own()
+    model = ScriptedClient([call("look", key="a"), answer("1")])
+    await Agent(model, [look], telemetry=own, home=False).run("?")
+    assert own.aggregated == {"total_calls": 1}
+    assert [each.tool_name for each in own.metrics] == ["look"]
