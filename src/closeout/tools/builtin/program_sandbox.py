@@ -169,6 +169,10 @@ class ProgramExecution:
         except MontyRuntimeError as error:
             self._error = _traceback(error)
             self._lost = isinstance(error.exception(), TimeoutError) and "time limit" in str(error)
+            if isinstance(error.exception(), MemoryError):
+                self._lost = await self._sandbox.is_gone()
+            if not self._lost:
+                self._error += _advice(error.exception(), code)
         except MontyError as error:
             self._error = _cut(str(error), MAX_TRACEBACK)
         finally:
@@ -532,6 +536,15 @@ def _traceback(error: MontyRuntimeError) -> str:
     return "\n".join((*lines, _cut(f"{name}: {text}" if text else name, MAX_TRACEBACK)))
 
 
+def _advice(error: BaseException, code: str) -> str:
+    """Return what the model can do about an error that Python would not raise."""
+    tree = parse_python(code)
+    deletes = tree is not None and any(isinstance(node, ast.Delete) for node in ast.walk(tree))
+    if isinstance(error, MemoryError) or (isinstance(error, NotImplementedError) and deletes):
+        return "\nTo free memory, set variables that you no longer need to None: rows = None."
+    return ""
+
+
 def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length // 2]} … {text[-length // 2 :]}"
 
@@ -636,6 +649,15 @@ class ProgramSandbox:
             )
             self._session = await self._worker.enter_async_context(session)
         return self._session
+
+    async def is_gone(self) -> bool:
+        """Return True if the worker has ended, and the variables with it."""
+        try:
+            if self._session is not None:
+                await self._session.feed_start("None", skip_type_check=True)
+        except RuntimeError:  # not a MontyError: the session takes no program any more
+            return True
+        return False
 
     async def discard(self) -> None:
         """End the session, with its variables."""
