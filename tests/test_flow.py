@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from closeout import Agent, CallLabels, Flow, Handoff, ToolCall, tool
-from closeout.errors import UsageError
+from closeout.errors import ToolDefinitionError, UsageError
 from closeout.journal import events as ev
 from closeout.journal.store import close_store
+from closeout.messages import ToolPolicy
 from closeout.run.result import RunResult
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from closeout.tools.builtin.program_sandbox import ProgramSandbox
@@ -107,6 +109,46 @@ async def test_the_guard_is_the_users_choice(flow: Flow | None, sent: int) -> No
     assert len(office.sent) == sent
     decisions = [each.decision for each in events(result, ev.FlowDecided)]
     assert decisions == ([] if flow is None else ["allow" if sent else "refuse"])
+
+
+def test_effects_that_stay_here_or_can_be_undone_run_and_say_why() -> None:
+    def verdict(flow: Flow, **policy: Any) -> tuple[str, str] | None:
+        spec = replace(policy_tool.spec, policy=replace(policy_tool.spec.policy, **policy))
+        found = flow.decide(ToolCall("keep", {"text": "a"}), CallLabels(tool=spec, decided=frozenset({"untrusted"})))
+        return None if found is None else (found.guard, found.reason)
+
+    @tool(name="keep")
+    def policy_tool(text: str) -> str:
+        """Keep a text."""
+        return "kept"
+
+    read = "keep was decided after untrusted text was read"
+    for flow, policy, wanted in (
+        (Flow(), {"effects": "none"}, None),
+        (Flow(), {"effects": "local"}, ("allow", f"{read}, but its effect stays on this machine")),
+        (Flow(), {"effects": "reversible"}, ("allow", f"{read}, but it can be undone")),
+        (Flow(guard="refuse"), {"effects": "local"}, ("allow", f"{read}, but its effect stays on this machine")),
+        (Flow(), {"effects": "outside"}, ("ask", read)),
+        (Flow(), {}, ("ask", read)),
+        (Flow(free=["reversible"]), {"effects": "local"}, ("ask", read)),
+        (Flow(guard={"keep": "refuse"}), {"effects": "local"}, ("refuse", read)),
+        (Flow(), {"effects": "local", "destructive": True}, ("ask", read)),
+        (Flow(), {"effects": "local", "allow": "trusted"}, ("ask", read)),
+        (Flow(effects={"keep": "local"}), {}, ("allow", f"{read}, but its effect stays on this machine")),
+        (Flow(effects={"keep": "outside"}), {"effects": "local"}, ("ask", read)),
+    ):
+        assert verdict(flow, **policy) == wanted, policy
+    labels = CallLabels(
+        tool=replace(policy_tool.spec, policy=ToolPolicy(effects="local")), decided=frozenset({"untrusted", "hr"})
+    )
+    found = Flow().decide(ToolCall("keep", {}), labels)
+    assert found is not None
+    assert found.guard == "ask", "a labelled value needs permission whatever the call changes"
+    both = tool(read_only=True, effects="local")(policy_tool.function)
+    with pytest.raises(ToolDefinitionError, match="effects of a read_only tool must be 'none', got 'local'"):
+        assert both.spec
+    with pytest.raises(UsageError, match="free must be a list of 'local' and 'reversible'"):
+        Flow(free=["outside"])  # type: ignore[list-item]
 
 
 async def test_a_policy_decides_first_and_one_that_fails_never_allows() -> None:

@@ -170,6 +170,7 @@ async def test_hints_of_the_server_become_policy(manager: ToolManager) -> None:
         True,
     )
     assert policies["say"] == ToolPolicy(effects_known=False), "no hints: it may be destructive"
+    assert [policies[name].effects for name in ("add", "keep", "erase", "say")] == ["none", "local", None, None]
 
 
 @shared

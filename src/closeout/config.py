@@ -437,6 +437,12 @@ class FlowSettings(_Section):
     guard: _FlowGuard | dict[str, _FlowGuard] = Field(
         "ask", description='what becomes of a guarded call; or by tool, with "*" for all others: {pay: refuse}'
     )
+    effects: dict[str, Literal["local", "reversible", "outside"]] = Field(
+        {}, description="by tool, what a call changes, in place of what the tool says"
+    )
+    free: tuple[Literal["local", "reversible"], ...] = Field(
+        ("local", "reversible"), description="the effects that a call may have after untrusted text was read"
+    )
     allow: dict[str, Literal["untrusted"] | list[str]] = Field(
         {}, description='by tool, the parameters that may be untrusted in programs; or "untrusted": the whole call'
     )

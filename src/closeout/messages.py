@@ -222,6 +222,9 @@ class ToolPolicy:
     duplicate_key: tuple[str, ...] | None = None  # parameters that make two calls the same; None: all of them
     repeatable: bool = False  # the same call may rightly be made again (a clock, a random number)
     read_only: bool = False
+    # What a call changes: nothing; what stays on this machine; what can be undone; anything else. None: "none" if
+    # read_only, else "outside".
+    effects: Literal["none", "local", "reversible", "outside"] | None = None
     idempotent: bool = False
     destructive: bool = False
     effects_known: bool = True  # False: an MCP tool whose server does not say whether it destroys
@@ -262,6 +265,10 @@ class ToolPolicy:
     allow: Literal["trusted", "untrusted"] | tuple[str, ...] | None = None
     labels: tuple[str, ...] = ()  # of the results: who may have them
     accepts: tuple[str, ...] = ()  # labels that the tool may have
+
+    def __post_init__(self) -> None:
+        if self.effects == "none":
+            self.read_only = True  # type: ignore[misc]
 
     @property
     def strict_names(self) -> bool:

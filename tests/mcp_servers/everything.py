@@ -34,6 +34,12 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+@server.tool(annotations=ToolAnnotations(open_world_hint=False, destructive_hint=False))
+def keep(text: str) -> str:
+    """Keep a text here."""
+    return "kept"
+
+
 @server.tool(annotations=ToolAnnotations(idempotent_hint=True, destructive_hint=True))
 def erase(name: str) -> str:
     """Erase a thing."""

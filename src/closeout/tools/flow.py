@@ -34,6 +34,8 @@ Guard: TypeAlias = Literal["ask", "refuse", "allow"]
 
 _STRICTEST: tuple[Guard, ...] = ("refuse", "ask", "allow")
 
+_FREE: Mapping[str, str] = {"local": "its effect stays on this machine", "reversible": "it can be undone"}
+
 NO_LABELS: Labels = frozenset()
 
 MAX_SEARCHED = 1_000  # characters of the arguments that a passage is looked for
@@ -86,6 +88,9 @@ class Flow:
         trusted: The tools whose results are trusted.
         guard: What becomes of a guarded call: `"ask"` a person, as for approvals, `"refuse"`, or `"allow"`. Or a
             mapping of tools to these, with `"*"` for all others.
+        effects: By tool, what a call changes, in place of what the tool says: `"local"`, `"reversible"` or `"outside"`.
+        free: The effects that a call may have after untrusted text was read, unless `guard` or `allow` names its tool:
+            those that stay on this machine, and those that can be undone. Such a call is recorded with the reason.
         allow: By tool, the parameters that may be untrusted in programs, or `"untrusted"`: the tool is never guarded
             for what was read. A tool with an entry is guarded even if it only reads.
         labels: By tool, the labels of its results: `{"payroll": ["hr"]}`.
@@ -104,6 +109,8 @@ class Flow:
 
     trusted: Sequence[str] = ()
     guard: Guard | Mapping[str, Guard] = "ask"
+    effects: Mapping[str, Literal["local", "reversible", "outside"]] = field(default_factory=dict)
+    free: Sequence[Literal["local", "reversible"]] = ("local", "reversible")
     allow: Mapping[str, Sequence[str] | str] = field(default_factory=dict)
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     accepts: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -118,6 +125,7 @@ class Flow:
         for each in guards:
             if each not in get_args(Guard):
                 raise UsageError(f"guard must be 'ask', 'refuse' or 'allow', got {each!r:.40}.")
+        _check_effects(self.effects, self.free)
         for name in ("allow", "labels", "accepts"):
             given = getattr(self, name)
             if not isinstance(given, Mapping):
@@ -138,13 +146,14 @@ class Flow:
     def names(self) -> list[str]:
         """The tools that the rules name."""
         guarded = [name for name in self.guard if name != "*"] if isinstance(self.guard, Mapping) else []
-        return [*self.trusted, *guarded, *self.allow, *self.labels, *self.accepts]
+        return [*self.trusted, *guarded, *self.effects, *self.allow, *self.labels, *self.accepts]
 
     def described(self) -> list[Any]:
         """Return the rules as JSON values, for the fingerprint of an agent."""
-        tables = (self.guard, self.allow, self.labels, self.accepts)
+        tables = (self.guard, self.effects, self.allow, self.labels, self.accepts)
         policies = [getattr(policy, "__qualname__", type(policy).__name__) for policy in self.policies]
-        return [sorted(self.trusted), *tables, policies, self.ask, self.trust_files, self.trust_history]
+        flags = (self.ask, self.trust_files, self.trust_history, sorted(self.free))
+        return [sorted(self.trusted), *tables, policies, *flags]
 
     # -------------------------------------------------------------------------------------------- labels
 
@@ -161,7 +170,8 @@ class Flow:
 
     def decide(self, call: ToolCall, labels: CallLabels) -> FlowVerdict | None:
         """Return the decision on a call; None if nothing speaks against it and no policy has decided."""
-        problem = self._problem(call, labels)
+        secret = self._secret(labels)
+        problem = self._untrusted(labels) or secret
         for policy in self.policies:
             name = getattr(policy, "__qualname__", type(policy).__name__)
             try:
@@ -173,7 +183,23 @@ class Flow:
             if found not in get_args(Guard):
                 return self._failed(labels.tool, f"the policy {name} returned {found!r:.60}")
             return FlowVerdict(found, f"{problem or call.name} (the policy {name} says: {found})")
-        return FlowVerdict(self._guard_of(labels.tool), problem) if problem else None
+        if not problem:
+            return None
+        if not secret and (effects := self._effects(labels.tool)) in self.free:
+            return FlowVerdict("allow", f"{problem}, but {_FREE[effects]}")
+        return FlowVerdict(self._guard_of(labels.tool), problem)
+
+    def _effects(self, tool: ToolSpec) -> str:
+        """Return what a call changes. A tool that `guard` or `allow` names is judged by these rules alone."""
+        stated = {self.effects[name] for name in _names_of(tool) if name in self.effects}
+        if stated:
+            return stated.pop() if len(stated) == 1 else "outside"
+        named = isinstance(self.guard, Mapping) and not _names_of(tool).isdisjoint(self.guard)
+        return "outside" if named or tool.policy.destructive or self._states(tool) else tool.policy.effects or "outside"
+
+    def _states(self, tool: ToolSpec) -> bool:
+        """Return whether the tool, or a rule for it, says what of a call may be untrusted."""
+        return tool.policy.allow is not None or not _names_of(tool).isdisjoint(self.allow)
 
     def _failed(self, tool: ToolSpec, problem: str) -> FlowVerdict:
         guard = self._guard_of(tool)
@@ -185,24 +211,25 @@ class Flow:
         found = {self.guard[name] for name in _names_of(tool) if name in self.guard}
         return next((each for each in _STRICTEST if each in found), self.guard.get("*", "ask"))
 
-    def _problem(self, call: ToolCall, labels: CallLabels) -> str:
-        """Return what speaks against a call; empty if nothing does."""
+    def _untrusted(self, labels: CallLabels) -> str:
+        """Return why a call depends on untrusted text that it may not depend on; empty if it does not."""
         tool, allowed = labels.tool, self._allowed(labels.tool)
-        is_stated = tool.policy.allow is not None or not _names_of(tool).isdisjoint(self.allow)
-        needs_trust = allowed is not None and (is_stated or not tool.policy.only_reads)
-        if needs_trust and UNTRUSTED in labels.decided:
+        if allowed is None or (tool.policy.only_reads and not self._states(tool)):
+            return ""
+        if UNTRUSTED in labels.decided:
             return f"{tool.name} was decided after untrusted text was read"
-        if needs_trust and allowed is not None:
-            wrong = [name for name, each in labels.arguments.items() if UNTRUSTED in each and name not in allowed]
-            if wrong:
-                return f"{tool.name} takes {' and '.join(wrong)} from untrusted text"
+        wrong = [name for name, each in labels.arguments.items() if UNTRUSTED in each and name not in allowed]
+        return f"{tool.name} takes {' and '.join(wrong)} from untrusted text" if wrong else ""
+
+    def _secret(self, labels: CallLabels) -> str:
+        """Return which labels of a call its tool may not have; empty if it may have all."""
+        tool = labels.tool
         if tool.policy.only_reads and (tool.policy.returns == "read" or self.trusts(tool)):
             return ""
         may_have = {UNTRUSTED, *tool.policy.accepts, *tool.policy.labels}
         may_have.update(_entries(self.accepts, tool), _entries(self.labels, tool))
-        if secret := labels.all - may_have:
-            return f"{tool.name} may not have values with the label {' and '.join(sorted(secret))}"
-        return ""
+        secret = labels.all - may_have
+        return f"{tool.name} may not have values with the label {' and '.join(sorted(secret))}" if secret else ""
 
     def _allowed(self, tool: ToolSpec) -> frozenset[str] | None:
         """Return the parameters of a tool that may be untrusted; None if the whole call may be."""
@@ -223,6 +250,18 @@ def strictest(verdicts: Iterable[FlowVerdict | None]) -> FlowVerdict | None:
 def _check_names(name: str, value: Any) -> None:
     if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(each, str) for each in value):
         raise UsageError(f"{name} must be a list of names, got {value!r:.60}.")
+
+
+def _check_effects(effects: Any, free: Any) -> None:
+    if isinstance(free, str) or not {*free} <= _FREE.keys():
+        raise UsageError(f"free must be a list of 'local' and 'reversible', got {free!r:.60}.")
+    if not isinstance(effects, Mapping):
+        raise UsageError(
+            f"effects must map tools to their effects, got {effects!r:.60}. Pass effects={{'tool': 'local'}}."
+        )
+    for tool, each in effects.items():
+        if each not in (*_FREE, "outside"):
+            raise UsageError(f"effects[{tool!r}] must be 'local', 'reversible' or 'outside', got {each!r:.60}.")
 
 
 def _names_of(tool: ToolSpec) -> frozenset[str]:

@@ -985,9 +985,11 @@ def _policy(tool: McpTool) -> ToolPolicy:
     if hints is None:
         return replace(stated, effects_known=False)
     read_only = bool(hints.read_only_hint)
+    adds_here = hints.open_world_hint is False and hints.destructive_hint is False
     return replace(
         stated,
         read_only=read_only,
+        effects="none" if read_only else "local" if adds_here else None,
         idempotent=read_only or bool(hints.idempotent_hint),
         destructive=bool(hints.destructive_hint) and not read_only,
         effects_known=read_only or hints.destructive_hint is not None,

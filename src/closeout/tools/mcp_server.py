@@ -213,6 +213,7 @@ def _definition(spec: ToolSpec) -> Any:
         read_only_hint=policy.read_only,
         idempotent_hint=policy.idempotent,
         destructive_hint=policy.destructive or policy.approval not in (None, "never"),  # the client asks its user
+        open_world_hint=False if policy.effects == "local" else None,
     )
     stated = {
         field.name: normalise(getattr(policy, field.name))

@@ -57,6 +57,7 @@ class PolicyFields(TypedDict, total=False):
     duplicate_key: str | Sequence[str] | None
     repeatable: bool
     read_only: bool
+    effects: Literal["none", "local", "reversible", "outside"] | None
     idempotent: bool
     destructive: bool
     effects_known: bool
@@ -383,6 +384,8 @@ def _check_values(name: str, policy: ToolPolicy) -> None:
             raise ToolDefinitionError(f"Tool {name!r}: {field} must be at least {least}, got {values[field]}.")
     if policy.read_only and policy.destructive:
         raise ToolDefinitionError(f"Tool {name!r}: a tool is read_only or destructive, not both.")
+    if policy.read_only and policy.effects not in (None, "none"):
+        raise ToolDefinitionError(f"Tool {name!r}: effects of a read_only tool must be 'none', got {policy.effects!r}.")
 
 
 def _check_policy(name: str, policy: ToolPolicy, parameters: Mapping[str, Any]) -> None:
