@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 
 from cli_process import here
 from closeout import Agent, tool
+from closeout.cli.deciding import ask_at_terminal
 from closeout.cli.run_ids import complete_run_id
 from closeout.errors import JournalLocked, RunNotFound
 from closeout.journal.check import check_home
 from closeout.journal.store import Store, close_stores, open_store
-from closeout.testing import ScriptedClient, answer, call
+from closeout.run.waiting import pending_decisions
+from closeout.testing import ScriptedClient, Turn, answer, call
 
 LONG = "a shared text that is stored apart because it is long. " * 40
 
@@ -80,6 +83,37 @@ def test_approve_without_a_run_lists_what_waits() -> None:
     assert "closeout approve pay-1 r1" in listed
     waiting = here("approve", "--json").json
     assert [(run["run_id"], run["waiting"][0]["id"]) for run in waiting] == [("pay-1", "r1")]
+
+
+def test_calls_that_wait_together_are_one_question(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @tool(approval="always")
+    def pay(amount: int) -> str:
+        """Pay."""
+        return "paid"
+
+    def waits(name: str) -> Agent:
+        agent = Agent(
+            ScriptedClient([Turn(calls=[call("pay", amount=5), call("pay", amount=6)]), answer("done")]), [pay]
+        )
+        agent.run_sync("Pay.", run_id=name)
+        return agent
+
+    agent = waits("two-1")
+    assert "All 2 calls together\n  closeout approve two-1 --all" in here("approve").out
+    assert "--all decides on every call" in here("approve", "two-1", "r1", "--all").sentence
+    assert "Recorded." in here("approve", "two-1", "--all").err
+    assert agent.resume_sync("two-1").answer == "done"
+    assert "waits for no approval" in here("approve", "two-1", "--all").sentence
+    waits("two-2")
+    pending = pending_decisions(open_store(home).rows("two-2"))
+    for typed, verdicts in (
+        ("y\n", ["approve", "approve"]),
+        ("n\nToo much.\n", ["deny", "deny"]),
+        ("e\ny\nn\nNo.\n", ["approve", "deny"]),
+        ("", []),
+    ):
+        monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+        assert [each.verdict for each in ask_at_terminal(pending).values()] == verdicts
 
 
 def test_exported_runs_are_imported_elsewhere(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

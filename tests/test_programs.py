@@ -516,8 +516,9 @@ async def test_hostile_programs_fail_with_a_clear_message_and_the_run_goes_on() 
     ), seen
 
 
-async def test_a_program_that_needs_too_much_memory_does_not_end_the_later_ones() -> None:
-    big = "['a' * 1000000 + str(number) for number in range(180)]"
+async def test_a_program_that_needs_too_much_memory_does_not_end_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_sandbox, "MAX_MEMORY", 20_000_000)
+    big = "['a' * 100000 + str(number) for number in range(180)]"
     advice = "To free memory, set variables that you no longer need to None: rows = None."
     programs = (
         "x = str(['a' * 1000000] * 500)",
@@ -527,11 +528,13 @@ async def test_a_program_that_needs_too_much_memory_does_not_end_the_later_ones(
         "del rows",
         "rows = None",
     )
-    _, seen, _ = await run([*map(block, programs), block(f"more = {big}\nprint(len(more))")], ())
+    _, seen, _ = await run(
+        [*map(block, programs), block("print(len(['b' * 100000 + str(n) for n in range(100)]))")], ()
+    )
     assert (seen[0].endswith("All variables are lost."), seen[1]) == (True, "1\n"), "the worker was killed"
     assert seen[3].endswith(advice)
     assert seen[4].endswith(advice), "the sandbox has no del"
-    assert seen[6] == "180\n"
+    assert seen[6] == "100\n"
 
 
 async def test_an_endless_program_is_stopped_and_its_variables_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ def approve_command(
     deny: str | None = None,
     answer: str | None = None,
     hash: str | None = None,  # noqa: A002 - the option's name
+    together: bool = False,
     resume: bool = True,
     agent: str | None = None,
     as_json: bool = False,
@@ -42,10 +43,16 @@ def approve_command(
     store = open_store(home_folder())
     pending = pending_decisions(store.rows(run_id))
     asked = [each for each in pending if each.by_person] or pending  # a time or a signal is refused with the reason
-    has_option = any(option is not None for option in (edit, deny, answer, hash))
+    has_option = together or any(option is not None for option in (edit, deny, answer, hash))
     decisions: dict[str, Decision] = {}
     if name is None and not has_option and len(pending) > 0 and can_ask(as_json):
         decisions = ask_at_terminal(asked)
+    elif together:
+        if name is not None or any(option is not None for option in (edit, answer, hash)):
+            raise UsageError("--all decides on every call that waits. It goes with --deny, and with nothing else.")
+        decisions = {each.id: _decision(None, deny, None, each.hash) for each in asked if each.kind == "approval"}
+        if not decisions:
+            raise UsageError(f"Run {run_id} waits for no approval. To see it: closeout runs {run_id}")
     else:
         chosen = name if name is not None else _only(run_id, asked)
         decisions = {chosen: _decision(edit, deny, answer, hash)}

@@ -47,6 +47,9 @@ def describe_pending(run_id: str, pending: Sequence[PendingDecision], agent: str
         else:
             lines += [f"{each.id} waits for approval: {_call(each)}", f"  {each.reason}", f"  {command}"]
             lines += [f'  {command} --deny "…"']
+    calls = [each for each in pending if each.kind == "approval"]
+    if len(calls) > 1:
+        lines.append(f"All {len(calls)} calls together\n  closeout approve {run_id} --all")
     return visible("\n".join(lines), keep="\n")
 
 
@@ -56,9 +59,18 @@ def can_ask(as_json: bool) -> bool:
 
 
 def ask_at_terminal(pending: Sequence[PendingDecision]) -> dict[str, Decision]:
-    """Ask a person for each decision. What is left open is not in the result; Ctrl-D leaves the rest open."""
+    """Ask a person for each decision; about several calls together at first.
+
+    What is left open is not in the result; Ctrl-D leaves the rest open.
+    """
     decisions: dict[str, Decision] = {}
-    for each in (each for each in pending if each.by_person):
+    calls = [each for each in pending if each.kind == "approval"]
+    try:
+        if len(calls) > 1:
+            decisions = _ask_together(calls)
+    except EOFError:
+        return {}
+    for each in (each for each in pending if each.by_person and each.id not in decisions):
         try:
             if isinstance(each.arguments.get("form"), Mapping):
                 decision = _ask_form(each, each.arguments["form"])
@@ -69,6 +81,23 @@ def ask_at_terminal(pending: Sequence[PendingDecision]) -> dict[str, Decision]:
         if decision is not None:
             decisions[each.id] = decision
     return decisions
+
+
+def _ask_together(calls: Sequence[PendingDecision]) -> dict[str, Decision]:
+    """Ask about several calls in one question. Empty if a person wants to decide on each."""
+    from closeout.run.waiting import Decision
+
+    for number, each in enumerate(calls, 1):
+        _say(f"\n{number}. {_call(each)}\n{each.reason}")
+    while True:
+        reply = _read(f"Approve all {len(calls)}? [y]es, [n]o, [e]ach by itself: ").lower()
+        if reply in ("y", "yes"):
+            return {each.id: Decision(verdict="approve", hash=each.hash) for each in calls}
+        if reply in ("n", "no"):
+            why = _read("Why not? (the model reads it) ")
+            return {each.id: Decision(verdict="deny", text=why, hash=each.hash) for each in calls}
+        if reply in ("e", "each"):
+            return {}
 
 
 def _ask_approval(pending: PendingDecision) -> Decision | None:

@@ -232,6 +232,7 @@ def approve(
     deny: Annotated[str | None, typer.Option(help="Deny the call; the model reads the reason")] = None,
     answer: Annotated[str | None, typer.Option(help="Answer a question")] = None,
     hash: Annotated[str | None, typer.Option(help="Refuse if the call is not the one with this hash")] = None,  # noqa: A002
+    together: Annotated[bool, typer.Option("--all", help="Decide on all calls that the run waits for")] = False,
     resume: Annotated[bool, typer.Option(help="Resume the run if nothing else is left to decide")] = True,
     agent: AgentSource = None,
     json: Json = False,
@@ -252,6 +253,7 @@ def approve(
         deny=deny,
         answer=answer,
         hash=hash,
+        together=together,
         resume=resume,
         agent=agent,
         as_json=json,

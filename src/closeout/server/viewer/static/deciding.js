@@ -14,9 +14,10 @@ export class DecisionPanel {
     this.forms = new Map(); // id and hash → element
     this.awaitsLogin = false; // somebody may sign in, which the run's record does not show
     this.title = h("h2");
+    this.together = h("div.buttons");
     this.list = h("div.requests");
     this.end = h("div", { role: "status" });
-    this.element = h("section.decisions", { hidden: true, "aria-label": t("Decisions") }, this.title, this.list, this.end);
+    this.element = h("section.decisions", { hidden: true, "aria-label": t("Decisions") }, this.title, this.list, this.together, this.end);
   }
 
   /** Show what the run waits for now; nothing if it does not wait. */
@@ -47,8 +48,22 @@ export class DecisionPanel {
     const open = waiting.filter(isDecided).length;
     const title = open > 1 ? t("This run waits for {n} decisions", { n: open }) : open ? t("This run waits for a decision") : t("This run waits");
     replaceChildren(this.title, waiting.length ? title : t("Everything is decided"));
+    const calls = waiting.filter((each) => each.kind === "approval");
+    replaceChildren(this.together, calls.length < 2 ? null : [
+      button(t("Approve all {n}", { n: calls.length }), () => this.decideAll(calls, { verdict: "approve" }), "primary"),
+      button(t("Deny all {n}", { n: calls.length }), () => this.decideAll(calls, { verdict: "deny" }))]);
     const isOver = waiting.every((each) => each.signed_in);
     replaceChildren(this.end, !isOver ? null : continues ? h("p.line.good", null, t("The run continues.")) : this.howToContinue());
+  }
+
+  /** Decide on the calls that are shown, as they are shown. */
+  async decideAll(calls, decision) {
+    try {
+      for (const { id, hash } of calls) this.show(await sendDecision(this.runId, { id, hash, ...decision }));
+      this.onDecided();
+    } catch (error) {
+      replaceChildren(this.end, h("p.line.error", { role: "alert" }, error.message));
+    }
   }
 
   howToContinue() {

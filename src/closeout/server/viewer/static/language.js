@@ -13,6 +13,8 @@ const CHINESE = {
   "Approval": "需要批准",
   "Approve with these arguments": "以这些参数批准",
   "Approve": "批准",
+  "Approve all {n}": "全部批准（{n}）",
+  "Deny all {n}": "全部拒绝（{n}）",
   "All runs took the same steps.": "各次运行的步骤相同。",
   "Arguments as JSON": "参数(JSON)",
   "Attempt": "尝试",
