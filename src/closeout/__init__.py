@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from closeout.file_values import File
     from closeout.journal.events import (
         AnswerSeen,
+        CallDecided,
         Event,
         FlowDecided,
         ModelReplied,
@@ -112,6 +113,7 @@ if TYPE_CHECKING:
     from closeout.run.handoff import Handoff
     from closeout.run.made_deps import ClientRequest
     from closeout.run.many import ManyRuns, MapProgress
+    from closeout.run.middleware.chain import AgentPlace, Calling, Middleware, Sending
     from closeout.run.orchestrator import Orchestrator
     from closeout.run.personal_data import PersonalData, delete_data, export_data, find_data
     from closeout.run.result import RunResult
@@ -134,6 +136,7 @@ __all__ = [
     "FORMAT_ERROR_MESSAGE",
     "TOOL_RESULT_MAX_LENGTH",
     "Agent",
+    "AgentPlace",
     "AgentScratchpadUnit",
     "AnswerContract",
     "AnswerGenerator",
@@ -146,8 +149,10 @@ __all__ = [
     "BaseClient",
     "Boxed",
     "CacheOptimizedOutput",
+    "CallDecided",
     "CallFirst",
     "CallLabels",
+    "Calling",
     "Candidate",
     "Capabilities",
     "Check",
@@ -191,6 +196,7 @@ __all__ = [
     "MapProgress",
     "McpServerUnavailable",
     "Message",
+    "Middleware",
     "ModelError",
     "ModelReplied",
     "ModelReply",
@@ -225,6 +231,7 @@ __all__ = [
     "RunStarted",
     "RunStream",
     "Secret",
+    "Sending",
     "Session",
     "SmallModel",
     "Step",
@@ -331,6 +338,7 @@ _HOMES = {
     "file_values": ("File",),
     "journal.events": (
         "AnswerSeen",
+        "CallDecided",
         "Event",
         "FlowDecided",
         "ModelReplied",
@@ -383,6 +391,7 @@ _HOMES = {
     "run.many": ("ManyRuns", "MapProgress"),
     "run.orchestrator": ("Orchestrator",),
     "run.personal_data": ("PersonalData", "delete_data", "export_data", "find_data"),
+    "run.middleware.chain": ("AgentPlace", "Calling", "Middleware", "Sending"),
     "run.result": ("RunResult",),
     "run.strategy": ("AskOnce", "CallFirst", "Majority", "ModelTurn", "RequireCall", "Strategy"),
     "run.waiting": ("Decision", "PendingDecision"),

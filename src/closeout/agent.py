@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from closeout.run.handoff import Handoff
     from closeout.run.made_deps import ClientRequest
     from closeout.run.many import ManyRuns, MapProgress, Once, OnceRunner
+    from closeout.run.middleware.chain import MakeMiddleware, Middleware
     from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator, OnChange
     from closeout.run.result import RunResult
     from closeout.run.strategy import Strategy
@@ -189,6 +190,8 @@ class Agent(Generic[Deps, Value]):
         code_mode: Add the tool `run_program`, with which the model can write Python programs that call the other tools
             as functions, in a sandbox. Needs the extra `code`.
         flow: A `Flow`: rules on the calls that the agent may make by itself once it has read untrusted text.
+        middleware: What surrounds the requests and calls of the agent and of all that it starts: `Middleware` objects,
+            or classes that are called with an `AgentPlace` for each agent of each run. The first is outermost.
         max_tokens: The maximum number of tokens in a reply. The setting `agent.max_tokens` limits those of a run.
         max_seconds: The maximum duration of a run in seconds.
         max_cost: The maximum cost of a run in US dollars.
@@ -246,6 +249,7 @@ class Agent(Generic[Deps, Value]):
         on_change: OnChange = "keep",
         code_mode: bool = False,
         flow: Flow | Mapping[str, Any] | None = None,
+        middleware: Sequence[Middleware | MakeMiddleware] = (),
         max_tokens: int | None = None,
         max_seconds: float | None = None,
         max_cost: float | None = None,
@@ -294,6 +298,7 @@ class Agent(Generic[Deps, Value]):
             check=check,
             code_mode=code_mode,
             flow=flow,
+            middleware=middleware,
             deps_type=deps_type,
             secrets=secrets,
             handoffs=handoffs,

@@ -22,6 +22,7 @@ from closeout.assembly.checks import (
     check_instructions,
     check_list,
     check_listeners,
+    check_middleware,
     check_part,
     check_strategy,
     check_text,
@@ -97,6 +98,7 @@ class Assembler:
         check: Any = None,
         code_mode: bool = False,
         flow: Any = None,
+        middleware: Any = (),
         deps_type: Any = None,
         secrets: Any = (),
         skills: Any = (),
@@ -144,6 +146,7 @@ class Assembler:
         self._stream = stream
         self._version = check_text("version", version)
         self._on_change = check_on_change(on_change)
+        self._middleware = check_middleware(middleware)
         self._flow = check_flow((config.flow and config.flow.model_dump()) if flow is None else flow)
         self.client = connect(model, base_url, api_key, config.llm)
         self._check_dialect()
@@ -317,6 +320,7 @@ class Assembler:
             version=self._version,
             on_change=self._on_change,
             flow=self._flow,
+            middleware=self._middleware,
         )
 
     def _with_forms(self, contract: AnswerContract[Any]) -> AnswerContract[Any]:

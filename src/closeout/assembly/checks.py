@@ -425,6 +425,20 @@ def check_state(value: Any) -> Mapping[str, Any]:
     return found
 
 
+def check_middleware(value: Any) -> tuple[Any, ...]:
+    """Return middleware: instances, and classes or functions that make one for an `AgentPlace`."""
+    from closeout.run.middleware.chain import Middleware
+
+    found = check_list("middleware", value, "[MyMiddleware()]")
+    for each in found:
+        if not isinstance(each, Middleware) and not callable(each):
+            raise UsageError(
+                f"middleware must hold Middleware objects, or what makes one, got {each!r:.80}. Pass an instance of a "
+                "subclass of closeout.Middleware."
+            )
+    return found
+
+
 def check_listeners(value: Any) -> tuple[Listener, ...]:
     """Return listeners. A class or a coroutine function is refused: it could be called, and would do nothing."""
     found = check_list("listeners", value, "[print]")

@@ -23,6 +23,7 @@ from closeout.journal.events import (
     AgentStarted,
     AttemptEnded,
     AttemptStarted,
+    CallDecided,
     Compacted,
     DecisionMade,
     DecisionRequested,
@@ -201,6 +202,8 @@ class Display:
                 self._replied(event, change)
             case FlowDecided(decision="refuse" | "allow"):
                 self._print(event, f"  flow rules {event.decision} {event.handle}: {event.reason}", "cyan")
+            case CallDecided():
+                self._print(event, f"  {event.by}: {event.decision} {event.name}: {event.reason}", "cyan")
             case DecisionRequested(kind="approval"):
                 self._print(event, f"  ? {event.name}({_arguments(event.arguments)}) waits for approval", "cyan")
             case DecisionMade(verdict="approve" | "deny"):

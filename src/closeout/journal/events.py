@@ -28,6 +28,7 @@ __all__ = [
     "AnswerSeen",
     "AttemptEnded",
     "AttemptStarted",
+    "CallDecided",
     "CallRepeated",
     "CheckFinished",
     "CheckStarted",
@@ -525,6 +526,30 @@ class FlowDecided(Event):
     reason: str
     arguments: str
     labels: tuple[str, ...] = ()
+
+
+@record
+class CallDecided(Event):
+    """The decision of a user's middleware on a call.
+
+    Attributes:
+        request: what the decision is called in its agent: the handle of the call and `by`.
+        by: the class of the middleware.
+        name: the tool.
+        decision: "ask" a person, "refuse" or "allow".
+        reason: what speaks against the call.
+        arguments: the arguments of the call, as JSON. The decision holds for these alone.
+    """
+
+    identity = "request"
+    bodies = ("arguments", "reason")
+    request: str
+    _: KW_ONLY
+    by: str
+    name: str
+    decision: str
+    reason: str
+    arguments: str
 
 
 @record

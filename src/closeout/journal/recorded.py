@@ -10,6 +10,7 @@ from typing import TypeAlias
 from pydantic_core import to_json
 
 from closeout.journal.events import (
+    CallDecided,
     CheckStarted,
     DecisionMade,
     DecisionRequested,
@@ -32,6 +33,7 @@ CANCELLED = "CancelledError"
 # The kind of a ModelFailed whose request a message of the user's interrupted: an outcome, from which the run goes on.
 REPLY_INTERRUPTED = "ReplyInterrupted"
 _MEASURES = frozenset({"messages", "size", "shared", "kept"})  # of a request: they differ because its texts do
+_DECIDED = (FlowDecided, CallDecided)
 _INTENT_OF = {
     "ModelReplied": "ModelRequested",
     "ModelFailed": "ModelRequested",
@@ -193,7 +195,7 @@ class RecordedRun:
     def _depart(self, recorded: Event, event: Event) -> None:
         if not self.departure:
             self.departure = _difference(recorded, event)
-        if not isinstance(event, (ModelRequested, DecisionRequested, FlowDecided)):  # deciding again does nothing else
+        if not isinstance(event, (ModelRequested, DecisionRequested, *_DECIDED)):  # deciding again does nothing else
             self._left[event.agent] = self._events.pop(event.agent, {})
             self.broken = self.broken or (recorded, _difference(recorded, event))
 

@@ -25,6 +25,7 @@ from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput, ToolTelemetry
 from closeout.run.call_context import CallContexts
 from closeout.run.middleware.chain import Calling, CallLabels, Middleware, called_through
+from closeout.run.middleware.own_decisions import deciders
 from closeout.run.plan import Scope, enter, leave
 from closeout.tools.call_records import CallOutcome
 from closeout.tools.executor import UNSURE, PlannedCall, ToolExecutor
@@ -47,7 +48,7 @@ class ToolCalls:
     def __init__(self, scope: Scope, first: int = 1, *, sampling: Callable[[str], Sample] | None = None) -> None:
         self._scope = scope
         self._chain: Sequence[Middleware] = scope.chain
-        self._deciding = [each for each in self._chain if type(each).decide is not Middleware.decide]
+        self._deciders = deciders(scope)
         self._call = called_through(self._chain, _start)
         self._contexts = CallContexts(scope, sampling)
         self.publish_progress = self._contexts.publish_progress
@@ -119,8 +120,8 @@ class ToolCalls:
         # The record may say what its server offered at an earlier time.
         served, started = executor.as_served(plan), partial(self._started, handle=plan.handle)
         calling = Calling(plan, served, executor, started, labels)
-        for each in self._deciding:
-            await each.decide(calling)
+        for decide in self._deciders:
+            await decide(calling)
             if calling.output is not None:
                 return calling.plan, calling.output
         for each in self._chain:

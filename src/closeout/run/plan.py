@@ -159,6 +159,7 @@ class AgentPlan:
     version: str = ""  # as its author calls it
     on_change: OnChange = "keep"
     flow: Flow | None = None
+    middleware: tuple[Any, ...] = ()  # the user's: instances, and what makes one for an `AgentPlace`
 
     @property
     def flows(self) -> tuple[Flow, ...]:
@@ -360,6 +361,9 @@ class AgentPlan:
             found["skills"] = self.skills.digests
         if self.flow is not None:
             found["flow"] = _digest(self.flow.described())
+        if self.middleware:
+            names = [getattr(each, "__qualname__", type(each).__qualname__) for each in self.middleware]
+            found["middleware"] = names
         if self.strategy is not None:
             found["strategy"] = f"{self.strategy.name} {self.strategy.version}"
         return found

@@ -19,8 +19,7 @@ from closeout.journal.run_journal import Journal
 from closeout.messages import ToolSpec
 from closeout.run.cancelling import is_to_be_cancelled
 from closeout.run.plan import Scope
-from closeout.run.timers import ended_timer
-from closeout.run.waiting import decide, question_digest
+from closeout.run.waiting import decide, ended_timer, question_digest
 from closeout.tools.run_context import ServerAnswer
 from closeout.tools.secrets import Secrets
 

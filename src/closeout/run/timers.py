@@ -21,9 +21,9 @@ from closeout.journal.sent_signals import check_signal_name, mark_received, open
 from closeout.messages import ToolSpec
 from closeout.run.logins import login_request
 from closeout.run.plan import Scope
-from closeout.run.waiting import decide, must_rerun, pending_of, question_digest
+from closeout.run.waiting import decide, ended_timer, must_rerun, pending_of, question_digest, wait_until
 
-__all__ = ["CallWaits", "Memo", "ended_timer", "wait_for_start", "wait_until"]
+__all__ = ["CallWaits", "Memo", "wait_for_start"]
 
 Memo = dict[str, DecisionMade]
 """The decisions that ended an agent's waits in this process. A tool that is tried again must not wait a second time."""
@@ -32,23 +32,6 @@ Memo = dict[str, DecisionMade]
 async def wait_for_start(scope: Scope, start_at: float) -> None:
     """Wait for the time at which a run is to begin. Raises Suspended before it."""
     await wait_until(scope, "start", start_at)
-
-
-async def wait_until(scope: Scope, name: str, when: float) -> None:
-    """Wait for a time on behalf of an agent itself, not of a call. Raises Suspended before it."""
-    until = datetime.fromtimestamp(when, UTC).isoformat(timespec="seconds")
-    request = DecisionRequested(
-        scope.path, name, "timer", name="", arguments=json.dumps({"until": until}), digest="", expires=when
-    )
-    await decide(scope, request, partial(ended_timer, scope))
-
-
-async def ended_timer(scope: Scope, request: DecisionRequested) -> DecisionMade | None:
-    """Return the end of a timer, None before it."""
-    assert request.expires is not None
-    if scope.run.clock() < request.expires:
-        return None
-    return DecisionMade(request.agent, request.request, "time", digest=request.digest, by="clock")
 
 
 class CallWaits:

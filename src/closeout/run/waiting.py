@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from closeout.errors import DecisionRefused, Suspended, ToolError
@@ -30,6 +31,7 @@ __all__ = [
     "call_digest",
     "decide",
     "due_time",
+    "ended_timer",
     "login_digest",
     "must_rerun",
     "noted_due",
@@ -38,6 +40,7 @@ __all__ = [
     "pending_of",
     "question_digest",
     "record_decisions",
+    "wait_until",
 ]
 
 Verdict: TypeAlias = Literal["approve", "deny", "answer"]
@@ -174,6 +177,23 @@ async def decide(
     made = await journal.effect(request, outcome)
     assert isinstance(made, DecisionMade)
     return made
+
+
+async def wait_until(scope: Scope, name: str, when: float) -> None:
+    """Wait for a time on behalf of an agent itself, not of a call. Raises Suspended before it."""
+    until = datetime.fromtimestamp(when, UTC).isoformat(timespec="seconds")
+    request = DecisionRequested(
+        scope.path, name, "timer", name="", arguments=json.dumps({"until": until}), digest="", expires=when
+    )
+    await decide(scope, request, partial(ended_timer, scope))
+
+
+async def ended_timer(scope: Scope, request: DecisionRequested) -> DecisionMade | None:
+    """Return the end of a timer, None before it."""
+    assert request.expires is not None
+    if scope.run.clock() < request.expires:
+        return None
+    return DecisionMade(request.agent, request.request, "time", digest=request.digest, by="clock")
 
 
 def _default_answer(request: DecisionRequested, now: float) -> DecisionMade | None:

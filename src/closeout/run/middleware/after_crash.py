@@ -23,6 +23,8 @@ STAYS_INTERRUPTED = (
 class CrashMiddleware(Middleware):
     """Makes no call again that may have taken effect, unless its tool or a person allows it."""
 
+    records_itself = True
+
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
 

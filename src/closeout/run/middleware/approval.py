@@ -23,6 +23,8 @@ __all__ = ["ApprovalMiddleware", "as_decided"]
 class ApprovalMiddleware(Middleware):
     """Suspends the run until a person has approved, edited or denied a call that needs it."""
 
+    records_itself = True
+
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
 

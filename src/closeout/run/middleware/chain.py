@@ -7,10 +7,10 @@ happens.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from closeout.errors import CloseoutError
 from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, ToolFinished, ToolStarted
@@ -25,6 +25,7 @@ from closeout.run.reply_listener import ReplyListener
 from closeout.run.task import Task
 from closeout.tools.executor import PlannedCall, ToolExecutor
 from closeout.tools.flow import CallLabels
+from closeout.tools.run_context import RunContext
 from closeout.tools.running import CallGuard, stopped_output
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Call",
     "CallLabels",
     "Calling",
+    "MakeMiddleware",
     "Middleware",
     "Send",
     "Sending",
@@ -56,6 +58,15 @@ class AgentPlace:
     plan: AgentPlan | None = None
     task: Task | None = None
     handed_over: bool = False
+
+    @property
+    def agent(self) -> str:
+        """The path of the agent in its run: "main", or "main/r4:researcher"."""
+        return self.scope.path
+
+    def context(self) -> RunContext[Any]:
+        """Return what the agent's tools may know of the run: its id, its user, its dependencies."""
+        return self.scope.context()
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +124,30 @@ class Calling:
     guard: CallGuard | None = None
     output: ToolOutput | None = None
 
+    @property
+    def name(self) -> str:
+        """The name of the tool."""
+        return self.plan.tool.name
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments of the call. Do not change them."""
+        arguments = self.plan.call.arguments
+        return arguments if isinstance(arguments, Mapping) else {}
+
+    @property
+    def handle(self) -> str:
+        """The name of the call in its agent's run, such as "r3"."""
+        return self.plan.handle
+
+    def refuse(self, reason: str) -> None:
+        """Do not make the call. The model is shown the reason."""
+        self.output = stopped_output(self.name, reason, "Denied")
+
+    def ask(self, reason: str) -> None:
+        """Have a person decide whether the call is made."""
+        self.reasons.append(reason)
+
     def edit(self, call: ToolCall) -> None:
         """Take the arguments that a person wrote. Ones that do not fit the tool refuse the call."""
         self.plan = self.executor.edited(self.plan, call)
@@ -125,7 +160,18 @@ Call: TypeAlias = Callable[[Calling], Awaitable[ToolOutput]]
 
 
 class Middleware:
-    """One concern of one agent of a run. Override the methods that it needs; the others cost nothing."""
+    """One concern of one agent of a run. Override the methods that it needs; the others cost nothing.
+
+    Subclass it and pass instances, or classes that are called with an `AgentPlace`, to `Agent(middleware=[…])`. An
+    instance serves all runs; a class makes one for each agent of each run. What an agent starts has them too, unless
+    `below` says otherwise.
+
+    `begin`, `decide`, `approved` and `read` run again when a recorded run is resumed or replayed. They must follow from
+    the call and from what was read, not from a clock or chance. `send`, `call` and `record` run only when a request is
+    sent or a call is made; what they return is recorded.
+    """
+
+    records_itself: ClassVar[bool] = False  # whether its decisions are events of its own
 
     @classmethod
     def at(cls, place: AgentPlace) -> Self | None:
@@ -166,6 +212,9 @@ class Middleware:
     async def end(self) -> None:
         """Give back what the agent has taken."""
 
+
+MakeMiddleware: TypeAlias = Callable[[AgentPlace], Middleware | None]
+"""Makes the middleware of one agent of a run: a class, or a function. None: the agent does not need it."""
 
 Kind = TypeVar("Kind", bound=Middleware)
 

@@ -23,6 +23,8 @@ class FlowMiddleware(Middleware):
         watch: The labels of what the run's agents have read, with the rules of this agent.
     """
 
+    records_itself = True
+
     def __init__(self, watch: FlowWatch, agent: str, journal: Journal) -> None:
         self.watch = watch
         self._agent = agent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from closeout.journal.events import HANDOFF
@@ -24,7 +25,8 @@ __all__ = ["ORDER", "below", "governed"]
 # The first is outermost.
 ORDER: tuple[type[Middleware], ...] = (
     # Outside the journal: decided again when a record is executed again.
-    FlowMiddleware,  # its reasons are among those that a person is asked for
+    FlowMiddleware,
+    Middleware,  # the user's: their reasons, and those of the flow rules, are among those that a person is asked for
     ApprovalMiddleware,  # a call that a person denies is not made again after a crash
     CrashMiddleware,
     # Inside: done once.
@@ -77,6 +79,24 @@ def below(
 
 
 def _with_chain(place: AgentPlace, above: tuple[Middleware, ...]) -> Scope:
-    has = {type(each): each for each in above}
-    chain = (has[kind].below(place) if kind in has else kind.at(place) for kind in ORDER)
+    has = {type(each): each for each in above if type(each) in ORDER}
+    chain: list[Middleware | None] = []
+    for kind in ORDER:
+        if kind is Middleware:
+            chain += _own(place, [each for each in above if type(each) not in ORDER])
+        else:
+            chain.append(has[kind].below(place) if kind in has else kind.at(place))
     return replace(place.scope, chain=tuple(each for each in chain if each is not None))
+
+
+def _own(place: AgentPlace, above: Sequence[Middleware]) -> list[Middleware | None]:
+    """Return the user's middleware: those of the agents above, then the agent's own, each instance once."""
+    found = [each.below(place) for each in above]
+    plans: tuple[AgentPlan, ...] = () if place.plan is None else (place.plan,)
+    if place.task is not None and place.plan is not None:  # the conversation was handed over in an earlier run
+        plans = (*place.plan.predecessors, place.plan)
+    for spec in (each for plan in plans for each in plan.middleware):
+        made = spec if isinstance(spec, Middleware) else spec(place)
+        if all(made is not each for each in (*above, *found)):
+            found.append(made)
+    return found
