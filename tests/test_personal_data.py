@@ -202,11 +202,11 @@ async def test_a_session_is_deleted_by_its_id_and_others_of_the_name_stay(any_ho
 
 async def test_runs_of_others_that_repeat_what_a_person_said_are_named(any_home: Home, tmp_path: Path) -> None:
     agent = Agent(ScriptedClient([answer("done")] * 9), home=any_home)
-    await agent.session("team", user="伊芙").run("Before.")
-    await agent.session("team", user="ann").run(f"My secret is {SECRET}.")
+    await agent.session("team").run("Before.", user="伊芙")
+    await agent.session("team").run(f"My secret is {SECRET}.", user="ann")
     await agent.session("team").run("Who says so?")  # nobody is named
-    await agent.session("team", user="bob").run("Hello.")
-    await agent.session("else", user="bob").run("Hello.")
+    await agent.session("team").run("Hello.", user="bob")
+    await agent.session("else").run("Hello.", user="bob")
     found = find_data("ann", home=any_home)
     assert [run.run_id for run in found.runs] == ["team.2", "team.3"]
     named = {"run_id": "team.4", "session": "team", "users": ["bob"]}

@@ -11,7 +11,7 @@ from closeout.answers.reading import Value
 from closeout.dialects.text_chat import fit_history, historic_prompt
 from closeout.errors import DecisionRefused, MessageRefused, RunExists, RunNotFound, UsageError
 from closeout.file_values import File
-from closeout.journal.events import REPLIED
+from closeout.journal.events import REPLIED, RunStarted
 from closeout.journal.inbox import mailbox_of
 from closeout.journal.run_names import is_new_run_id
 from closeout.journal.store import RunRecord, Store
@@ -157,6 +157,8 @@ class Session(Generic[Value, Deps]):
         async with self._turn:
             while True:
                 runs = await self._idle_runs()
+                if self._store is not None and self._user:
+                    await self._store.off_loop(self._refuse_another_user, runs, self._store)
                 waiting = next((record.run_id for record in runs if record.status == "waiting"), "")
                 if waiting:
                     resume = "session" if waiting == runs[-1].run_id else "agent"
@@ -287,6 +289,15 @@ class Session(Generic[Value, Deps]):
         if context is not None and size > FULL * context:
             self._messages = fit_history(self._messages, int(KEPT * FULL * context), estimate_tokens)
         return self._messages
+
+    def _refuse_another_user(self, runs: Sequence[RunRecord], store: Store) -> None:
+        """Raise UsageError if another user's messages began the conversation."""
+        started = store.rows_from(runs[0].run_id, 0, 1)[0].event if runs else None
+        if isinstance(started, RunStarted) and started.user not in ("", self._user):
+            raise UsageError(
+                f"Session {self.id} is another user's. Use another name. For a conversation of several people leave "
+                "user out of session(…), and pass it with each message."
+            )
 
     def _id_after(self, runs: Sequence[RunRecord]) -> str:
         return "" if self._store is None else f"{self.id}.{self._number(runs[-1]) + 1 if runs else 1}"

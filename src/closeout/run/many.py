@@ -21,6 +21,7 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, Protocol
 
 from closeout.answers.reading import Value
@@ -33,7 +34,8 @@ from closeout.errors import (
     RunNotFound,
     UsageError,
 )
-from closeout.journal.events import REPLIED
+from closeout.file_values import File
+from closeout.journal.events import REPLIED, RunStarted
 from closeout.journal.store import RunRecord, Store
 from closeout.messages import Usage, UsageSum
 from closeout.run.lifecycle import as_recorded, recorded_task
@@ -42,9 +44,14 @@ from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import check_same, resume_run
 
-__all__ = ["ManyRuns", "MapProgress", "Once", "OnceRunner", "TaskItem", "check_key", "run_id_of"]
+__all__ = ["ManyRuns", "MapProgress", "Once", "OnceRunner", "TaskItem", "check_key", "identity_of", "run_id_of"]
 
 logger = logging.getLogger("closeout")
+
+# The arguments of `Agent.run` that decide what a run does, beside its task. Limits and listeners are not among them:
+# they are those of the call that continues it. Dependencies have no identity; `task_id` or `user` stands for them.
+DECIDING = ("files", "work_files", "history", "state", "user", "task_id", "handed_to", "history_labels")
+IDENTITY = "identity"  # the key of a run's origin with the digest of its task and these arguments
 
 LOCKED_SECONDS = 0.25  # seconds between two looks at a run that another process executes
 MAX_NAME = 200  # characters of a key or a session's name
@@ -98,15 +105,17 @@ class OnceRunner(Generic[Value]):
             ResumeRefused: A run of this name has another task, or another agent made it.
             JournalLocked: Another process executes the run.
         """
+        identity = await asyncio.to_thread(identity_of, task, options)
         while True:
             record = await self.store.off_loop(self._find, run_id)
             if record is None:
+                origin = {**(options.get("origin") or {}), IDENTITY: identity}
                 with suppress(RunExists):  # another process was faster
-                    return Once(await self.begin(task, run_id=run_id, **options))
+                    return Once(await self.begin(task, **{**options, "run_id": run_id, "origin": origin}))
                 continue
             if record.status != "running":
                 with suppress(JournalLocked):
-                    return await self._again(task, record, options)
+                    return await self._again(task, identity, record, options)
             if not wait:
                 raise JournalLocked(f"Run {run_id} is being executed by another process.")
             await asyncio.sleep(LOCKED_SECONDS)
@@ -117,7 +126,7 @@ class OnceRunner(Generic[Value]):
         except RunNotFound:
             return None
 
-    async def _again(self, task: str, record: RunRecord, options: Mapping[str, Any]) -> Once[Value]:
+    async def _again(self, task: str, identity: str, record: RunRecord, options: Mapping[str, Any]) -> Once[Value]:
         run_id, store = record.run_id, self.store
         rows = (await store.off_loop(store.read, run_id)).rows
         plan = as_recorded(self.plan.given(options.get("deps")), rows)
@@ -127,6 +136,15 @@ class OnceRunner(Generic[Value]):
             recorded = recorded_task(rows, run_id, load=store.content)
             if recorded.text != task:
                 raise ResumeRefused(f"Run {run_id} has another task: {recorded.text!r:.80}. Use another name.")
+            started = rows[0].event if rows else None
+            if isinstance(started, RunStarted):
+                if started.user != (options.get("user") or ""):
+                    raise ResumeRefused(f"Run {run_id} is for another user. Use another name, or name its user.")
+                if started.origin.get(IDENTITY, identity) != identity:
+                    raise ResumeRefused(
+                        f"Run {run_id} began with other arguments: one of {', '.join(DECIDING)}, or the content of a "
+                        "file. Use another name."
+                    )
             # A budget of several runs may have room again; a limit of the run would end it at once.
             failed = record.status == "failed" or (record.status, record.stop_reason) == ("unanswered", "budget")
             has_ended = not self.retry_failed if failed else record.status in REPLIED
@@ -336,7 +354,17 @@ class ManyRuns(Generic[Value]):
             )
         run_id = ""
         if self._key:
-            run_id = run_id_of(self._key, given)
+            if given.get("deps") is not None and not (given.get("task_id") or given.get("user")):
+                raise UsageError(
+                    f"Task {index} has dependencies of its own, by which its run cannot be found again. Give it a "
+                    "task_id that stands for them, or a user."
+                )
+            run_id = run_id_of(self._key, {**self._options, **given})
+            if self._seen[run_id] and given.get("deps") is not None:
+                raise UsageError(
+                    f"Task {index} differs from an earlier one at most in its dependencies, so that their results "
+                    "could be exchanged. Give each a task_id."
+                )
             self._seen[run_id] += 1
             if self._seen[run_id] > 1:
                 run_id = f"{run_id}-{self._seen[run_id]}"
@@ -370,10 +398,36 @@ async def _iterate(tasks: Iterable[TaskItem] | AsyncIterable[TaskItem]) -> Async
 
 
 def run_id_of(key: str, item: Mapping[str, Any]) -> str:
-    """Return the run id of a task under a key: the same for the same task, files, history and task id."""
-    what = [item["task"], list(map(str, item.get("files", ()))), list(item.get("history", ())), item.get("task_id", "")]
-    digest = hashlib.sha256(json.dumps(what, default=str).encode("utf-8", "surrogatepass")).hexdigest()
+    """Return the run id of a task under a key: the same for the same task and the arguments that decide its result."""
+    what: list[Any] = [item["task"], list(map(str, item.get("files", ()))), list(item.get("history", ()))]
+    what.append(item.get("task_id", ""))
+    others = {name: item[name] for name in DECIDING if name not in ("files", "history", "task_id") and item.get(name)}
+    if others:
+        what.append(others)
+    digest = hashlib.sha256(_as_json(what)).hexdigest()
     return f"{key}.{digest[:12]}"
+
+
+def identity_of(task: str, options: Mapping[str, Any]) -> str:
+    """Return a digest of a task and of all arguments that decide its result, the contents of files included."""
+    parts: dict[str, Any] = {name: options[name] for name in DECIDING if options.get(name)}
+    for name in ("files", "work_files"):
+        if name in parts:
+            parts[name] = list(map(_file_identity, parts[name]))
+    return hashlib.sha256(_as_json([task, parts])).hexdigest()[:32]
+
+
+def _file_identity(file: Any) -> Any:
+    if isinstance(file, File):
+        return [file.name, file.sha256]
+    try:
+        return [str(file), hashlib.sha256(Path(file).read_bytes()).hexdigest()]
+    except (OSError, TypeError, ValueError):  # the run says that it cannot be read
+        return str(file)
+
+
+def _as_json(value: Any) -> bytes:
+    return json.dumps(value, default=str).encode("utf-8", "surrogatepass")
 
 
 def check_key(name: str, value: Any) -> str:

@@ -55,7 +55,7 @@ class _Messages:
             "user": user_of({"user": metadata.get("user_id") if isinstance(metadata, dict) else None}),
             "schema": schema_in(wanted, "output_config.format", self._host),
         }
-        key = await request_key(request, self._host.name)
+        key = await request_key(request, self._host.name, self._host.deps)
         async with run_while_connected(self._host, conversation, notes, key) as run_id:
             if body.get("stream"):
                 return await send_events(request, self._events(run_id, body), run_headers(run_id))

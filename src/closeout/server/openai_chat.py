@@ -66,7 +66,7 @@ class _Chat:
             "user": user_of(body, client_of(request)),
             "schema": schema,
         }
-        key = await request_key(request, self._host.name)
+        key = await request_key(request, self._host.name, self._host.deps)
         async with run_while_connected(self._host, conversation, notes, key) as run_id:
             if body.get("stream"):
                 options = body.get("stream_options")

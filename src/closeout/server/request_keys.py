@@ -11,7 +11,7 @@ from aiohttp import web
 from closeout.errors import UsageError
 from closeout.run.many import check_key
 from closeout.server.api_errors import ApiError
-from closeout.server.safety import client_of
+from closeout.server.client_request import RequestDeps
 
 __all__ = ["KEY_HEADER", "REQUEST_NOTE", "RequestKey", "request_key"]
 
@@ -32,12 +32,13 @@ class RequestKey(NamedTuple):
             raise ApiError(422, text, code="idempotency_key_reused")
 
 
-async def request_key(request: web.Request, agent: str) -> RequestKey | None:
+async def request_key(request: web.Request, agent: str, deps: RequestDeps) -> RequestKey | None:
     """Return the key of a request, None if it has none.
 
     Args:
         request: A request that begins a run.
-        agent: The name of the agent: agents that share a home have keys of their own, and so have clients.
+        agent: The name of the agent: agents that share a home have keys of their own.
+        deps: Its dependencies: clients have keys of their own, and so have the headers that make dependencies.
 
     Raises:
         ApiError: The key is not a printable text of a sensible length.
@@ -49,7 +50,8 @@ async def request_key(request: web.Request, agent: str) -> RequestKey | None:
         check_key(KEY_HEADER, key)
     except UsageError as error:
         raise ApiError(400, str(error)) from None
-    run_id = f"once-{_digest(agent, client_of(request), key)[:32]}"
+    notes = json.dumps(deps.notes(request), sort_keys=True)
+    run_id = f"once-{_digest(agent, notes, key)[:32]}"
     body = hashlib.sha256(await request.read()).hexdigest()
     return RequestKey(run_id, _digest(run_id, request.path, body))
 

@@ -112,7 +112,7 @@ class _ResponsesRoutes:
             "previous_response_id": body.get("previous_response_id"),
             "schema": schema_in(text.get("format") if isinstance(text, dict) else text, "text.format", self._host),
         }
-        key = await request_key(request, self._host.name)
+        key = await request_key(request, self._host.name, self._host.deps)
         response = await self._begin(body, notes, seen_by(request), key)
         if notes["stream"]:
             return await send_events(request, self._events(response, -1), run_headers(response.run_id))

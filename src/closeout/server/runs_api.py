@@ -64,7 +64,7 @@ class _Runs:
         about = self._host.deps.notes(request)
         notes = {"api": "runs", "user": user_of(body, client_of(request)), **about}
         files = [*conversation.files, *_files_in(body.get("files") or [])]
-        key = await request_key(request, self._host.name)
+        key = await request_key(request, self._host.name, self._host.deps)
         run_id = await self._host.submit(
             conversation.task, history=conversation.history, files=files, notes=notes, key=key
         )

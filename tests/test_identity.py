@@ -1,0 +1,153 @@
+"""What finds a run again is all that decides its result: nobody gets another's answer, in whatever order they come."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.test_utils import make_mocked_request
+
+from closeout import Agent, File, Message, RunContext, tool
+from closeout.errors import ResumeRefused, UsageError
+from closeout.server.client_request import RequestDeps
+from closeout.server.request_keys import request_key
+from closeout.testing import RequestView, ScriptedClient, answer, call
+
+charged: dict[str, str] = {}  # by run: the service knows a payment that is repeated after a crash
+
+
+@tool(on_crash="rerun")
+def charge(context: RunContext[str | None]) -> str:
+    """Charge the monthly fee."""
+    who = context.user or str(context.deps)
+    assert charged.setdefault(context.run_id, who) == who
+    return f"charged {who}"
+
+
+def shop() -> Agent[Any, Any]:
+    def script(view: RequestView) -> Any:
+        return answer(view.last) if "charged" in view.text else call("charge")
+
+    charged.clear()
+    return Agent(ScriptedClient(script), [charge])
+
+
+def of(user: str) -> dict[str, Any]:
+    return {"task": "Charge the monthly fee.", "user": user}
+
+
+async def answers(agent: Agent[Any, Any], tasks: list[Any], **options: Any) -> list[str | None]:
+    return [result.answer for result in await agent.run_many(tasks, key="fees", **options)]
+
+
+async def test_equal_tasks_of_several_users_keep_their_answers_in_any_order_and_after_any_loss() -> None:
+    agent = shop()
+    async for first in agent.map([of("ann"), of("bob")], limit=1, key="fees"):
+        assert first.answer == "charged ann"
+        break  # the process stops here
+    assert await answers(agent, [of("bob"), of("ann")]) == ["charged bob", "charged ann"]
+    assert await answers(agent, [of("bob")]) == ["charged bob"]
+    assert Counter(charged.values()) == {"ann": 1, "bob": 1}
+
+
+async def test_random_batches_charge_each_user_once_and_answer_each_with_their_own() -> None:
+    chance = random.Random(3)
+    for batch in range(60):
+        agent, key = shop(), f"batch-{batch}"
+        people = [f"user{number}" for number in range(chance.randrange(1, 6))]
+        for _ in range(chance.randrange(1, 4)):
+            chosen = chance.sample(people, chance.randrange(1, len(people) + 1))
+            stop_after, got = chance.randrange(len(chosen) + 1), 0
+            async for result in agent.map([of(user) for user in chosen], key=key, limit=2):
+                assert result.answer == f"charged {chosen[got]}"
+                got += 1
+                if got == stop_after:
+                    break
+        await agent.run_many([of(user) for user in people], key=key)
+        assert Counter(charged.values()) == dict.fromkeys(people, 1)
+
+
+async def test_dependencies_have_no_identity_so_that_a_task_with_its_own_needs_a_name() -> None:
+    agent = shop()
+    with pytest.raises(UsageError, match=r"Task 0 has dependencies of its own.*Give it a task_id"):
+        await agent.run_many([{"task": "Charge.", "deps": "shop a"}], key="k")
+    with pytest.raises(UsageError, match=r"Task 1 differs .* at most in its dependencies.*Give each a task_id"):
+        await agent.run_many([{**of("ann"), "deps": "a"}, {**of("ann"), "deps": "b"}], key="k", limit=1)
+    named = [{"task": "Charge.", "deps": name, "task_id": name} for name in ("a", "b")]
+    assert await answers(agent, named) == ["charged a", "charged b"]
+    assert await answers(agent, named[::-1]) == ["charged b", "charged a"]
+    assert await agent.run_many([{"task": "Charge.", "deps": "a"}])  # without a key every run is new
+
+
+CHANGES: dict[str, Any] = {
+    "user": "bob",
+    "history": [Message(role="user", content="Before.")],
+    "state": {"seen": 1},
+    "task_id": "other",
+    "files": [File("note.txt", "other")],
+    "work_files": [File("work.txt", "other")],
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_every_argument_that_decides_the_result_is_another_run_or_an_error(name: str) -> None:
+    agent = shop()
+    given = {"user": "ann", "files": [File("note.txt", "mine")]}
+    first = await agent.run_once("Charge.", run_id="x", **given)
+    assert (await agent.run_once("Charge.", run_id="x", **given)).answer == first.answer
+    with pytest.raises(ResumeRefused, match="Use another name"):
+        await agent.run_once("Charge.", run_id="x", **{**given, name: CHANGES[name]})
+    with pytest.raises(ResumeRefused, match="another task"):
+        await agent.run_once("Pay.", run_id="x", **given)
+    mapped = [
+        await agent.run_many([{"task": "Go.", **each}], key="m") for each in (given, {**given, name: CHANGES[name]})
+    ]
+    assert mapped[0][0].run_id != mapped[1][0].run_id or mapped[1][0].error_kind == "ResumeRefused"
+    assert Counter(charged.values())["ann"] <= 3
+
+
+async def test_a_file_whose_content_changed_is_not_the_file_of_the_recorded_run(tmp_path: Path) -> None:
+    agent, note = shop(), tmp_path / "note.txt"
+    note.write_text("one")
+    await agent.run_once("Charge.", run_id="f", files=[note])
+    note.write_text("two")
+    with pytest.raises(ResumeRefused, match="the content of a file"):
+        await agent.run_once("Charge.", run_id="f", files=[note])
+    (changed,) = await agent.run_many([{"task": "Charge.", "files": [note]}], key="f")
+    note.write_text("three")
+    with pytest.raises(ResumeRefused, match="the content of a file"):
+        await agent.run_many([{"task": "Charge.", "files": [note]}], key="f")
+    assert changed.status == "answered"
+
+
+async def test_limits_and_listeners_are_those_of_the_call_that_continues() -> None:
+    agent = shop()
+    first = await agent.run_once("Charge.", run_id="x", max_turns=5)
+    assert (await agent.run_once("Charge.", run_id="x", max_turns=9, listeners=[print])).answer == first.answer
+
+
+async def test_a_session_of_another_user_is_not_opened() -> None:
+    agent = Agent(ScriptedClient([answer("Hello, Ann."), answer("Yes, Ann.")]))
+    await agent.session("chat-1", user="ann").run("I am Ann. My code is 1234.")
+    with pytest.raises(UsageError, match="Session chat-1 is another user's"):
+        await agent.session("chat-1", user="bob").run("What is my code?")
+    assert (await agent.session("chat-1", user="ann").run("Me again.")).answer == "Yes, Ann."
+
+
+async def test_an_idempotency_key_holds_for_its_client_and_for_the_headers_that_make_the_dependencies() -> None:
+    deps = RequestDeps(lambda request: None, ["X-Tenant"])
+
+    async def run_id(**headers: str) -> str:
+        sent = {"Idempotency-Key": "order 1047", **{name.replace("_", "-"): value for name, value in headers.items()}}
+        request = make_mocked_request("POST", "/v1/runs", headers=sent, payload=EMPTY_PAYLOAD)
+        found = await request_key(request, "agent", deps)
+        assert found is not None
+        return found.run_id
+
+    first = await run_id(X_Tenant="bern")
+    assert first == await run_id(X_Tenant="bern", X_Other="1")
+    assert len({first, await run_id(X_Tenant="rome"), await run_id()}) == 3
