@@ -173,6 +173,19 @@ async def test_hints_of_the_server_become_policy(manager: ToolManager) -> None:
     assert [policies[name].effects for name in ("add", "keep", "erase", "say")] == ["none", "local", None, None]
 
 
+async def test_a_value_that_has_not_the_stated_format_is_passed_on_with_one_hint() -> None:
+    kept = [call("keep", text=text, until=until) for text, until in (("a", "soon"), ("b", "soon"), ("c", "2026-12-01"))]
+    result = await Agent(ScriptedClient([*kept, answer("done")]), mcp_servers=[EVERYTHING], home=False).run("Keep.")
+    shown = [message["content"] for message in result.messages if message["role"] == "tool"]
+    assert [text.partition("\n")[0] for text in shown] == [
+        "The call was made, but its argument until should be a date.",
+        shown[1],
+        shown[2],
+    ]
+    assert [text.count("kept") for text in shown] == [1, 1, 1]
+    assert not any("should be" in text for text in shown[1:])
+
+
 @shared
 async def test_results_of_every_kind_arrive_whole(manager: ToolManager) -> None:
     assert await result_of(manager, "say", text="a\n中文 😀") == "a\n中文 😀"

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 from mcp.server.mcpserver import MCPServer
@@ -21,6 +21,7 @@ from mcp.types import (
     TextResourceContents,
     ToolAnnotations,
 )
+from pydantic import Field
 
 READ_ONLY = ToolAnnotations(read_only_hint=True)
 PIXEL = base64.b64encode(b"\x89PNG not really").decode()
@@ -35,7 +36,7 @@ def add(a: int, b: int) -> int:
 
 
 @server.tool(annotations=ToolAnnotations(open_world_hint=False, destructive_hint=False))
-def keep(text: str) -> str:
+def keep(text: str, until: Annotated[str, Field(json_schema_extra={"format": "date"})] = "") -> str:
     """Keep a text here."""
     return "kept"
 

@@ -97,7 +97,7 @@ class ObjectShape:
 class SchemaRules:
     """One schema, compiled. A valid call costs microseconds; sub-schemas are compiled when a repair asks for them."""
 
-    __slots__ = ("_plain", "_required", "_subvalidators", "_validator", "schema", "shape")
+    __slots__ = ("_formats", "_plain", "_required", "_subvalidators", "_validator", "schema", "shape")
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self.schema: dict[str, Any] = dict(schema)
@@ -105,6 +105,7 @@ class SchemaRules:
             raise ToolDefinitionError(f"The schema cannot be used: {problem}.")
         self._validator = _compile(self.schema)
         self._subvalidators: dict[int, tuple[Any, Any]] = {}
+        self._formats: Any = None  # a validator that asserts formats, False without any; made when it is needed
         self.shape = self.shape_of(self.schema)
         self._plain = _plain_members(self.schema)
         self._required = frozenset(self.shape.required)
@@ -138,6 +139,24 @@ class SchemaRules:
             return error
         except (ValueError, TypeError):  # lone surrogates and other values that are not JSON
             return None
+        return None
+
+    def wrong_format(self, arguments: Any) -> tuple[str, str] | None:
+        """Return the first value of accepted arguments without the `format` that the schema states, and that format.
+
+        To JSON Schema a format is a remark, which a valid value may not follow.
+        """
+        import jsonschema_rs
+
+        if self._formats is None:
+            self._formats = '"format"' in json.dumps(self.schema) and jsonschema_rs.validator_for(
+                self.schema, offline=True, validate_formats=True
+            )
+        if not self._formats or not self.accepts(arguments):
+            return None
+        for error in self._formats.iter_errors(plain_numbers(arguments)):
+            if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Format):
+                return ".".join(map(str, error.instance_path)), error.kind.format
         return None
 
     def accepts_part(self, schema: Any, value: Any) -> bool:

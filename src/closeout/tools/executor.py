@@ -23,6 +23,7 @@ from closeout.messages import Repair, ToolCall, ToolPolicy, ToolSpec
 from closeout.parsing.json_text import repair_json
 from closeout.records import record
 from closeout.repair.argument_repair import RepairedArguments
+from closeout.repair.schema_rules import SchemaRules
 from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
 from closeout.results.encoding import Encoding, known_encodings
 from closeout.results.escape import break_markers
@@ -174,6 +175,7 @@ class ToolExecutor:
         self._toolboxes = {name: Toolbox(manager) for name, manager in self.sub_agent_tool_managers.items()}
         self._memory = CallMemory()
         self._accepts_empty: set[tuple[str, str]] = set()  # (agent, tool) whose next empty result is evidence
+        self._hinted: set[tuple[str, ...]] = set()  # server, tool, argument and format of each hint that was given
         self._spent: dict[str, set[str]] = {}  # agent → tools, and queries, that reached a limit in this attempt
         self._unsure: dict[str, set[str]] = {}  # agent → queries that were interrupted, until it has made another call
         # agent → query → the call of an earlier attempt that is not made again; None once this attempt has its result
@@ -509,6 +511,17 @@ class ToolExecutor:
             self._made[agent][plan.query] = None
         return outcome
 
+    def _format_hint(self, plan: PlannedCall) -> str:
+        """Return what the model is told, once, of a value that does not have the form which a server's tool states."""
+        if plan.tool.server_name is None:
+            return ""
+        wrong = SchemaRules.of(plan.tool.parameters).wrong_format(plan.call.arguments)
+        place = (plan.tool.server_name, plan.tool.name, *(wrong or ()))
+        if wrong is None or place in self._hinted:
+            return ""
+        self._hinted.add(place)
+        return f"The call was made, but its argument {wrong[0]} should be a {wrong[1]}."
+
     async def _finish(self, plan: PlannedCall, output: ToolOutput, agent: str, is_spent: bool) -> CallOutcome:
         """The outcome of a call that ran. `is_spent`: no more rollbacks are allowed."""
         spec = plan.tool
@@ -530,8 +543,8 @@ class ToolExecutor:
         presented, own_problem = self._observed(output, plan.handle, presented)
         text, tokens, warning = self._formatted(tool_result, presented, plan.handle)
         own_problem = own_problem or _state_problem(spec, output)
-        if plan.note:
-            text, tokens = f"{plan.note}\n{text}", tokens + count_tokens(plan.note, self.model)
+        if note := plan.note or self._format_hint(plan):
+            text, tokens = f"{note}\n{text}", tokens + count_tokens(note, self.model)
         output.compressed = output.compressed or presented.truncated or presented.saved_tokens > 0
         output.telemetry.count_tokens(len(plan.call.text or str(plan.call.arguments)) // CHARACTERS_A_TOKEN, tokens)
         if spec.policy.duplicate_key is not None and output.telemetry.cache_key is None:
