@@ -228,6 +228,34 @@ async def test_a_failure_that_may_pass_teaches_nothing_the_first_time() -> None:
     assert first == second
 
 
+async def test_a_limit_that_leaves_room_for_a_long_prompt_does_not_hold_for_a_short_one() -> None:
+    def too_much(body: dict) -> bool:
+        return len(str(body["messages"])) // 4 + body["max_tokens"] > 8192
+
+    words = "The context has 8192 tokens. You requested 11000: 3000 in the messages, 8000 in the completion."
+    long = Message(role="user", content="word " * 2_400)
+    async with raw_server(refusing(too_much, words)) as seen:
+        client = OpenAIClient("m", seen.url, retry=ONCE)
+        for messages in ([long], [long, USER], [USER]):
+            await client.complete(ModelRequest(messages=messages, max_tokens=8000))
+    assert [body["max_tokens"] for body in seen.sent] == [8000, 2596, 2596, 8000]
+
+
+async def test_a_change_after_a_failure_is_kept_if_the_server_fails_without_it_once_more() -> None:
+    fails = [True, True, False, False]  # an outage that ends when the request is changed
+
+    def outage(_: dict) -> bool:
+        return bool(fails) and fails.pop(0)
+
+    for refuses, sent in ((outage, [True, True, False, True, True]),
+                          (lambda body: "temperature" in body, [True, True, False, True, False, False])):  # fmt: skip
+        async with raw_server(refusing(refuses, "temperature", 500)) as seen:
+            client = OpenAIClient("m", seen.url, retry=QUICK)
+            for _ in range(3):
+                await client.complete(FULL)
+        assert ["temperature" in body for body in seen.sent] == sent
+
+
 # ------------------------------------------------------------------------------------------------ runs
 
 

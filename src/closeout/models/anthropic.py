@@ -181,10 +181,6 @@ class AnthropicClient(HTTPClient):
             return {}
         return {"output_config": {"format": {"type": "json_schema", "schema": constraint.value}}}
 
-    def _limit_of(self, request: ModelRequest) -> int:
-        limit, most = request.max_tokens or self._max_tokens or DEFAULT_MAX_TOKENS, self.rules.most_tokens
-        return limit if most is None else min(limit, most)
-
     def _definitions(self, tools: Sequence[ToolSpec]) -> Any:
         return tool_definitions(tools)
 

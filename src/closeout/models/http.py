@@ -61,6 +61,7 @@ LESSON_SECONDS = 86_400.0  # until what a server refuses is tried again in a new
 SHOWN = 200  # characters of a refusal in a warning
 # The shortest limit of a description that a number in a refusal may be, and the limit that is tried otherwise.
 SHORTEST_CUT, USUAL_CUT = 64, 1024
+SHORT_REPLY = 1024  # tokens that are not halved to leave room for a longer prompt
 EVERY_LIMIT = 4096  # tokens of a reply that every model may write
 LIMIT_NAMES = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
 SCHEMA_WORDS = (
@@ -113,6 +114,8 @@ class HTTPClient(BaseClient):
         self.rules = self._documented = known_rules(vendor, urlsplit(base_url).hostname or "")
         self._passed: dict[Any, Any] = {}  # parts of requests that the server has accepted; see `_key_of`
         self._unsolved: set[Any] = set()  # refusals for which nothing was found
+        # Changes that a server took after it had failed, by its words: kept if it fails without them once more.
+        self._suspected: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {}
         self._tools: dict[int, tuple[bytes, SentTools, tuple[ToolSpec, ...]]] = {}
 
     async def complete(
@@ -167,7 +170,7 @@ class HTTPClient(BaseClient):
     def pupil(self) -> Self:
         """Return a client of the same server that knows what this one has learned, and learns for itself."""
         found = self._with_rules(self.rules)
-        found._passed, found._unsolved = {}, set()
+        found._passed, found._unsolved, found._suspected = {}, set(), {}
         return found
 
     def _with_rules(self, rules: ServerRules) -> Self:
@@ -217,13 +220,18 @@ class HTTPClient(BaseClient):
             *_option_changes({*self._asked(request), "stream", "stream_options"} & self._OPTIONAL, refusal),
             *_option_changes(request.extra_body.keys() - self._OPTIONAL, refusal, alone=True),
             *(_tool_changes(request.tools, refusal) if request.prompt is None else ()),
-            *_limit_changes(rules.limit_name, self._limit_of(request), refusal, required=self._needs_limit),
+            *_limit_changes(rules.limit_name, self._limit_of(request), refusal, request, required=self._needs_limit),
         ]
 
     def _limit_of(self, request: ModelRequest) -> int | None:
         """Return the most tokens that the request asks for; None if it leaves that to the server."""
-        limit, most = request.max_tokens or self._max_tokens, self.rules.most_tokens
-        return limit if limit is None or most is None else min(limit, most)
+        limit = request.max_tokens or self._max_tokens or (self.max_reply if self._needs_limit else None)
+        rules = self.rules
+        if limit is not None and rules.most_tokens is not None:
+            limit = min(limit, rules.most_tokens)
+        if limit is not None and rules.long_from is not None and _size_of(request) >= rules.long_from:
+            limit = min(limit, rules.long_tokens)
+        return limit
 
     # -------------------------------------------------------------------------------- one attempt
 
@@ -241,7 +249,6 @@ class HTTPClient(BaseClient):
             await self._learn_server(request)
             endpoint = self._endpoint(request)
             sent: list[bytes] = []
-            told = ""
             first: ModelError | None = None
             self._check(request)
             while True:
@@ -270,7 +277,7 @@ class HTTPClient(BaseClient):
                 if found is None:
                     raise first if isinstance(error, PermanentModelError) else error
                 client = found
-                told = told or f"{endpoint.origin} refused the request: {explain(said)[1][:SHOWN].rstrip('.')}."
+                search.reason = search.reason or explain(said)[1][:SHOWN].rstrip(".")
                 self.charge(ONE_REQUEST)
             reply = client._sent_tools(request).restored(reply)
             if on_delta is not None and not stream and reply.finish_reason != "rejected":
@@ -278,13 +285,10 @@ class HTTPClient(BaseClient):
             usage = reply.usage
             if reply.attached:
                 reply = replace(reply, attached={"server": self._server, **reply.attached})
-            if client is not self:
-                self._use_rules(replace(self.rules, **learned_in(client.rules, self.rules)))
-                self.has_learned = True
+            warnings = self._learn(client.rules, search)
             self._note_passed(request)
-            warnings = self._warnings(request)
-            if client is not self and not (warnings and len(search.told) == 1):
-                warnings = (f"{told} It took it with a change: {'; '.join(search.told)}.", *warnings)
+            if more := self._warnings(request):
+                warnings = (*(warnings if len(search.told) > 1 else ()), *more)
             return replace(reply, warnings=warnings) if warnings else reply
         except ModelUnreachable as error:
             usage = error.usage = Usage()
@@ -296,6 +300,19 @@ class HTTPClient(BaseClient):
         finally:
             # Also when cancelled: the server has received the request.
             self.charge(usage)
+
+    def _learn(self, rules: ServerRules, search: RefusalSearch) -> tuple[str, ...]:
+        """Learn from a request that the server took by these rules. Returns a warning if they differ from ours."""
+        learned = learned_in(rules, self.rules)
+        if not (learned and search.told):
+            return ()
+        if search.may_have_passed:
+            self._suspected[search.refused] = learned, search.told
+        else:
+            self._use_rules(replace(self.rules, **learned))
+            self.has_learned = True
+        changes = "; ".join(search.told)
+        return (f"{self.base_url} refused the request: {search.reason}. It took it with a change: {changes}.",)
 
     async def _ask_once(
         self, endpoint: transport.Endpoint, body: bytes, on_delta: OnDelta | None, timeout: float | None
@@ -320,6 +337,9 @@ class HTTPClient(BaseClient):
         sent: Sequence[bytes],
     ) -> Self | None:
         """Return a client that sends the refused request with a change; None if there is nothing left to try."""
+        if len(sent) == 1 and (suspected := self._suspected.pop(refusal.same, None)) is not None:
+            learned, search.told = suspected
+            return self._with_rules(replace(rules, **learned))
         unsolved = (refusal.same, id(request.tools))
         if unsolved in self._unsolved and len(sent) == 1:
             return None
@@ -533,10 +553,22 @@ def _reducing(names: frozenset[str], rules: ServerRules) -> ServerRules:
     return replace(rules, plain=rules.plain | names)
 
 
-def _limit_changes(name: str, limit: int | None, refusal: ServerRefusal, *, required: bool) -> list[RequestChange]:
+def _size_of(request: ModelRequest) -> int:
+    return len(request.text)
+
+
+def _limit_changes(
+    name: str, limit: int | None, refusal: ServerRefusal, request: ModelRequest, *, required: bool
+) -> list[RequestChange]:
+    """Return changes of the limit of the reply: a lower one, or none."""
     if limit is None:
         return []
-    lower = _lower_limit(limit, refusal.numbers)
+    if (left := _left_for_reply(limit, refusal.numbers)) is not None:
+        size, told = _size_of(request), f"a reply to a prompt of this length may have {left} tokens (llm.max_tokens)"
+        rewrite = partial(_shortening, size, left)
+        return [RequestChange(told, "limit", rewrite, named=True, alone=True)]
+    lower = max((number for number in refusal.numbers if 1 < number < limit), default=min(limit // 2, EVERY_LIMIT))
+    lower = max(lower, 1)
     about = limit in refusal.numbers or refusal.names(*LIMIT_NAMES)
     told = f"a reply may have {lower} tokens (lower llm.max_tokens)"
     changes = [RequestChange(told, "limit", lambda rules: replace(rules, most_tokens=lower), about, alone=not required)]
@@ -546,17 +578,21 @@ def _limit_changes(name: str, limit: int | None, refusal: ServerRefusal, *, requ
     return changes
 
 
-def _lower_limit(limit: int, numbers: Sequence[int]) -> int:
-    """Return a lower limit of the reply: what the context leaves for it, the limit that a refusal states, or half.
+def _shortening(size: int, tokens: int, rules: ServerRules) -> ServerRules:
+    return replace(rules, long_from=size, long_tokens=tokens)
 
-    "The context has 8192 tokens. You requested 9000: 1000 in the messages, 8000 in the reply" leaves 7192.
+
+def _left_for_reply(limit: int, numbers: Sequence[int]) -> int | None:
+    """Return a limit of the reply that fits the context with the prompt, by the numbers of a refusal; None if unknown.
+
+    "The context has 8192 tokens. You requested 9000: 1000 in the messages, 8000 in the reply" leaves 7192. Half of
+    that is returned, because the conversation grows.
     """
-    if limit in numbers:
-        pairs = ((context, prompt) for context in numbers for prompt in numbers if prompt < context < prompt + limit)
-        left = [context - prompt for context, prompt in pairs if limit not in (context, prompt)]
-        if left:
-            return max(min(left), 1)
-    return max((number for number in numbers if 1 < number < limit), default=max(min(limit // 2, EVERY_LIMIT), 1))
+    totals = {limit, *(number + limit for number in numbers)}
+    others = [number for number in numbers if number not in totals]
+    pairs = ((context, prompt) for context in others for prompt in others if prompt < context < prompt + limit)
+    left = min((context - prompt for context, prompt in pairs), default=None) if limit in numbers else None
+    return None if left is None else max(left // 2, min(left, SHORT_REPLY))
 
 
 class _Rejected(Exception):

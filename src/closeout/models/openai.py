@@ -194,7 +194,7 @@ class OpenAIClient(HTTPClient):
             request.tool_choice,
             request.temperature,
             request.top_p,
-            request.max_tokens,
+            self._limit_of(request),
             stream,
             request.prompt is None,
         )
@@ -305,7 +305,7 @@ class OpenAIClient(HTTPClient):
             f"{other} is sent instead of {rules.limit_name}",
             "options",
             lambda rules: replace(rules, limit_name=other),
-            refusal.names(other),
+            refusal.names(other) and self._limit_of(request) not in refusal.numbers,
             alone=True,
         )
         messages = message_changes(request.messages, rules.encode, refusal) if request.prompt is None else []

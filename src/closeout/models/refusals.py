@@ -105,6 +105,9 @@ class RefusalSearch:
 
     Attributes:
         known: Status and body of a refusal of the request that was received before it is sent.
+        refused: The text of the first refusal, without numbers.
+        reason: The same for people.
+        may_have_passed: Whether the server first failed at the request: what follows may have passed unchanged, too.
         is_over: Whether there was nothing left to try.
         told: What the rules that were returned last change.
     """
@@ -113,6 +116,8 @@ class RefusalSearch:
         self, changes: Callable[[ServerRules, ServerRefusal], Sequence[RequestChange]], accepted: Callable[[Part], bool]
     ) -> None:
         self.known: tuple[int, bytes] | None = None
+        self.refused = self.reason = ""
+        self.may_have_passed = False
         self.is_over = False
         self.told: tuple[str, ...] = ()
         self._tries = MOST_TRIES
@@ -131,6 +136,7 @@ class RefusalSearch:
             rules: Those by which the refused request was written.
             is_new: Whether a request by some rules differs from all that were sent.
         """
+        self.refused = self.refused or refusal.same
         if refusal.is_final or self._may_pass(refusal):
             return rules
         if all(level.same != refusal.same for level in self._levels):
@@ -154,6 +160,7 @@ class RefusalSearch:
         before, self._failed = self._failed, refusal.same if refusal.status == 500 else ""
         may = refusal.status == 500 and before != refusal.same and not self._levels
         self._tries -= may
+        self.may_have_passed = self.may_have_passed or may
         return may
 
     def _order(
@@ -166,7 +173,7 @@ class RefusalSearch:
         ]
         named = [(each,) for each in possible if each.named]
         if refusal.overflow:  # the run makes room: see ContextOverflow
-            return [*named[:1]]
+            return [*named]
         shared = [each for each in possible if not each.alone]
         groups = [group for parts in GROUPS if (group := tuple(each for each in shared if each.part in parts))]
         return [*named[: max(1, self._tries - len(groups))], *groups, tuple(shared)]

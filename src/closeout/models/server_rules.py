@@ -25,6 +25,7 @@ class ServerRules:
         most_tokens: The highest value that it may have; None if unknown.
         keys: A pattern that the names of a tool's parameters must match; empty if any name is taken.
         combined_root: Whether the schema of a tool may be a combination such as `anyOf` at its root.
+        long_from: Characters of the messages from which a reply may have `long_tokens` only: both must fit the context.
         longest_description: Characters of a tool's description; None if any length is taken.
         most_tools: How many tools a request may have; None if any number is taken.
         plain: Tools whose schemas are reduced to types, names and descriptions; `*` for all.
@@ -35,6 +36,8 @@ class ServerRules:
     dropped: frozenset[str] = frozenset()
     limit_name: str = "max_tokens"
     most_tokens: int | None = None
+    long_from: int | None = None
+    long_tokens: int = 0
     keys: str = ""
     combined_root: bool = True
     longest_description: int | None = None
@@ -87,8 +90,8 @@ def learned_in(rules: ServerRules, since: ServerRules) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(rules, name)) != getattr(since, name)}
 
 
-# A tool that is withheld may be repaired by the next run.
-_NOT_KEPT = frozenset({"withheld"})
+# A tool that is withheld may be mended for the next run, whose prompts are other ones.
+_NOT_KEPT = frozenset({"withheld", "long_from", "long_tokens"})
 
 
 def dump_rules(learned: Mapping[str, Any]) -> dict[str, Any]:
