@@ -126,11 +126,36 @@ def test_exported_runs_are_imported_elsewhere(home: Path, tmp_path: Path, monkey
     close_stores()
     monkeypatch.setenv("CLOSEOUT_HOME", str(tmp_path / "other"))
     assert here("runs", "import", str(file)).out == "2 runs imported.\n"
-    assert here("runs", "import", str(file)).out == "Nothing new: all runs are in the journal already.\n"
+    assert here("runs", "import", str(file)).out == "Nothing new: the journal has runs of these names already.\n"
     assert listed() == ["third", "first"]
     assert list(open_store(tmp_path / "other").rows("first")) == before
     assert here("runs", "first").out.endswith("answer: red\n")
     assert not check_home(tmp_path / "other").run_problems
+
+
+def test_no_import_replaces_a_run_whatever_became_of_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @tool(approval="always")
+    def pay(key: str) -> str:
+        """Pay."""
+        return "paid"
+
+    Agent(ScriptedClient([call("pay", key="ada")]), [pay]).run_sync("Pay Ada.", run_id="case")
+    Agent(ScriptedClient([])).run_sync("It fails.", run_id="failed")
+    theirs = tmp_path / "theirs"
+    monkeypatch.setenv("CLOSEOUT_HOME", str(theirs))
+    for run_id in ("case", "failed", "new"):
+        Agent(ScriptedClient([answer("nothing")])).run_sync("A stranger's.", run_id=run_id)
+    monkeypatch.setenv("CLOSEOUT_HOME", str(home))
+    assert here("runs", "import", str(theirs / "journal.sqlite3")).out == "1 run imported.\n"
+    store = open_store(home)
+    assert [store.run(run_id).task for run_id in ("case", "failed", "new")] == [
+        "Pay Ada.",
+        "It fails.",
+        "A stranger's.",
+    ]
+    assert store.run("case").status == "waiting"
 
 
 def test_an_imported_run_starts_nothing_before_a_person_trusts_it(

@@ -296,6 +296,23 @@ async def test_a_waiting_run_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -
         assert (served.host.active, served.host.queued) == (0, 0)
 
 
+async def test_a_response_that_waits_for_an_approval_is_cancelled_and_cannot_be_approved_after_that() -> None:
+    bank = Bank()
+    async with serving(bank.agent(call("pay", to="Ada"))) as served:
+        body = {"model": "bank", "input": "Pay Ada.", "background": True}
+        async with served.http.post(f"{served.base_url}/responses", json=body) as response:
+            made = await response.json()
+        run_id = made["metadata"]["run_id"]
+        await served.host.wait(run_id)
+        async with served.http.post(f"{served.base_url}/responses/{made['id']}/cancel") as response:
+            assert response.status == 200
+        assert await status_of(served, run_id) == "cancelled"
+        decided = {"decisions": {"r1": True}}
+        async with served.http.post(f"{served.base_url}/runs/{run_id}/decisions", json=decided) as response:
+            assert response.status in (400, 409)
+    assert bank.paid == []
+
+
 async def test_a_decision_survives_kill_9(tmp_path: Path) -> None:
     (tmp_path / "bank_agent.py").write_text(
         "from closeout import Agent, tool\n"

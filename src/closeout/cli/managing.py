@@ -51,7 +51,7 @@ def import_runs(files: Sequence[str], *, as_json: bool) -> int:
         if not Path(file).exists():
             raise JournalError(f"No such file: {file}. Nothing of it was imported.")
         count += copy_runs(Path(file), store, untrusted=True)
-    text = f"{amount(count, 'run')} imported" if count else "Nothing new: all runs are in the journal already"
+    text = f"{amount(count, 'run')} imported" if count else "Nothing new: the journal has runs of these names already"
     return report_done({"imported": count}, text, as_json=as_json)
 
 

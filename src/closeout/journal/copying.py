@@ -13,6 +13,7 @@ from closeout.errors import JournalDamaged, JournalError
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.database import CHECKED, FILE_NAME, LOCK_SECONDS, explained, version_of
 from closeout.journal.events import REPLIED
+from closeout.journal.holds import held_runs
 from closeout.journal.journal_database import SEQ_BITS, EventRow, SqlConnection
 from closeout.journal.on_sqlite import references
 from closeout.journal.readonly import open_to_read
@@ -40,7 +41,7 @@ def copy_runs(source: Home, store: Store, run_ids: Collection[str] | None = None
     """Copy runs of another journal into a store.
 
     A run that the store has already is replaced if it did not end with or without an answer, and only by one that did.
-    So copying twice copies nothing twice.
+    So copying twice copies nothing twice. A run on hold is never replaced, and no run is by a stranger's.
 
     Args:
         source: The home that has the journal, or the journal's file. It is only read.
@@ -56,9 +57,12 @@ def copy_runs(source: Home, store: Store, run_ids: Collection[str] | None = None
     """
     store.flush()
     with _opened(source) as theirs:
+        held = held_runs(store)
 
         def copy(rows: list[Any], db: SqlConnection) -> int:
-            copied = [row for row in rows if _copy(theirs, db, store, row)]
+            copied = [
+                row for row in rows if _copy(theirs, db, store, row, replace=not untrusted and row[1] not in held)
+            ]
             for row in copied if untrusted else ():
                 db.execute(NEW_NOTE, (f"{IMPORTED}{row[1]}", ""))
             return len(copied)
@@ -114,12 +118,12 @@ class _JournalFile:
         self._db.close()
 
 
-def _copy(theirs: _RunSource, db: SqlConnection, store: Store, row: tuple[Any, ...]) -> bool:
+def _copy(theirs: _RunSource, db: SqlConnection, store: Store, row: tuple[Any, ...], *, replace: bool) -> bool:
     """Copy a run, and return whether it was copied."""
     number, run_id, _, _, status, *_ = row
     for own, own_status in db.execute(_SELECT_OWN, (run_id,)).fetchall():
         is_interrupted = own_status == "running" and not store.database.locks.held_anywhere(own)
-        if (own_status in _KEPT and not is_interrupted) or status not in REPLIED:
+        if not replace or (own_status in _KEPT and not is_interrupted) or status not in REPLIED:
             return False
         store.database.discard(db, run_id, own)
     db.execute(_INSERT_RUN, row[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -202,7 +203,9 @@ class _ResponsesRoutes:
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         response = await self._asked(request)
-        if (await self._view(response)).outcome is None:
+        is_open = (await self._view(response)).outcome is None
+        # A run that waits has given a whole response, and goes on once somebody decides.
+        if is_open or (await asyncio.to_thread(self._host.store.run, response.run_id)).status == "waiting":
             await self._host.cancel(response.run_id)
         return await self._response(response)
 
