@@ -361,6 +361,110 @@ int(p + "x")
 ---
 send(SAID)
 """,
+    "a value that a trusted break leaves": """
+x, n = "a", 1
+for each in [1]:
+    x = page()
+    if n:
+        break
+    x = "b"
+send(x)
+""",
+    "a walrus that is trusted and not reached": """
+x, n = page(), 0
+n and (x := "b")
+send(x)
+""",
+    "a walrus in a comprehension that does not run": """
+x = page()
+[(x := "b") for each in []]
+send(x)
+""",
+    "an alias that an error leaves": """
+kept, other = [], []
+try:
+    into = kept
+    int("a")
+    into = other
+except ValueError:
+    pass
+into.append(page())
+send(kept[0])
+""",
+    "an alias of a branch": """
+kept, other, n = [], [], 1
+into = other
+if n:
+    into = kept
+into.append(page())
+send(kept[0])
+""",
+    "condition of a while": """
+p, names = page(), ["a", "b", "7", "yes", "c"]
+while (name := names.pop()) != p:
+    pass
+send(name)
+""",
+    "an import under a condition": """
+if page() == "yes":
+    from math import floor as rounded
+else:
+    from math import ceil as rounded
+send(str(rounded(1.5)))
+""",
+    "type after except": """
+p = page()
+try:
+    raise ValueError("x")
+except (ValueError if p == "yes" else KeyError):
+    send("a")
+except ValueError:
+    send("b")
+""",
+    "return in finally of what the else may raise": """
+p = page()
+def act():
+    try:
+        pass
+    except ValueError:
+        pass
+    else:
+        "abc"[len(p) - 1]
+        send("a")
+        "ab"[len(p) - 1]
+        send("b")
+    finally:
+        return 1
+act()
+""",
+    "walrus in a lambda": """
+def act():
+    sorted(["a"], key=lambda each: (y := each))
+    return y
+y = page()
+send(act())
+""",
+    "an iterator that an untrusted list stops": """
+rest = iter(["a", "b", "c", "d"])
+for pair in zip(rest, page()):
+    pass
+send(next(rest))
+""",
+    "a function that is changed later": """
+def act():
+    return "a"
+---
+def act():
+    return page()
+---
+send(act())
+""",
+    "a target of a loop": """
+kept = ["a"]
+for kept[0] in [page()]:
+    pass
+send(kept[0])
+""",
     "an error that an earlier reading decides": """
 p = page()
 ---
