@@ -198,6 +198,8 @@ def test_no_wait_is_negative_or_beyond_its_bounds(attempt: int, draw: float, ask
         ({"x-ratelimit-remaining-requests": "9", "x-ratelimit-reset-requests": "6m0s"}, None),
         ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}, 0.02),
         ({"X-RateLimit-Reset": "1700000030000"}, 1700000030.0 - 1000),
+        ({"RateLimit": '"default";r=0;t=30'}, 30.0),
+        ({"RateLimit": "limit=9, remaining=4, reset=30"}, None),
         ({"anthropic-ratelimit-tokens-reset": "1970-01-01T00:17:10Z"}, 30.0),
     ],
 )
@@ -217,6 +219,7 @@ def test_retry_after_in_every_form(headers: dict[str, str], seconds: float | Non
         ([{"error": {"details": [{"@type": "…RetryInfo", "retryDelay": "2s"}]}}], 2.0),
         ({"error": {"metadata": {"headers": {"X-RateLimit-Reset": "30000"}}}}, 30_000.0),
         ({"retry_after_ms": 1500}, 1.5),
+        ({"resets_in_seconds": 90}, 90.0),
         ({"error": {"message": "Quota GenerateRequestsPerDayPerProject is used up. Retry in 2s."}}, 3600.0),
         ({"error": {"message": "Reached requests per day (RPD). Try again in 7m12s."}}, 432.0),
     ],
@@ -306,6 +309,15 @@ OVERFLOWS = [
     "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4000 `inputs` tokens and 1000 `max_new_tokens`",
     "Please reduce the length of the messages or completion.",
     "Input is too long for requested model.",
+    "Invalid request: Your request exceeded model token limit: 262144 (requested: 291351)",
+    "Range of input length should be [1, 98304]",
+    "The number of tokens to keep from the initial prompt is greater than the context length.",
+    "Input validation error: `inputs` must have less than 1024 tokens. Given: 1200",
+    "The input token count is 1200000 but model only supports up to 1048576",
+    "You passed 9001 input tokens. However, the model's context length is only 8192 tokens.",
+    "输入长度超过限制",
+    "Die Eingabe ist zu lang",
+    "The sum of prompt length (9000.0) should be less than or equal to max_num_tokens (8192)",
 ]
 
 
@@ -327,6 +339,10 @@ def test_codes_for_a_prompt_that_is_too_long():
         "max_tokens is too large: 100000. This model supports at most 16384 completion tokens.",
         "Invalid value for 'content': expected a string, got null.",
         "context_window is not a parameter",
+        "Invalid 'tools[0].function.description': string too long. Expected maximum length 1024.",
+        "Invalid 'messages[1].tool_calls[0].id': string too long. Expected maximum length 64.",
+        "top_p: Input should be greater than 0",
+        "tools: at most 128 are allowed",
     ],
 )
 def test_other_refusals_are_not_taken_for_it(words: str):

@@ -38,11 +38,12 @@ __all__ = [
 # tried: a run whose request is refused in other words makes room all the same.
 _OF_PROMPT = re.compile(
     r"context|prompt|\binputs?\b(?! should)|messages\b|request (?:body|too large)|\btokens?\b|sequence"
-    r"|at least 1, got -",
+    r"|at least 1, got -|上下文|输入|入力|コンテキスト|提示词|eingabe|kontext|contexte|contexto|entrada",
     re.IGNORECASE,
 )
 _TOO_MUCH = re.compile(
-    r"too (?:long|large|many|big)|exceed|(?:long|larg|great)er than|more than|overflow|oversized|too_large"
+    r"too (?:long|large|many|big)|exceed|(?:long|larg|great|few)er than|(?:more|less) than|overflow|oversized|too_large"
+    r"|超过|超出|超长|过长|超え|長すぎ|zu lang|zu groß|überschr|trop long|dépass|demasiado larg|supera|up to \d|only \d"
     r"|max(?:imum)? (?:allowed )?(?:\w+ )?(?:length|len\b|size|tokens)|is full|not enough|limit\b|range of|reduce"
     r"|but the|must be <=|must be at least 1, got -|size is smaller",
     re.IGNORECASE,
@@ -317,6 +318,8 @@ def _from_json(value: Any) -> tuple[str, str]:
     if not isinstance(error, dict):
         error = value
     reason = error.get("message") or error.get("detail") or error.get("msg") or value.get("message") or ""
+    if isinstance(raw := _field(error.get("metadata"), "raw"), str):  # OpenRouter: what the provider says
+        reason = f"{reason}: {raw}"
     if isinstance(reason, list):  # FastAPI: a list of {"loc": […], "msg": …}
         reason = "; ".join(str(_field(item, "msg") or item) for item in reason[:3])
     # vLLM and llama.cpp repeat the status as the code; the name is in the type then.

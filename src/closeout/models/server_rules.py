@@ -53,7 +53,8 @@ class ServerRules:
 # What vendors document or state in their refusals, by protocol and by the end of the host's name; "" is any host.
 # Three rules hold everywhere and are kept for every server: names of 1 to 64 letters, digits, `_` and `-`
 # (https://platform.openai.com/docs/api-reference/chat/create), `items` in the schema of every array (OpenAI and Gemini:
-# "array schema missing items"), and an object as the schema of a tool.
+# "array schema missing items"), and an object with `properties` as the schema of a tool ("object schema missing
+# properties").
 _OPENAI: Mapping[str, Any] = {
     "limit_name": "max_completion_tokens",  # reasoning models refuse max_tokens
     # "messages[1].tool_calls[0].id: string too long. Expected … maximum length 40"

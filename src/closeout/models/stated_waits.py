@@ -39,6 +39,8 @@ _FIELD = re.compile(
     r"(?:xratelimit|ratelimit)?(?:retry(?:after|delay|in)|resets?(?:at|after|in)?)(ms|milliseconds|seconds|secs)?"
 )
 _RESET = re.compile(r"(?:x-|anthropic-)?rate-?limit-(?:(\w[\w-]*)-)?reset(?:-(\w[\w-]*))?", re.IGNORECASE)
+_LIMIT = re.compile(r"(?:remaining|\br)=0\b.*?(?:reset|\bt)=(\d+)", re.IGNORECASE)  # the header RateLimit
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?")
 _DAILY = re.compile(r"per[\s_-]?day|perday|\bdaily\b|\((?:RPD|TPD)\)|每天|每日|pro tag|par jour|por día", re.IGNORECASE)
 
 
@@ -70,6 +72,8 @@ def is_daily(body: bytes) -> bool:
 
 def _resets(headers: Mapping[str, str], now: float) -> Iterator[float]:
     """Yield the waits of the limits of which nothing is left."""
+    if found := _LIMIT.search(headers.get("RateLimit") or ""):
+        yield float(found[1])
     for name, value in headers.items():
         if _RESET.fullmatch(name) is None:
             continue
@@ -91,6 +95,9 @@ def _in_value(value: Any, now: float, depth: int) -> Iterator[float]:
         for found in _IN_TEXT.finditer(value):
             if (wait := _duration(found[1] or found[2])) is not None:
                 yield wait
+        for moment in _MOMENT.findall(value):
+            if (when := _date(moment)) is not None and when > now:
+                yield when - now
     elif isinstance(value, list | dict) and depth < _DEEPEST:
         for key, each in value.items() if isinstance(value, dict) else enumerate(value):
             field = _FIELD.fullmatch(re.sub(r"[-_]", "", str(key)).lower())

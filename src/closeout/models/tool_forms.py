@@ -51,6 +51,8 @@ class SentTools:
         if name != tool.name:
             self._own_names[name] = tool.name
         schema = tool.parameters
+        if "properties" not in schema and not any(key in schema for key in _COMBINED):
+            schema = {**schema, "type": "object", "properties": {}}  # OpenAI: "object schema missing properties"
         if rules.is_plain(tool.name):
             schema = _plain(schema, schema, 0)
         elif not rules.combined_root and any(key in schema for key in _COMBINED):
