@@ -23,6 +23,7 @@ from pydantic import (
 
 from closeout.errors import ConfigError
 from closeout.homes import Home, as_home, data_folder
+from closeout.miroflow_settings import in_our_keys
 from closeout.redaction import redact
 from closeout.settings_tree import API_KEYS, ENV_PREFIX, Origin, SettingsTree, nearest, settings_in
 
@@ -389,6 +390,21 @@ class SecretSettings(_Section):
     description: str = Field("", description="what it is for, told to the model")
 
 
+class ToolModelSettings(_Section):
+    """The model that a tool asks."""
+
+    model: str = Field(description="such as openai:NAME")
+    base_url: str | None = None
+    api_key: str | None = Field(None, repr=False)
+
+
+def _read_tool_model(value: Any) -> Any:
+    return {"model": value} if isinstance(value, str) else value
+
+
+_ToolModel = Annotated[ToolModelSettings, BeforeValidator(_read_tool_model, str | ToolModelSettings)]
+
+
 class ToolSettings(_Section):
     """Tools in addition to those that the code passes."""
 
@@ -407,6 +423,7 @@ class ToolSettings(_Section):
         "auto", description="let the model search for tools; auto: if their definitions exceed tools.search_budget"
     )
     search_budget: int = Field(8000, ge=0, description="tokens of tool definitions that every request may carry")
+    models: dict[str, _ToolModel] = Field({}, description="by tool, the model that it asks; unset: the agent's own")
     secrets: dict[str, SecretSettings] = Field({}, description="values that calls name as secret:NAME")
     ask: AskSettings = AskSettings()
     python: PythonSettings = PythonSettings()
@@ -553,6 +570,7 @@ def load_settings(
     for key, value in (values or {}).items():
         if value is not None:
             tree.set(key, value)
+    in_our_keys(tree.values)
     _check_keys(tree)
     if not tree.values:
         return _DEFAULTS, tree
@@ -664,6 +682,7 @@ def _anchored_servers(servers: Any, folder: Path) -> Any:
 def _check_keys(tree: SettingsTree) -> None:
     """Raise ConfigError for an unknown key in a profile that is not chosen. Its values may need variables."""
     for values, origins in tree.profiles:
+        in_our_keys(values)
         try:
             Config.model_validate(values)
         except ValidationError as error:

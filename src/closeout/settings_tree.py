@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from closeout.errors import ConfigError
+from closeout.miroflow_settings import with_defaults
 from closeout.spelling import suggestion
 from closeout.variables import expand_variables
 
@@ -21,6 +22,7 @@ __all__ = [
     "SettingsTree",
     "nearest",
     "parse_yaml",
+    "read_yaml",
     "settings_in",
 ]
 
@@ -114,8 +116,10 @@ class SettingsTree:
             self._add(source, {}, None)
             return
         path = Path(source)
-        values, lines = _read_yaml(path)
-        origins = {keys: Origin("file", str(path), line) for keys, line in lines.items()}
+        values, lines = read_yaml(path)
+        values, group = with_defaults(values, path, lambda other: read_yaml(other)[0])
+        above = (group,) if group else ()
+        origins = {(*above, *keys): Origin("file", str(path), line) for keys, line in lines.items()}
         self._add(values, origins, path.expanduser().absolute().parent)
 
     def add_checked(self, values: Mapping[str, Any]) -> None:
@@ -278,7 +282,7 @@ def _copied(source: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key): _copied(value) if isinstance(value, Mapping) else value for key, value in source.items()}
 
 
-def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
+def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
     """Return the settings of a file, and the line of each."""
     try:
         with path.open("rb") as file:

@@ -438,9 +438,11 @@ class Assembler:
         """Supply a tool that asks a model, and has none, with the one that the settings name or the agent's own."""
         if not isinstance(tool, ModelTool) or tool.ask is not None:
             return tool
-        name, client = self.config.tools.web.extract_model, self.client
-        if name and name != client.name:
-            llm, base_url, api_key = self._connection(name)
+        own, client = self.config.tools.models.get(tool.name), self.client
+        name = own.model if own is not None else self.config.tools.web.extract_model
+        if name and (name != client.name or own is not None):
+            llm, base_url, api_key = self._connection(name, None if own is None else own.base_url)
+            api_key = api_key if own is None or own.api_key is None else own.api_key
             client = connect(name, base_url, api_key, llm)
         return tool.with_model(PageModel(client))
 

@@ -29,7 +29,8 @@ __all__ = [
 ]
 
 WEB = ("web_search", "scrape_website", "scrape_and_extract_info")
-BUILT_IN = ("ask_user", "calculate", "extract", "fetch_url", "run_python", *WEB)
+ASKING = ("ask_about_image", "reasoning", "transcribe")
+BUILT_IN = ("ask_user", "calculate", "extract", "fetch_url", "run_python", *ASKING, *WEB)
 
 
 def built_in_tool(name: str, settings: ToolSettings) -> AnyTool:

@@ -70,8 +70,8 @@ def run(
     tasks: Annotated[
         str,
         typer.Argument(
-            help="A .jsonl, .json, .csv, .tsv or .parquet file; or a benchmark: math, multihop, bfcl:CATEGORY, "
-            "harbor:FOLDER, package.module:NAME"
+            help="A .jsonl, .json, .csv, .tsv or .parquet file, or MiroFlow's .yaml; or a benchmark: math, multihop, "
+            "bfcl:CATEGORY, harbor:FOLDER, package.module:NAME"
         ),
     ],
     agent: AgentSource = None,

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 
 from closeout.codec import encode_json
 from closeout.errors import UsageError
+from closeout.miroflow_settings import task_file
+from closeout.settings_tree import read_yaml
 
 __all__ = ["EvalTask", "Fields", "TaskSource", "load_tasks"]
 
@@ -94,7 +96,7 @@ def load_tasks(
 
     Args:
         source: A path that ends in .jsonl, .json, .csv, .tsv or .parquet, the folder of a saved Hugging Face data set,
-            or an iterable of tasks or mappings.
+            a benchmark file of MiroFlow (.yaml), or an iterable of tasks or mappings.
         fields: Where records hold `id`, `question`, `answer`, `files` and `tools`, if they name them otherwise.
         ids: Take only the tasks with these ids.
         shuffle: Put them in the order of this seed, which is the same each time; a larger `limit` then adds tasks.
@@ -106,6 +108,9 @@ def load_tasks(
     mapping = _checked_fields(fields or {})
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
+        if path.suffix.lower() in (".yaml", ".yml"):
+            named = task_file(path, lambda other: read_yaml(other)[0])
+            path, mapping, limit = named.path, {**named.fields, **mapping}, named.limit if limit is None else limit
         records, folder = _read_file(path), path.parent
     else:
         records, folder = ((f"task {number}", record) for number, record in enumerate(source, 1)), Path()

@@ -28,7 +28,7 @@ from closeout.spelling import suggestion
 from closeout.tools.foreign import foreign_tool, is_foreign_manager
 from closeout.tools.manager import AnyTool, ToolManager, is_tool
 from closeout.tools.running import AnyCallSpent, CallSpent
-from closeout.tools.tool import ModelTool, PolicyFields, Tool, policy_of, tool
+from closeout.tools.tool import ModelTool, PolicyFields, Prompt, Tool, policy_of, tool
 
 if TYPE_CHECKING:
     from closeout.models.base import BaseClient
@@ -277,7 +277,7 @@ class PageModel:
     def __init__(self, client: BaseClient) -> None:
         self.client = client
 
-    async def __call__(self, prompts: Iterable[str]) -> AsyncIterator[str]:
+    async def __call__(self, prompts: Iterable[Prompt]) -> AsyncIterator[str]:
         """Yield the reply to each prompt, without the model's reasoning."""
         scope = current_scope()
         if scope is None:
@@ -287,16 +287,18 @@ class PageModel:
         place = below(scope, "reader", Limits())
         keeper = ContextKeeper(self.client, place.journal, place.path, policy=EvictionPolicy())
         calls = ModelCalls(self.client, place, keeper)
-        for turn, prompt in enumerate(map(secrets_in(place).hide, prompts)):
-            budget = place.budget
-            if budget.limited and (limit := budget.forbids(estimate_tokens(prompt))):
+        hide = secrets_in(place).hide
+        for turn, each in enumerate(prompts):
+            prompt, budget = hide(each) if isinstance(each, str) else each, place.budget
+            if budget.limited and (limit := budget.forbids(estimate_tokens(str(prompt)))):
                 raise ToolError(f"The run's budget ({limit}) does not allow asking a model about this.")
             reply = await calls.request(_request(prompt), RequestInfo("act", turn=turn))
             yield split_thinking(reply.text)[1].strip()
 
 
-def _request(prompt: str) -> ModelRequest:
-    return ModelRequest(messages=(Message(role="user", content=prompt),))
+def _request(prompt: Prompt) -> ModelRequest:
+    content = prompt if isinstance(prompt, str) else [*prompt]
+    return ModelRequest(messages=(Message(role="user", content=content),))
 
 
 def report_of(attempt: Attempt | None, result: AgentResult) -> str:

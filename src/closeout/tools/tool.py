@@ -211,7 +211,10 @@ class Tool(Generic[P, R]):
         return f"<Tool {self.name}{inspect.signature(self.function)}>"
 
 
-Ask: TypeAlias = Callable[[Iterable[str]], AsyncIterator[str]]
+Prompt: TypeAlias = str | Sequence[Mapping[str, Any]]
+"""What a tool asks a model: a text, or parts of a message's content in the OpenAI shape, such as pictures."""
+
+Ask: TypeAlias = Callable[[Iterable[Prompt]], AsyncIterator[str]]
 """Sends each prompt to a model, one after the other, and yields the replies."""
 
 

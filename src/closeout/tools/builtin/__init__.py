@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from closeout.tools.builtin.ask import ask_tool, ask_user
     from closeout.tools.builtin.calculator import calculate
     from closeout.tools.builtin.documents import document_tools
+    from closeout.tools.builtin.media import ask_about_image, reasoning, transcribe
     from closeout.tools.builtin.python_runner import python_tool, run_python
     from closeout.tools.builtin.quarantine import extract
     from closeout.tools.builtin.scrape import (
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from closeout.tools.builtin.web import fetch_url, web_tool
 
 __all__ = [
+    "ask_about_image",
     "ask_tool",
     "ask_user",
     "calculate",
@@ -31,11 +33,13 @@ __all__ = [
     "extract_tool",
     "fetch_url",
     "python_tool",
+    "reasoning",
     "run_python",
     "scrape_and_extract_info",
     "scrape_tool",
     "scrape_website",
     "search_tool",
+    "transcribe",
     "web_search",
     "web_tool",
     "web_tools",
@@ -45,6 +49,7 @@ _HOMES = {
     "ask": ("ask_tool", "ask_user"),
     "calculator": ("calculate",),
     "documents": ("document_tools",),
+    "media": ("ask_about_image", "reasoning", "transcribe"),
     "python_runner": ("python_tool", "run_python"),
     "quarantine": ("extract",),
     "scrape": ("extract_tool", "scrape_and_extract_info", "scrape_tool", "scrape_website", "web_tools"),
