@@ -404,3 +404,20 @@ def test_a_run_that_kills_its_workers_is_given_up_and_named(
     ended = here("work", "poison:agent", "--until-idle")
     assert (ended.code, store.run(bad).status) == (3, "failed")
     assert f"{bad}  failed: It was interrupted 4 times in a row during the call r1 of parse" in ended.err
+
+
+async def test_a_run_that_another_process_took_over_is_left_and_has_not_failed(tmp_path: Path) -> None:
+    @tool
+    def pay(order: str) -> str:
+        """Pay."""
+        store.database.locks.drop(1)
+        store._lost.add(1)  # as the renewal of leases finds out
+        return "paid"
+
+    agent = Agent(ScriptedClient([call("pay", order="1"), answer("done")]), [pay], home=tmp_path)
+    store = open_store(tmp_path)
+    run_id = await agent.submit("Pay")
+    worker = AgentWorker(agent.plan(), store)
+    await worker._execute(run_id)
+    assert (worker.outcomes, worker.failures) == ({"left": 1}, {})
+    assert "failed" not in worker.ended

@@ -24,7 +24,7 @@ from closeout.journal.store import Row, RunRecord, Store
 from closeout.journal.subscribers import RunInfo, Subscribers
 from closeout.visible import visible
 
-__all__ = ["Journal", "describe_damage"]
+__all__ = ["Journal", "cancel_again", "describe_damage"]
 
 logger = logging.getLogger("closeout")
 
@@ -47,7 +47,7 @@ class Journal:
         subscribers: the callbacks that receive the run's events.
         inbox: the messages that the user sends to the run.
         replay_only: True if nothing may be done that is not in the record.
-        is_over: True once this process has recorded the end of the run, or left it without an end.
+        is_over: True once this process records the end of the run, or has left it without an end.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Journal:
         self._commit: Future[None] | None = None  # the last one that was begun
         self._failure: JournalError | None = None
         self.is_over = False
+        self._is_closed = False  # the end is recorded: nothing follows it
         mailbox = None if replay_only else Mailbox(store, run_id, number)
         self.inbox = Inbox(mailbox, self._recorded)
         run = RunInfo(run_id, self.started, resumed=bool(rows) and not replay_only, add=self.append, mailbox=mailbox)
@@ -303,6 +304,9 @@ class Journal:
         return self._load(sha256)
 
     def _note_listener(self, problem: str) -> None:
+        if self._is_closed:
+            logger.warning("%s (run %s)", visible(problem[:LOGGED_LENGTH]), self.run_id)
+            return
         with suppress(JournalError):
             self.append(Noted("main", "warning", "Listener", message=problem))
 
@@ -346,22 +350,27 @@ class Journal:
             contents = {digest: self._contents.pop(digest) for digest in digests & self._contents.keys()}
         try:
             self._store.put(self._number, self._next, self._now(), event, durable=durable, contents=contents)
-        except JournalError as error:
-            self._failure = error
-            raise
+        except Exception as error:
+            self._fail(error)
+            self._raise_failure()
         self._next += 1
         if self._timer is None:
             self._plan_commit()
+
+    def _fail(self, error: BaseException) -> None:
+        """Note why the record is incomplete. Every later write raises it: no tool and no sub-agent swallows it."""
+        if isinstance(error, JournalError):
+            self._failure = error
+        else:
+            self._failure = JournalError(f"The journal cannot be written: {type(error).__name__}: {error}")
+            self._failure.__cause__ = error
 
     def _raise_failure(self) -> None:
         """Raise why an earlier commit failed, if one did."""
         if self._failure is None and self._commit is not None and self._commit.done():
             commit, self._commit = self._commit, None
-            error = commit.exception()
-            if isinstance(error, JournalError):
-                self._failure = error
-            elif error is not None:
-                raise error
+            if (error := commit.exception()) is not None:
+                self._fail(error)
         if self._failure is not None:
             raise self._failure
 
@@ -390,9 +399,9 @@ class Journal:
         try:
             await asyncio.shield(asyncio.wrap_future(self._store.commit()))
             self._store.check_held(self._number)
-        except JournalError as error:
-            self._failure = error  # every later write raises it too: no tool and no sub-agent can swallow it
-            raise
+        except Exception as error:
+            self._fail(error)
+            self._raise_failure()
 
     async def effect(
         self,
@@ -469,8 +478,11 @@ class Journal:
         return time.time() if self._store is None else self._store.clock()
 
     async def end(self, ended: RunEnded, *, due: float = 0.0) -> None:
-        """Record the end of the run, synced, and release it. A journal that cannot be written sets `failure` instead of
-        raising.
+        """Record the end of the run, synced, release it, and publish the end.
+
+        Subscribers receive the end once it is committed. A cancellation meanwhile does not change it: the task is
+        cancelled at its next await. A journal that cannot be written sets `failure` instead of raising, and the end is
+        published as that failure.
 
         Args:
             ended: The end.
@@ -478,30 +490,35 @@ class Journal:
         """
         self._stop_timer()
         self.is_over = True
+        recorded = self._recorded.match(ended)
         try:
-            await self._end(ended, due)
+            if recorded is None or self._store is not None:
+                await self._end(ended, due, is_new=recorded is None)
         finally:
+            self._is_closed = True
+            self._stop_timer()
             self.inbox.end()
+        told = ended if recorded is None else recorded
+        if self._failure is not None:
+            kind, text = type(self._failure).__name__, str(self._failure)
+            told = RunEnded("main", "failed", "journal_failed", error=text, error_kind=kind)
+        self.subscribers.publish(told, from_record=recorded is not None or self.replay_only)
 
-    async def _end(self, ended: RunEnded, due: float) -> None:
-        try:
-            self.append(ended, durable=True)
-        except JournalError as error:
-            self._failure = error
+    async def _end(self, ended: RunEnded, due: float, *, is_new: bool) -> None:
+        with suppress(JournalError):
+            if is_new:
+                self._write(ended, durable=True)
         if self._store is None:
             return
         if self._failure is not None:
             self._store.forget(self._number)
-            await self._store.off_loop(self._store.release, self._number)
+            await _settled(self._store.submit(self._store.release, self._number))
             return
         try:
             reason = ended.stop_reason
-            end = self._store.end_run(self._number, ended.status, ended.answer, stop_reason=reason, due=due)
-            await asyncio.shield(asyncio.wrap_future(end))
-        except JournalError as error:
-            self._failure = error
-        finally:
-            self._stop_timer()
+            await _settled(self._store.end_run(self._number, ended.status, ended.answer, stop_reason=reason, due=due))
+        except Exception as error:
+            self._fail(error)
 
     def abandon(self) -> None:
         """Release the run without an end: what was recorded so far is kept, and it can be resumed."""
@@ -535,6 +552,27 @@ def describe_damage(run_id: str, problems: Iterable[str]) -> str:
         "resuming it could repeat calls that must not be repeated. `closeout doctor --check` examines the journal; "
         "`--force` (in Python despite_damage=True) resumes the run anyway."
     )
+
+
+def cancel_again() -> None:
+    """Deliver a cancellation that came too late to stop something at the next await of the current task."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+        task.cancel()
+
+
+async def _settled(future: Future[None]) -> None:
+    """Wait for what cannot be taken back. A cancellation meanwhile is delivered at the task's next await."""
+    settled, cancelled = asyncio.wrap_future(future), False
+    while not settled.done():
+        try:
+            await asyncio.wait([settled])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        cancel_again()
+    settled.result()
 
 
 async def _opened_off_loop(store: Store, opening: Future[Journal]) -> Journal:

@@ -8,7 +8,7 @@ from typing import Any, Generic
 
 from closeout.answers.reading import Value
 from closeout.errors import UsageError
-from closeout.journal.events import Event
+from closeout.journal.events import Event, RunEnded
 from closeout.journal.subscribers import Callback, Listener, Progress, RunInfo
 from closeout.run.result import RunResult
 
@@ -72,6 +72,10 @@ class RunStream(Generic[Value]):
         task.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (event := await queue.get()) is not None:
+                if isinstance(event, RunEnded):  # who leaves the stream here has a result
+                    await asyncio.wait([task])
+                    if not task.cancelled() and task.exception() is None:
+                        self._result = task.result()
                 yield event
             self._result = await task
         finally:

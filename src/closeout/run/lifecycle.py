@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import traceback
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from closeout.errors import CloseoutError, Failure, JournalError, Suspended, ToolError, UsageError
 from closeout.file_values import File
 from closeout.journal.events import Noted, RunEnded, RunStarted
-from closeout.journal.run_journal import Journal
+from closeout.journal.run_journal import Journal, cancel_again
 from closeout.journal.store import Row, Store
 from closeout.journal.stream_handler import StreamHandler
 from closeout.journal.subscribers import Listener
@@ -213,10 +213,17 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
         journal.abandon()
         raise
     finally:
-        for closing in [leave() for leave in unsubscribe]:
-            if closing is not None:
-                await closing
+        await _close([closing for leave in unsubscribe if (closing := leave()) is not None])
     return _run_result(task, result, scope, totals)
+
+
+async def _close(closings: Sequence[Awaitable[object]]) -> None:
+    """Wait for the listeners of a run that is over. A cancellation ends the wait, and does not change the result."""
+    waiting = asyncio.gather(*closings, return_exceptions=True)
+    try:
+        await waiting
+    except asyncio.CancelledError:
+        cancel_again()
 
 
 def run_here(run: Coroutine[Any, Any, T], *, instead: str = "await agent.run(…)") -> T:

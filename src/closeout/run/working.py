@@ -77,7 +77,7 @@ class AgentWorker:
         deps: Makes the dependencies of each run; without a function, the agent's are those of all.
         ended: The number of executions, by the status at their end. A run that waited and continued counts twice.
         outcomes: The number of runs, by the status that the last execution of each here ended with. Those that could
-            not be resumed are `"refused"`, those handed over at the stop `"left"`.
+            not be resumed are `"refused"`, those handed over at the stop or taken over by another process `"left"`.
         failures: The latest runs that failed or were refused.
         usage: What they used.
     """
@@ -217,15 +217,19 @@ class AgentWorker:
                 async with AsyncExitStack() as stack:
                     plan = await self._with_deps(stack, run_id)
                     result = await resume_run(plan, self.store, run_id, self.listeners, seen=seen)
-                self._count(run_id, result.status, result.error or result.stop_reason, result.error_kind)
                 self.usage += result.usage
+                if result.error_kind == LeaseLost.__name__:
+                    raise LeaseLost(result.error)
+                self._count(run_id, result.status, result.error or result.stop_reason, result.error_kind)
             forget_requests(self.store, run_id)
             self._known.pop(run_id, None)
         except asyncio.CancelledError:
             self._count(run_id, "left" if run_id in self._left else "cancelled")
         except JournalLocked:
             self._mixes_until = time.monotonic() + MIXING_SECONDS
-        except (RunNotFound, LeaseLost):
+        except LeaseLost:
+            self._count(run_id, "left")
+        except RunNotFound:
             pass
         except CloseoutError as error:
             self._count(run_id, "refused", str(error), type(error).__name__)
@@ -234,7 +238,7 @@ class AgentWorker:
 
     def _count(self, run_id: str, status: str, error: str = "", error_kind: str = "") -> None:
         """Count the end of an execution. It replaces the outcome of an earlier one of the same run."""
-        self.ended["cancelled" if status == "left" else status] += 1
+        self.ended["cancelled" if status == "left" and run_id in self._left else status] += 1
         self.outcomes[status] += 1
         if run_id in self._open:
             self.outcomes[self._open.pop(run_id)] -= 1

@@ -385,8 +385,10 @@ class AgentHost:
                         await self._end(run_id, end)
                         raise
                     result = await resume_run(plan, self.store, run_id, listeners, seen=seen)
-            self.ended[result.status] += 1
             self.usage += result.usage
+            if result.error_kind == LeaseLost.__name__:
+                raise LeaseLost(result.error)
+            self.ended[result.status] += 1
             forget_requests(self.store, run_id)
         except asyncio.CancelledError:
             self.ended["cancelled"] += 1
