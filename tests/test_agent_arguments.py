@@ -178,7 +178,7 @@ def test_a_submitted_run_keeps_its_settings_until_it_is_resumed() -> None:
 
 
 async def test_what_runs_a_loop_of_its_own_is_refused_inside_one() -> None:
-    with pytest.raises(UsageError, match="one is running"):
+    with pytest.raises(UsageError, match="event loop is running here"):
         agent().resume_sync("any")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from closeout.config import AgentSettings
 from closeout.messages import Usage, UsageSum
+from closeout.models.catalog import Price
 
 __all__ = ["CLOSING_TOKENS", "Budget", "Limits"]
 
@@ -69,6 +70,7 @@ class Budget:
     started: float = -1.0
     request_pending: bool = False
     children: list[Budget] = field(default_factory=list)  # the budgets of agents at work
+    tariff: Price | None = None  # of the model that is about to be asked
     watched: bool = field(init=False)  # more than turns is limited, here or above
 
     def __post_init__(self) -> None:
@@ -79,7 +81,7 @@ class Budget:
     def usage(self) -> Usage:
         return self.usage_sum.total
 
-    # ------------------------------------------------------------------------------------------ what is spent
+    # ------------------------------------------------------------------------------------------ spending
 
     def begin(self, closing: int = CLOSING_TOKENS) -> None:
         """Start the agent's clock. `closing` is how many tokens its closing request adds to a prompt."""
@@ -94,9 +96,15 @@ class Budget:
         if self.parent is not None and self in self.parent.children:
             self.parent.children.remove(self)
 
+    def ask(self, tariff: Price | None) -> None:
+        """Set the price of the model that is asked from here on. What the last request cost was another model's."""
+        if tariff != self.tariff and self.last.total_tokens:
+            self.last = replace(self.last, cost_usd=None)
+        self.tariff = tariff
+
     def expect(self, prompt_tokens: int) -> None:
         """Set the estimated size of an attempt's first request, in place of a last request."""
-        self.last, self.added = Usage(prompt_tokens, cost_usd=prompt_tokens * self.price), 0
+        self.last, self.added = Usage(prompt_tokens, cost_usd=self.cost_of(prompt_tokens)), 0
 
     def charge(self, usage: Usage) -> None:
         """Charge a request, successful or not."""
@@ -111,12 +119,11 @@ class Budget:
         if usage.total_tokens:
             self.last, self.added = usage, 0
 
-    @property
-    def price(self) -> float:
-        """The average price of a token so far in US dollars, here or of the parent; 0 if unknown."""
-        if self.cost:
-            return self.cost / max(self.usage.total_tokens, 1)
-        return self.parent.price if self.parent is not None else 0.0
+    def cost_of(self, prompt: int, reply: int = 0) -> float:
+        """Return what tokens of a prompt and a reply cost in US dollars; 0 if the price of the model is unknown."""
+        if self.tariff is None:
+            return 0.0
+        return (prompt * max(self.tariff.input, self.tariff.cache_write or 0.0) + reply * self.tariff.output) / 1e6
 
     @property
     def limited(self) -> bool:
@@ -165,9 +172,9 @@ class Budget:
         """Return the limit that is reached, empty if none is."""
         return self._spent(0, 0.0, 0.0)
 
-    def forbids(self, tokens: int) -> str:
-        """Return the limit that a request of so many tokens, prompt and reply, would exceed, empty if none."""
-        return self._spent(tokens, tokens * self.price, 0.0)
+    def forbids(self, prompt: int, reply: int = 0) -> str:
+        """Return the limit that a request of so many tokens would exceed, empty if none."""
+        return self._spent(prompt + reply, self.cost_of(prompt, reply), 0.0)
 
     def _need(self, requests: int) -> tuple[int, float]:
         """Estimate tokens and cost of the next requests, the last of which closes; zero before the first one."""
@@ -176,9 +183,12 @@ class Budget:
         prompt = self.last.total_tokens + self.added
         if self.children:  # each will return a report, about as long as its closing
             prompt += sum(child.last.output_tokens + child.closing for child in self.children)
-        tokens = requests * prompt + self.last.output_tokens + self.closing
+        reply = self.last.output_tokens
+        tokens = requests * prompt + reply + self.closing
         cost = self.last.cost_usd
-        return tokens, tokens * (self.price if cost is None else cost / self.last.total_tokens)
+        if cost is None:
+            return tokens, self.cost_of(tokens - reply, reply)
+        return tokens, tokens * cost / self.last.total_tokens
 
     def _held(self, by: Budget | None = None) -> tuple[int, float]:
         """Estimate what this agent and its sub-agents, except `by`, need for closing and have under way."""

@@ -68,6 +68,7 @@ class ModelCalls:
         self._record_prompts = scope.run.record_prompts
         self._send = sent_through(scope.chain, self._send_request)
         self._price = price_of(client, scope.prices)
+        self._budget.ask(self._price)
         self.sent = 0  # requests so far: the number of the next one
         self._tokens: tuple[int, ...] = ()  # ids of the last prompt and its reply, if the server states them
         self._warnings: set[str] = set()  # each is noted once
@@ -139,7 +140,7 @@ class ModelCalls:
             return ""
         tokens = self._keeper.tokens_of(size)
         # The estimate is made by the length of earlier prompts: it may be a little too low.
-        return budget.forbids(tokens + tokens // 50 + added + budget.last.output_tokens)
+        return budget.forbids(tokens + tokens // 50 + added, budget.last.output_tokens)
 
     def _sending(
         self, request: ModelRequest, intent: ModelRequested, on_delta: OnDelta | None, on_retry: OnRetry | None
@@ -228,7 +229,7 @@ class ModelCalls:
     def _unfinished(self, size: int) -> Usage:
         """Estimate a request whose reply was not awaited: the server has read the prompt, whatever it wrote."""
         spent = self._keeper.tokens_of(size)
-        return Usage(spent, requests=1, cost_usd=spent * self._budget.price)
+        return Usage(spent, requests=1, cost_usd=self._budget.cost_of(spent))
 
     def _intent(self, request: ModelRequest, info: RequestInfo, prompt: PromptSize) -> ModelRequested:
         return ModelRequested(

@@ -41,6 +41,6 @@ class CallSampling:
     async def __call__(self, request: ModelRequest) -> ModelReply:
         """Return the model's reply. Raises ToolError if the budget does not allow the request."""
         budget, text = self._below.budget, "\n".join(message.text for message in request.messages)
-        if budget.limited and (limit := budget.forbids(estimate_tokens(text) + (request.max_tokens or 0))):
+        if budget.limited and (limit := budget.forbids(estimate_tokens(text), request.max_tokens or 0)):
             raise ToolError(f"The run's budget ({limit}) does not allow this request to the model.")
         return await self._calls.request(request, RequestInfo("act", turn=next(self._turns)))
