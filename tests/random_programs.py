@@ -32,6 +32,7 @@ T.partition('n')[0]|json.dumps(L)|json.loads(json.dumps([T]))[0]|re.sub('a', 'o'
 sorted(L + ['x'])[0]|{True: T, False: T}[C]|str(any(W for v in L))|''.join(v for v in L if W)|f(T)|g(T, w=T)|g(*[T])
 ''.join(map(lambda v: K, L))|''.join(sorted({T, T}))|str(sum(len(v) for v in L))|str(list(zip(L, L)))|f(v=T)
 str(datetime.date(2020, 1, 2).year)|str({v: T for v in L})|str([send(v, T) for v in L[:2]])
+str({T: (N1 := T[:9]), send(N1, 'd'): N})
 str(list(note(v) for v in L))
 rare|getattr(T, 'x', T)|str(locals())|eval("T")|str(type(T))|next(iter(L + [T]))|(lambda v: (N := v))(T)|h(T)|k1(T)
 (print if C else str)(T)|str(list(map(print, L)))|[str, len][0](T)|str(sorted(L, key=print))|A.x|str(id(X))|str(D.get)

@@ -391,6 +391,10 @@ except ValueError:
 into.append(page())
 send(kept[0])
 """,
+    "a key after a value that was read": """
+x = "a"
+{"k": (x := page()), send(x): 1}
+""",
     "an alias of a branch": """
 kept, other, n = [], [], 1
 into = other

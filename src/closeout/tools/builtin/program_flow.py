@@ -457,7 +457,10 @@ class ProgramFlow:
         """Follow an expression whose value is made of the values of its parts."""
         if not isinstance(node, (*_JOINING, *_CONTAINERS, *_TEXTS)) or getattr(node, "attr", "").startswith("_"):
             raise _NotUnderstood
-        values = [self._value(each) for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
+        parts: Iterable[ast.AST | None] = ast.iter_child_nodes(node)
+        if isinstance(node, ast.Dict):  # in the order in which they are evaluated
+            parts = (each for pair in zip(node.keys, node.values, strict=True) for each in pair)
+        values = [self._value(each) for each in parts if isinstance(each, ast.expr)]
         if isinstance(node, _CONTAINERS):
             return self._made(node, values)
         return _Value(_labels(values), None if isinstance(node, _TEXTS) else self._shared(values))

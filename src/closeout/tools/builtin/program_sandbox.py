@@ -651,11 +651,13 @@ class ProgramSandbox:
         return self._session
 
     async def is_gone(self) -> bool:
-        """Return True if the worker has ended, and the variables with it."""
+        """Return True if the session runs no program any more: its worker has ended, or has no memory left at all."""
+        from pydantic_monty import MontyError
+
         try:
             if self._session is not None:
                 await self._session.feed_start("None", skip_type_check=True)
-        except RuntimeError:  # not a MontyError: the session takes no program any more
+        except (MontyError, RuntimeError):
             return True
         return False
 
