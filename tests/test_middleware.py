@@ -197,6 +197,25 @@ async def test_sub_agents_programs_and_successors_are_governed_too(home: Path) -
     ]
 
 
+async def test_a_program_of_the_record_meets_the_same_refusals_again(home: Path) -> None:
+    tries = "paid = []\nfor amount in (5, 500):\n    try:\n        paid.append(pay(amount=amount))\n"
+    programs = [f"{tries}    except Exception as error:\n        paid.append(str(error))", "print(paid)"]
+
+    def agent(heard: list[str]) -> Agent:
+        def script(view: Any) -> Any:
+            made = sum(message["role"] == "assistant" for message in view.messages)
+            heard[:] = [view.last]
+            return call("run_program", code=programs[made]) if made < len(programs) else answer("done")
+
+        return Agent(ScriptedClient(script), [pay], code_mode=True, middleware=[Limit()], home=home)
+
+    await agent(first := []).run("Pay.", run_id="r")
+    cut_after(home, "ModelReplied", 1)
+    await agent(again := []).resume("r")
+    assert first == again
+    assert "500 is too much." in again[0]
+
+
 def test_what_is_no_middleware_is_refused() -> None:
     with pytest.raises(UsageError, match="middleware must hold Middleware objects, or what makes one, got 5"):
         payer(middleware=[5])

@@ -19,6 +19,7 @@ from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, answer_functi
 from closeout.errors import ToolError
 from closeout.journal.events import (
     AttemptStarted,
+    CallDecided,
     DecisionMade,
     FlowDecided,
     Repaired,
@@ -102,7 +103,7 @@ class _Recorded:
     load: Load
     outcomes: dict[str, ToolFinished] = field(default_factory=dict)
     decisions: dict[str, DecisionMade] = field(default_factory=dict)
-    refusals: dict[str, FlowDecided] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)  # what the calls ended with that were not allowed
     done: bool = False
     made: int = 0  # calls so far, when it is executed again
 
@@ -125,8 +126,7 @@ class _Recorded:
 
     def _recorded(self, executor: ToolExecutor, plan: PlannedCall) -> tuple[PlannedCall, ToolOutput]:
         if plan.handle in self.refusals:
-            text = f"Not allowed: {self.refusals[plan.handle].reason}"
-            return plan, stopped_output(plan.tool.name, text, "Denied")
+            return plan, stopped_output(plan.tool.name, self.refusals[plan.handle], "Denied")
         made = self.decisions.get(plan.handle)
         if made is not None and (made.verdict == "approve" or plan.handle not in self.outcomes):
             approved = as_decided(made, plan.call, plan.tool)
@@ -213,7 +213,9 @@ class Programs:
                 self._past.clear()
             else:
                 self._past[event.handle].done = True
-        elif isinstance(event, ToolFinished | DecisionMade | FlowDecided) and event.agent.endswith(f":{PROGRAM}"):
+        elif isinstance(event, ToolFinished | DecisionMade | FlowDecided | CallDecided) and event.agent.endswith(
+            f":{PROGRAM}"
+        ):
             past = self._past.get(event.agent.removeprefix(f"{path}/").removesuffix(f":{PROGRAM}"))
             if past is None:
                 return
@@ -221,7 +223,10 @@ class Programs:
                 past.outcomes[event.handle] = event
             elif isinstance(event, FlowDecided):
                 if event.decision == "refuse":
-                    past.refusals[event.handle] = event
+                    past.refusals[event.handle] = f"Not allowed: {event.reason}"
+            elif isinstance(event, CallDecided):
+                if event.decision == "refuse":
+                    past.refusals[event.request.partition(".")[0]] = event.reason
             elif event.verdict in ("approve", "deny"):
                 past.decisions[event.request] = event
 
