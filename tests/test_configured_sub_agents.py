@@ -79,7 +79,7 @@ async def test_what_a_section_leaves_open_is_as_for_the_main_agent() -> None:
 def test_flow_rules_of_the_settings_may_name_a_tool_of_any_agent() -> None:
     entries = {"clerk": definition(), "counter": definition(tools=["calculate"])}
     config = {"agent": {"sub_agents": entries}, "flow": {"allow": {"calculate": "untrusted"}}}
-    assert Agent(ScriptedClient([]), [look], config=config, home=False).plan().flow is not None
+    assert Agent(ScriptedClient([]), [look], config=config, home=False).plan().spec.flow is not None
 
 
 def test_a_sub_agent_may_have_built_in_tools_and_other_sub_agents() -> None:

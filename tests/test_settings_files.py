@@ -132,7 +132,7 @@ async def test_a_file_is_the_whole_agent(team: Path, monkeypatch: pytest.MonkeyP
     assert names == {"calculate", "length", "search_documents", "read_document", "painter", "read_result"}
     plan = agent.plan()
     assert (agent.name, plan.name, plan.limits.max_turns) == ("counter", "counter", 9)
-    assert [check.name for check in plan.checks] == ["is_small"]
+    assert [check.name for check in plan.spec.check] == ["is_small"]
     assert isinstance(plan.contract, Number)
     assert plan.strategy is not None
     assert plan.strategy.name == "majority"
@@ -143,7 +143,8 @@ async def test_a_file_is_the_whole_agent(team: Path, monkeypatch: pytest.MonkeyP
     (painter,) = [each for each in plan.manager.local_tools if each.spec.name == "painter"]
     below = painter.plan_of(False)  # type: ignore[attr-defined]
     assert [each.name for each in below.manager.specs()] == ["calculate", "colour", "read_result"]
-    assert (below.instructions, below.checks, below.strategy, below.listeners) == ("Name a colour.", (), None, ())
+    assert (below.instructions, below.strategy) == ("Name a colour.", None)
+    assert (below.spec.check, below.spec.listeners) == ((), ())
     assert "colour" in below.contract.instruction()
 
 

@@ -268,9 +268,9 @@ async def test_skills_of_files_options_and_sub_agents(
     )
     write_skill(tmp_path / "more", "letters")
     agent = Agent.from_yaml(tmp_path / "agent.yaml", model=ScriptedClient([]))
-    assert set(agent.plan().skills.digests) == {"invoices", "周报"}
+    assert set(agent.plan().spec.skills.digests) == {"invoices", "周报"}
     (clerk,) = [each for each in agent.plan().manager.local_tools if each.spec.name == "clerk"]
-    assert set(clerk.plan_of(False).skills.digests) == {"letters"}  # type: ignore[attr-defined]
+    assert set(clerk.plan_of(False).spec.skills.digests) == {"letters"}  # type: ignore[attr-defined]
     assert "read_skill" in [spec.name for spec in clerk.plan_of(False).manager.specs()]  # type: ignore[attr-defined]
     assert "read_skill" in [spec.name for spec in agent.with_tools(["clerk"]).plan().manager.specs()]
     (tmp_path / "more" / "letters" / "SKILL.md").write_text("")

@@ -257,10 +257,12 @@ class Agent(Generic[Deps, Value]):
         temperature: float | None = None,
         **unknown: Never,
     ) -> None:
+        given = {**locals(), **unknown}  # every field of AgentSpec is an argument, also one without a parameter here
         from closeout.assembly.assembler import Assembler
         from closeout.config import load_config
+        from closeout.spec import SPEC_FIELDS, AgentSpec
 
-        checks.refuse_unknown(unknown, Agent)
+        checks.refuse_unknown({each: unknown[each] for each in unknown if each not in SPEC_FIELDS}, Agent)
         arguments = {
             "dialect": dialect if isinstance(dialect, str) else None,
             "agent.main_agent.max_turns": max_turns,
@@ -274,44 +276,7 @@ class Agent(Generic[Deps, Value]):
         }
         self.config = load_config(config, values=arguments)
         self.name = (self.config.agent.name if name == "agent" else None) or name
-        self._assembler = Assembler(
-            self.config,
-            name=self.name,
-            model=model,
-            tools=tools,
-            mcp_servers=mcp_servers,
-            dialect=dialect,
-            instructions=instructions,
-            base_url=base_url,
-            api_key=api_key,
-            answer=answer,
-            stream=stream,
-            home=home,
-            output_formatter=output_formatter,
-            tool_executor=tool_executor,
-            answer_generator=answer_generator,
-            output_parser=output_parser,
-            telemetry=telemetry,
-            format_observation=format_observation,
-            context=context,
-            strategy=strategy,
-            check=check,
-            code_mode=code_mode,
-            flow=flow,
-            middleware=middleware,
-            deps_type=deps_type,
-            secrets=secrets,
-            handoffs=handoffs,
-            skills=skills,
-            forms=forms,
-            encodings=encodings,
-            listeners=listeners,
-            version=version,
-            on_change=on_change,
-        )
-
-    def __repr__(self) -> str:
-        return f"Agent(name={self.name!r})"
+        self._assembler = Assembler(self.config, AgentSpec.of({**given, "name": self.name}))
 
     @classmethod
     def from_yaml(

@@ -49,6 +49,7 @@ from closeout.run.plan import AgentPlan, check_on_change
 from closeout.run.programs import program_tool
 from closeout.run.strategy import Strategy
 from closeout.run.subagents import PageModel, as_tool, check_flow_names, read_result_tool, sub_agent_tool
+from closeout.spec import AgentSpec
 from closeout.strategies.small_model import SmallModel
 from closeout.tools.builtin.documents import document_tools
 from closeout.tools.builtin.program_sandbox import require_sandbox, sandbox_installed
@@ -62,6 +63,21 @@ from closeout.tools.tool import ModelTool, Tool
 
 __all__ = ["Assembler"]
 
+# What an agent of the settings does not take over from the agent that they belong to: it is that agent's alone, or
+# governs what it starts anyway.
+OWN_ALONE: dict[str, Any] = {
+    "handoffs": (),
+    "skills": (),
+    "flow": None,
+    "middleware": (),
+    "version": "",
+    "context": None,
+    "output_parser": None,
+    "on_change": "keep",
+    "telemetry": None,
+    "listeners": (),
+}
+
 logger = logging.getLogger(__name__)
 
 
@@ -74,104 +90,81 @@ class Assembler:
     def __init__(
         self,
         config: Config,
+        spec: AgentSpec,
         *,
-        name: str,
-        model: Any = None,
-        tools: Any = (),
-        mcp_servers: Any = (),
-        handoffs: Any = (),
-        dialect: Any = None,
-        instructions: Any = None,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        answer: Any = None,
-        stream: bool = False,
-        home: Any = None,
-        output_formatter: Any = None,
-        tool_executor: Any = None,
-        answer_generator: Any = None,
-        output_parser: Any = None,
-        telemetry: Any = None,
-        format_observation: Any = None,
-        context: Any = None,
-        strategy: Any = None,
-        check: Any = None,
-        code_mode: bool = False,
-        flow: Any = None,
-        middleware: Any = (),
-        deps_type: Any = None,
-        secrets: Any = (),
-        skills: Any = (),
-        forms: Any = (),
-        encodings: Any = (),
-        listeners: Any = (),
-        version: str = "",
-        on_change: Any = "keep",
         shares_policies: bool = False,
     ) -> None:
         self.config = config
         parts = Parts(config.agent, "agent")
-        instructions = parts.instructions() if instructions is None else instructions
-        answer = parts.answer() if answer is None else answer
         # The policies of the settings may name tools of any of the agents in them.
         self._shares_policies = shares_policies or bool(config.agent.sub_agents)
-        if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise UsageError(f"The name of an agent must be a printable text, got {name!r:.80}.")
-        self._name = name
-        self._base_url = base_url
-        self._api_key = api_key
-        self._dialect: str | Dialect = config.dialect if dialect is None or isinstance(dialect, str) else dialect
-        self._write_instructions = check_instructions(instructions) if callable(instructions) else None
-        self._instructions = check_text("instructions", None if callable(instructions) else instructions)
-        self._deps_type = deps_type = parts.imported("deps_type") if deps_type is None else deps_type
-        self._home = check_home(home)
-        self._formatter = check_part("output_formatter", output_formatter or parts.made("output_formatter"))
-        self._answer: AnswerContract[Any] | None = None if answer is None else contract_of(answer)
-        executor = tool_executor or parts.imported("tool_executor")
-        self._make_executor = check_callable("tool_executor", "ToolExecutor", executor)
-        generator = answer_generator or parts.imported("answer_generator")
-        self._make_generator = check_callable("answer_generator", "AnswerGenerator", generator)
-        self._make_parser = check_callable("output_parser", "CotAgentOutputParser", output_parser)
-        self._telemetry = check_part("telemetry", telemetry)
-        if format_observation is not None and not callable(format_observation):
-            raise UsageError(f"format_observation must be a function of a ToolOutput, got {format_observation!r:.80}.")
-        self._format_observation = format_observation
-        self._context = check_part("context", context)
-        self._forms = check_forms(check_list("forms", forms, "[Form(…)]"))
-        self._encodings = tuple(map(check_encoding, check_list("encodings", encodings, "[Encoding(…)]")))
-        self._strategy = check_strategy(strategy or parts.strategy())
-        self._checks = read_checks(check) or parts.checks()
-        self._skills = parts.skills(check_list("skills", skills, '["skills"]'))
-        self._listeners = (*parts.listeners(), *check_listeners(listeners))
-        self._stream = stream
-        self._version = check_text("version", version)
-        self._on_change = check_on_change(on_change)
-        self._middleware = check_middleware(middleware)
-        self._flow = check_flow((config.flow and config.flow.model_dump()) if flow is None else flow)
-        self.client = connect(model, base_url, api_key, config.llm)
+        self._base_url = spec.base_url
+        self._api_key = spec.api_key
+        is_named = spec.dialect is None or isinstance(spec.dialect, str)
+        self._dialect: str | Dialect = config.dialect if is_named or spec.dialect is None else spec.dialect
+        self.spec = spec = self._settled(spec, parts)
+        self.client = connect(spec.model, spec.base_url, spec.api_key, config.llm)
         self._check_dialect()
         self._runs_programs = (
-            code_mode or config.agent.code_mode or getattr(self._dialect, "name", self._dialect) == "code"
+            spec.code_mode or config.agent.code_mode or getattr(self._dialect, "name", self._dialect) == "code"
         )
-        self._secrets = secrets if isinstance(secrets, Secrets) else self._make_secrets(secrets)
-        handoffs = [*parts.handoffs(), *map(as_handoff, check_list("handoffs", handoffs, "[billing]"))]
+        handoffs = [*parts.handoffs(), *map(as_handoff, check_list("handoffs", spec.handoffs, "[billing]"))]
         if (handoffs or config.agent.handoffs) and getattr(self._dialect, "name", self._dialect) == "code":
             raise ConfigError("The dialect code has no handoffs: a program cannot hand the conversation over.")
-        self.manager = self._make_manager(tools, mcp_servers, (*parts.tools(), *handoffs))
+        self.manager = self._make_manager(spec.tools, spec.mcp_servers, (*parts.tools(), *handoffs))
         self._prefers_programs = self._dialect == "auto" and self._adopt_programs()
         check_sub_agents(config.agent.sub_agents, self.manager)
-        check_deps_types(deps_type, self.manager.local_tools)
+        check_deps_types(spec.deps_type, self.manager.local_tools)
         self._plan: AgentPlan | None = None
         self._folder: Home | None = None  # what `home` resolved to on first use
-        if (self._secrets or self._flow) and not self.manager.has_servers:  # those are known when a run begins
+        if (spec.secrets or spec.flow) and not self.manager.has_servers:  # those are known when a run begins
             self.plan().check_secrets()
             if not shares_policies:
                 check_flow_names(self.plan())
 
+    def _settled(self, spec: AgentSpec, parts: Parts) -> AgentSpec:
+        """Return the spec with checked values, and those of the settings where it has none."""
+        name, observe = spec.name, spec.format_observation
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise UsageError(f"The name of an agent must be a printable text, got {name!r:.80}.")
+        if observe is not None and not callable(observe):
+            raise UsageError(f"format_observation must be a function of a ToolOutput, got {observe!r:.80}.")
+        flow = spec.flow
+        instructions = parts.instructions() if spec.instructions is None else spec.instructions
+        answer = parts.answer() if spec.answer is None else spec.answer
+        executor = spec.tool_executor or parts.imported("tool_executor")
+        generator = spec.answer_generator or parts.imported("answer_generator")
+        return replace(
+            spec,
+            instructions=check_instructions(instructions)
+            if callable(instructions)
+            else check_text("instructions", instructions),
+            deps_type=parts.imported("deps_type") if spec.deps_type is None else spec.deps_type,
+            home=check_home(spec.home),
+            output_formatter=check_part("output_formatter", spec.output_formatter or parts.made("output_formatter")),
+            answer=None if answer is None else contract_of(answer),
+            tool_executor=check_callable("tool_executor", "ToolExecutor", executor),
+            answer_generator=check_callable("answer_generator", "AnswerGenerator", generator),
+            output_parser=check_callable("output_parser", "CotAgentOutputParser", spec.output_parser),
+            telemetry=check_part("telemetry", spec.telemetry),
+            context=check_part("context", spec.context),
+            forms=check_forms(check_list("forms", spec.forms, "[Form(…)]")),
+            encodings=tuple(map(check_encoding, check_list("encodings", spec.encodings, "[Encoding(…)]"))),
+            strategy=check_strategy(spec.strategy or parts.strategy()),
+            check=read_checks(spec.check) or parts.checks(),
+            skills=parts.skills(check_list("skills", spec.skills, '["skills"]')),
+            listeners=(*parts.listeners(), *check_listeners(spec.listeners)),
+            version=check_text("version", spec.version),
+            on_change=check_on_change(spec.on_change),
+            middleware=check_middleware(spec.middleware),
+            flow=check_flow((self.config.flow and self.config.flow.model_dump()) if flow is None else flow),
+            secrets=spec.secrets if isinstance(spec.secrets, Secrets) else self._make_secrets(spec.secrets),
+        )
+
     @property
     def name(self) -> str:
         """The name of the agent."""
-        return self._name
+        return self.spec.name
 
     def only(self, names: Iterable[str]) -> Assembler:
         """Return the same with only some of the tools, and those that Closeout adds itself.
@@ -263,69 +256,54 @@ class Assembler:
 
     def home_folder(self) -> Home | None:
         """Return the home of the agent's runs, None if they are kept in memory."""
-        if self._home is False:
+        if self.spec.home is False:
             return None
-        if self._home is None and getattr(self.client, "scripted", False) and not os.environ.get("CLOSEOUT_HOME"):
+        if self.spec.home is None and getattr(self.client, "scripted", False) and not os.environ.get("CLOSEOUT_HOME"):
             return scratch_home()
-        if self._home in (None, True):
+        if self.spec.home in (None, True):
             return home_folder()
         if self._folder is None:
-            self._folder = as_home(self._home).absolute()
+            self._folder = as_home(self.spec.home).absolute()
         return self._folder
 
     def _make_plan(self) -> AgentPlan:
-        config, settings = self.config, self.config.agent
-        formatter = self._formatter or OutputFormatter()
-        answer = self._answer or getattr(formatter, "contract", None) or Text()
+        spec, config, settings = self.spec, self.config, self.config.agent
+        formatter = spec.output_formatter or OutputFormatter()
+        answer = spec.answer or getattr(formatter, "contract", None) or Text()
         contract = extracted_by(formatter, self._with_forms(answer))
         endpoint = f"dialect {self.client.name} {self._base_url or config.llm.base_url or ''}"
         rules = f"rules {endpoint}"
         if told := self._recall(rules):
             self.client.take_lessons(told)
         return AgentPlan(
-            name=self._name,
+            spec=spec,
             client=self.client,
             dialect=self._settled_dialect(endpoint),
             manager=self.manager,
             contract=contract,
             limits=Limits.of(settings),
             home=self.home_folder,
-            instructions=self._instructions,
-            write_instructions=self._write_instructions,
+            instructions="" if callable(spec.instructions) else spec.instructions or "",
+            write_instructions=spec.instructions if callable(spec.instructions) else None,
             settings=settings,
             llm=config.llm,
             prompts=config.prompts,
             markers=config.markers,
-            make_parser=self._make_parser,
             may_switch_dialect=self._dialect == "auto",
             remember_dialect=lambda name: self._remember(endpoint, name),
             remember_rules=lambda: self._remember_rules(rules),
-            stream=self._stream,
+            stream=spec.stream,
             record_prompts=config.journal.prompts,
             output_formatter=formatter,
-            make_executor=self._make_executor or ToolExecutor,
-            make_generator=self._make_generator or AnswerGenerator,
-            telemetry=self._telemetry,
-            format_observation=self._format_observation,
-            context=self._context,
-            strategy=self._strategy or self._own_strategy(),
-            checks=self._checks,
-            listeners=self._listeners,
+            make_executor=spec.tool_executor or ToolExecutor,
+            make_generator=spec.answer_generator or AnswerGenerator,
+            strategy=spec.strategy or self._own_strategy(),
             search_budget=self._search_budget(),
-            deps_type=self._deps_type,
-            secrets=self._secrets,
-            skills=self._skills,
-            forms=self._forms,
-            encodings=self._encodings,
-            version=self._version,
-            on_change=self._on_change,
-            flow=self._flow,
-            middleware=self._middleware,
         )
 
     def _with_forms(self, contract: AnswerContract[Any]) -> AnswerContract[Any]:
         """Let any text be an answer but a call in a form of the agent's own."""
-        return replace(contract, forms=self._forms) if self._forms and type(contract) is Text else contract
+        return replace(contract, forms=self.spec.forms) if self.spec.forms and type(contract) is Text else contract
 
     def _own_strategy(self) -> Strategy | None:
         """Return the strategy of an agent without `strategy=`; None: ask once."""
@@ -393,7 +371,7 @@ class Assembler:
 
     def _skill_tool(self, tools: Iterable[AnyTool]) -> list[AnyTool]:
         for_scripts = any(getattr(each, "reads_files", False) for each in tools)
-        return [self._skills.tool(for_scripts=for_scripts)] if self._skills else []
+        return [self.spec.skills.tool(for_scripts=for_scripts)] if self.spec.skills else []
 
     def _document_tools(self) -> Sequence[AnyTool]:
         """Return the tools for the documents of the settings, of a simpler form for a weak model."""
@@ -469,8 +447,9 @@ class Assembler:
                 "tools": config.tools.model_copy(update={"mcp_servers": []}),
             }
             values = {"dialect": entry.dialect, "agent.main_agent.max_turns": entry.max_turns}
-            below = Assembler(
-                load_config(config.model_copy(update=changes), values=values),
+            own = self.spec
+            below = replace(
+                own,
                 name=name,
                 model=entry.model or self.client,
                 tools=tools,
@@ -480,24 +459,18 @@ class Assembler:
                 base_url=base_url,
                 api_key=api_key,
                 answer=parts.answer() or Text(),
-                stream=self._stream,
-                home=self._home,
-                output_formatter=parts.made("output_formatter") or self._formatter,
-                tool_executor=parts.imported("tool_executor") or self._make_executor,
-                answer_generator=parts.imported("answer_generator") or self._make_generator,
+                output_formatter=parts.made("output_formatter") or own.output_formatter,
+                tool_executor=parts.imported("tool_executor") or own.tool_executor,
+                answer_generator=parts.imported("answer_generator") or own.answer_generator,
                 strategy=parts.strategy(),
                 check=parts.checks(),
                 code_mode=entry.code_mode,
-                format_observation=self._format_observation,
-                deps_type=self._deps_type,
-                secrets=self._secrets,
-                forms=self._forms,
-                encodings=self._encodings,
-                shares_policies=True,
+                **OWN_ALONE,
             )
+            made = Assembler(load_config(config.model_copy(update=changes), values=values), below, shares_policies=True)
             if name in config.agent.handoffs:
-                return Handoff(below, name=name, description=entry.description)
-            return sub_agent_tool(name, entry.description, below.plan)
+                return Handoff(made, name=name, description=entry.description)
+            return sub_agent_tool(name, entry.description, made.plan)
 
         return configured_sub_agents(config.agent.sub_agents, own, config.tools, make)
 
@@ -507,7 +480,7 @@ class Assembler:
         """Refuse an unknown name, what is not a dialect, an invalid template, and an endpoint that cannot serve it."""
         dialect, capabilities = self._dialect, self.client.capabilities
         get_dialect("function_call" if dialect == "auto" else dialect, self.config.prompts)
-        if self._make_parser is not None and dialect not in ("auto", "cot_chat", "cot_completion"):
+        if self.spec.output_parser is not None and dialect not in ("auto", "cot_chat", "cot_completion"):
             name = getattr(dialect, "name", dialect)
             raise UsageError(
                 f"output_parser reads replies in cot_chat and cot_completion, got the dialect {name}. "

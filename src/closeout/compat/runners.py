@@ -267,7 +267,7 @@ class BaseAgentRunner(AppRunner):
         if given is not None:
             if not (calls_methods or self._changes_agent):
                 return given
-            self._output_parser = self._output_parser or given.plan().make_parser
+            self._output_parser = self._output_parser or given.plan().spec.output_parser
             return given.with_dialect(self)
         reading: dict[str, Any] = {"dialect": self.dialect, "output_parser": self._output_parser}
         if calls_methods:

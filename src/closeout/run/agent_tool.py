@@ -43,7 +43,7 @@ class SubAgentTool(Tool[..., Any]):
         if self._writer is not None and self._writer.deps_type is not None:
             return self._writer.deps_type
         plan = self.plan_of(False)
-        return plan.deps_type if plan.deps is None else None
+        return plan.spec.deps_type if plan.deps is None else None
 
 
 def team_of(plan: AgentPlan) -> tuple[list[AgentPlan], bool]:

@@ -158,7 +158,7 @@ class Attempt:
             plan.settings.max_rollbacks,
             plan.llm.temperature,
         )
-        self._checks = AnswerChecks(plan.checks, scope, agent.question, number)
+        self._checks = AnswerChecks(plan.spec.check, scope, agent.question, number)
         self._loops = LoopWatch()
         self._note_tools()
         self._loops_found = 0
@@ -389,7 +389,7 @@ class Attempt:
         if not found.marked:
             back = review_text(found.text)
         if back is None and tools and not self._unrun and not self._rollbacks.draft:
-            back = review_unrun_call(turn.text, tools, self.agent.plan.forms)
+            back = review_unrun_call(turn.text, tools, self.agent.plan.spec.forms)
             self._unrun = back is not None
         return back
 

@@ -90,7 +90,7 @@ def new_started(plan: AgentPlan, task: Task) -> RunStarted:
         tools=dump_specs(tools),
         own_tools=dump_definitions(tools),
         instructions=plan.instructions if plan.record_prompts else "",
-        version=plan.version,
+        version=plan.spec.version,
         overrides=plan.overrides,
         state=task.state,
         user=task.user,
@@ -150,7 +150,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Li
     scope = Scope(
         run,
         Budget(plan.limits, lambda: journal.elapsed),
-        telemetry=run_telemetry(plan.telemetry, journal),
+        telemetry=run_telemetry(plan.spec.telemetry, journal),
         prices=plan.llm.prices,
         deps=plan.deps,
     )
@@ -167,7 +167,7 @@ def _orchestrator(plan: AgentPlan, task: Task, scope: Scope) -> Orchestrator:
 
 async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Listener]) -> RunResult:
     """Run a task on a journal until it has a result. Every failure but cancellation is in the result."""
-    listeners = (*plan.listeners, *listeners)
+    listeners = (*plan.spec.listeners, *listeners)
     totals, subscribers = RunTotals(), journal.subscribers
     totals.attempts = 0
     unsubscribe = [subscribers.subscribe(totals), *(subscribers.subscribe_listener(each) for each in listeners)]

@@ -15,10 +15,8 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.formatter import OutputFormatter
 from closeout.answers.generator import AnswerGenerator
-from closeout.answers.user_checks import Check
 from closeout.config import AgentSettings, Config, LLMSettings, SubAgentSettings, load_config
 from closeout.context.policy import ContextPolicy, EvictionPolicy, best_batch
-from closeout.dialects.cot import MakeParser
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.dialects.protocol import Dialect, get_dialect
 from closeout.errors import McpServerUnavailable, UsageError
@@ -26,15 +24,13 @@ from closeout.homes import Home
 from closeout.journal.events import DecisionRequested, InstructionsWritten, Noted
 from closeout.journal.run_journal import Journal
 from closeout.journal.stream_handler import StreamHandler
-from closeout.journal.subscribers import Listener, Subscribers
+from closeout.journal.subscribers import Subscribers
 from closeout.journal.task_log import StepLog, TaskLog
 from closeout.messages import ToolSpec
 from closeout.models.base import BaseClient
 from closeout.models.catalog import find_price
-from closeout.parsing.forms import Form
 from closeout.records import record
 from closeout.results.artifacts import Artifact, MemoryArtifacts, NormalArtifacts
-from closeout.results.encoding import Encoding
 from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
@@ -42,13 +38,12 @@ from closeout.run.gate import RequestGate
 from closeout.run.kept_files import RunFiles
 from closeout.run.limits import Budget, Limits
 from closeout.run.strategy import Strategy
+from closeout.spec import AgentSpec
 from closeout.spelling import suggestion
 from closeout.tools.executor import ToolExecutor
 from closeout.tools.flow import Flow
 from closeout.tools.manager import ToolManager
 from closeout.tools.run_context import RunContext
-from closeout.tools.secrets import NO_SECRETS, Secrets
-from closeout.tools.skills import NO_SKILLS, Skills
 from closeout.tools.tool import ModelTool
 
 __all__ = [
@@ -113,10 +108,11 @@ def check_on_change(value: Any) -> OnChange:
 class AgentPlan:
     """One agent, ready to be run by an Orchestrator.
 
-    `dialect` is settled: a name, never "auto", or an instance. `context` None means an EvictionPolicy by the settings.
+    `dialect` is settled: a name, never "auto", or an instance. Without `spec.context`, an EvictionPolicy by the
+    settings decides what leaves the context.
     """
 
-    name: str
+    spec: AgentSpec
     client: BaseClient
     dialect: str | Dialect
     manager: ToolManager
@@ -129,42 +125,32 @@ class AgentPlan:
     llm: LLMSettings = field(default_factory=LLMSettings)
     prompts: Mapping[str, str] = field(default_factory=dict)
     markers: Mapping[Any, Sequence[str]] = field(default_factory=dict)
-    make_parser: MakeParser | None = None
     may_switch_dialect: bool = False
     remember_dialect: Callable[[str], None] | None = None  # called with the dialect that a run switched to
     remember_rules: Callable[[], None] | None = None  # called after each request that the server accepted
     stream: bool = False
     record_prompts: bool = True  # the journal keeps the prompts
     output_formatter: OutputFormatter = field(default_factory=OutputFormatter)
-    forms: tuple[Form, ...] = ()  # tool calls as text, beside the built-in forms
-    encodings: tuple[Encoding, ...] = ()  # ways to write results, beside the built-in ones
     make_executor: MakeExecutor = ToolExecutor
     make_generator: MakeGenerator = AnswerGenerator
-    telemetry: TelemetryCollector | None = None  # the user's, of all runs
-    format_observation: Callable[[ToolOutput], str] | None = None
-    context: ContextPolicy | None = None
     strategy: Strategy | None = None  # None: ask once
-    checks: tuple[Check, ...] = ()
-    listeners: tuple[Listener, ...] = ()  # receive the events of every run
     search_budget: int | None = None  # tokens of tool definitions above which the model searches for tools
     overrides: Mapping[str, Any] = field(default_factory=dict)  # settings of this run only
     gate: RequestGate | None = None  # admits the requests to models
     home: Callable[[], Home | None] = lambda: None  # the home of the runs, whose ledger keeps the budgets
-    deps_type: Any = None
     deps: Any = None  # what the tools get as RunContext.deps; never recorded
-    secrets: Secrets = NO_SECRETS
     predecessors: tuple[AgentPlan, ...] = ()  # the agents that handed the conversation over in earlier runs
     clock: Callable[[], float] | None = None  # the clock of timers; None: that of the journal
-    skills: Skills = NO_SKILLS
-    version: str = ""  # as its author calls it
-    on_change: OnChange = "keep"
-    flow: Flow | None = None
-    middleware: tuple[Any, ...] = ()  # the user's: instances, and what makes one for an `AgentPlace`
+
+    @property
+    def name(self) -> str:
+        """The name of the agent in records and traces."""
+        return self.spec.name
 
     @property
     def flows(self) -> tuple[Flow, ...]:
         """The flow rules of a run that begins with the agent: its own, and those of the agents before it."""
-        return tuple(each.flow for each in (*self.predecessors, self) if each.flow is not None)
+        return tuple(each.spec.flow for each in (*self.predecessors, self) if each.spec.flow is not None)
 
     def overridden(self, overrides: Mapping[str, Any], arguments: Collection[str] = ()) -> AgentPlan:
         """Return the plan with settings for one run, by the names in `OVERRIDES`. None leaves a setting as it is.
@@ -198,15 +184,15 @@ class AgentPlan:
             UsageError: They are missing, or not of the agent's `deps_type`.
         """
         plan = self if deps is None else replace(self, deps=deps)
-        if self.deps_type is None:
+        if self.spec.deps_type is None:
             return plan
-        name = getattr(self.deps_type, "__name__", str(self.deps_type))
+        name = getattr(self.spec.deps_type, "__name__", str(self.spec.deps_type))
         if plan.deps is None:
             raise UsageError(
                 f"The agent needs dependencies. Pass deps= with an object of the type {name}, use agent.with_deps(…), "
                 "or have them made for each run: closeout serve or closeout work with --deps package.module:function."
             )
-        if is_plain_class(self.deps_type) and not isinstance(plan.deps, self.deps_type):
+        if is_plain_class(self.spec.deps_type) and not isinstance(plan.deps, self.spec.deps_type):
             raise UsageError(f"deps must be of the type {name}, got one of the type {type(plan.deps).__name__}.")
         return plan
 
@@ -218,7 +204,7 @@ class AgentPlan:
     @property
     def call_markers(self) -> tuple[str, ...]:
         """The markers of the agent's own forms of calls."""
-        return tuple(marker for form in self.forms for marker in form.markers)
+        return tuple(marker for form in self.spec.forms for marker in form.markers)
 
     @property
     def dialect_name(self) -> str:
@@ -230,12 +216,14 @@ class AgentPlan:
 
     def made_dialect(self, dialect: str | Dialect) -> Dialect:
         """Return a dialect by its name, with the agent's prompts, markers, parser and forms; an instance as it is."""
-        return get_dialect(dialect, self.prompts, markers=self.markers, parser=self.make_parser, forms=self.forms)
+        return get_dialect(
+            dialect, self.prompts, markers=self.markers, parser=self.spec.output_parser, forms=self.spec.forms
+        )
 
     def context_policy(self) -> ContextPolicy:
         """Return what decides when results leave the context."""
-        if self.context is not None:
-            return self.context
+        if self.spec.context is not None:
+            return self.spec.context
         keep = self.settings.keep_tool_result
         return EvictionPolicy(
             keep=keep,
@@ -265,8 +253,8 @@ class AgentPlan:
             "max_parallel": self.settings.max_parallel_calls,
             "model": self.client.name.rpartition(":")[2],
             "on_progress": on_progress,
-            "format_observation": self.format_observation,
-            "encodings": self.encodings,
+            "format_observation": self.spec.format_observation,
+            "encodings": self.spec.encodings,
             "markers": self.call_markers,
         }
         if self.make_executor is ToolExecutor:
@@ -293,8 +281,8 @@ class AgentPlan:
         """Return the agent's instructions, its skills and secrets, and how the answer is to be written."""
         parts = (
             self.instructions.strip(),
-            self.skills.instruction(),
-            self.secrets.instruction(),
+            self.spec.skills.instruction(),
+            self.spec.secrets.instruction(),
             self.contract.instruction(),
         )
         return "\n\n".join(filter(None, parts))
@@ -305,14 +293,14 @@ class AgentPlan:
         Raises:
             UsageError: A name matches no tool, or one that records what it is given.
         """
-        if not self.secrets:
+        if not self.spec.secrets:
             return
         records = [
             each.spec.name
             for each in self.manager.local_tools
             if isinstance(each, ModelTool) or getattr(each, "plan_of", None) or each.spec.name == RUN_PROGRAM
         ]
-        self.secrets.check(self.manager.specs(), refused=records, complete=not self.manager.shares_policies)
+        self.spec.secrets.check(self.manager.specs(), refused=records, complete=not self.manager.shares_policies)
 
     async def with_instructions(self, scope: Scope) -> AgentPlan:
         """Return the plan with the instructions that its function writes, or wrote when the recorded run began.
@@ -353,16 +341,16 @@ class AgentPlan:
             found["dialect_class"] = type(self.dialect).__name__
         if self.markers:
             found["markers"] = {name: list(words) for name, words in self.markers.items()}
-        if self.forms:
-            found["forms"] = [each.family for each in self.forms]
-        if self.encodings:
-            found["encodings"] = [each.name for each in self.encodings]
-        if self.skills:
-            found["skills"] = self.skills.digests
-        if self.flow is not None:
-            found["flow"] = _digest(self.flow.described())
-        if self.middleware:
-            names = [getattr(each, "__qualname__", type(each).__qualname__) for each in self.middleware]
+        if self.spec.forms:
+            found["forms"] = [each.family for each in self.spec.forms]
+        if self.spec.encodings:
+            found["encodings"] = [each.name for each in self.spec.encodings]
+        if self.spec.skills:
+            found["skills"] = self.spec.skills.digests
+        if self.spec.flow is not None:
+            found["flow"] = _digest(self.spec.flow.described())
+        if self.spec.middleware:
+            names = [getattr(each, "__qualname__", type(each).__qualname__) for each in self.spec.middleware]
             found["middleware"] = names
         if self.strategy is not None:
             found["strategy"] = f"{self.strategy.name} {self.strategy.version}"

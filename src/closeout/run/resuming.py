@@ -98,7 +98,7 @@ async def resume_run(
             "the same arguments continues a comparison that was stopped."
         )
     plan = as_recorded(plan, rows)
-    mode = check_on_change(on_change or plan.on_change)
+    mode = check_on_change(on_change or plan.spec.on_change)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(plan.manager)
         task = recorded_task(rows, run_id, load=store.content)
@@ -267,8 +267,8 @@ def _differences(plan: AgentPlan, rows: Sequence[Row], run_id: str, *, kept: boo
     if found and changes:
         tools = with_server_tools(plan.offered_tools(), load_specs(changes[-1].tools))
         found = min(found, differences({**then, "tools": plan.fingerprint(tools)["tools"]}, now), key=len)
-    if found and started.version != plan.version:
-        found.insert(0, f"version: {started.version or 'none'} then, {plan.version or 'none'} now")
+    if found and started.version != plan.spec.version:
+        found.insert(0, f"version: {started.version or 'none'} then, {plan.spec.version or 'none'} now")
     return found
 
 

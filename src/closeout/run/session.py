@@ -354,7 +354,7 @@ class ModelSession:
             specs,
             parallel=parallel,
             is_answer=self._is_marked_answer,
-            forms=self._plan.forms,
+            forms=self._plan.spec.forms,
         )
         self._note_form(salvaged_form(reading), acted=bool(reading.calls))
         self._note_rejection(reply.finish_reason == "rejected" and not reading.calls)

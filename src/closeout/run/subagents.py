@@ -147,7 +147,7 @@ def check_flow_names(plan: AgentPlan) -> None:
     Raises:
         UsageError: A name is neither a tool nor a server of any of the agents, or a tool has no such parameter.
     """
-    if plan.flow is None:
+    if plan.spec.flow is None:
         return
     plans, is_whole = team_of(plan)
     parameters: dict[str, set[str] | None] = {}  # by the name of the tool; None if any are taken
@@ -162,12 +162,12 @@ def check_flow_names(plan: AgentPlan) -> None:
         else:  # a program's files are those that its code reads
             known |= {*listed, *(("files",) if spec.policy.returns == "files" else ())}
     names = {*parameters, *servers}
-    for name in plan.flow.names if is_whole else ():
+    for name in plan.spec.flow.names if is_whole else ():
         if name not in names and name.partition("/")[0] not in servers - reached:
             hint = suggestion(name, names, f"It has: {', '.join(sorted(names)) or 'no tools'}.")
             whose = f"the agent {plan.name} has" if len(plans) == 1 else f"the agents of {plan.name} have"
             raise UsageError(f"flow names {name!r}, but {whose} no such tool or server. {hint}")
-    for name, allowed in plan.flow.allow.items():
+    for name, allowed in plan.spec.flow.allow.items():
         known = parameters.get(name)
         if known is None or isinstance(allowed, str):
             continue

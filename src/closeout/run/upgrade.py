@@ -97,7 +97,7 @@ async def check_open_runs(
     others = 0
     plan = replace(plan, remember_dialect=None, remember_rules=None)
     async with plan.manager:
-        async for check in _checks(plan, store, run_ids, on_change or plan.on_change):
+        async for check in _checks(plan, store, run_ids, on_change or plan.spec.on_change):
             if check is None:
                 others += 1
                 continue

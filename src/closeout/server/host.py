@@ -145,7 +145,7 @@ class AgentHost:
         self._next_scan = 0.0  # when to look for them again
         self._failures: dict[str, str] = {}  # why a run could not be executed
         self._streamed: set[str] = set()  # runs that a client follows as a stream, and whose replies are answers
-        self._recorder = ReplyRecorder(self._streams_text, lambda: self.agent.plan().forms)
+        self._recorder = ReplyRecorder(self._streams_text, lambda: self.agent.plan().spec.forms)
 
     # ------------------------------------------------------------------------------------------ lifetime
 

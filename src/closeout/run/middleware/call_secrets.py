@@ -34,10 +34,10 @@ class SecretsMiddleware(Middleware):
     @classmethod
     def at(cls, place: AgentPlace) -> Self | None:
         plan = place.plan
-        return None if plan is None else cls(plan.secrets, _secrets_of(plan))
+        return None if plan is None else cls(plan.spec.secrets, _secrets_of(plan))
 
     def below(self, place: AgentPlace) -> SecretsMiddleware:
-        return self if place.plan is None else SecretsMiddleware(place.plan.secrets, self._all)
+        return self if place.plan is None else SecretsMiddleware(place.plan.spec.secrets, self._all)
 
     def approved(self, calling: Calling) -> None:
         if self.secrets:
@@ -77,8 +77,8 @@ def _secrets_of(plan: AgentPlan) -> list[Secrets]:
     """Return the secrets of an agent, of those before it and of all that may work in its runs, without empty ones."""
     found = list[Secrets]()
     for each in team_of(plan)[0]:
-        if each.secrets and all(each.secrets is not known for known in found):
-            found.append(each.secrets)
+        if each.spec.secrets and all(each.spec.secrets is not known for known in found):
+            found.append(each.spec.secrets)
     return found
 
 

@@ -36,8 +36,8 @@ class FlowMiddleware(Middleware):
         plan, task = place.plan, place.task
         if task is not None and plan is not None and plan.flows:
             watch = FlowWatch(plan.flows, labels_of_task(plan.flows, task))
-        elif task is None and plan is not None and plan.flow is not None:
-            watch = FlowWatch((plan.flow,), frozenset({UNTRUSTED}))  # its caller keeps no labels
+        elif task is None and plan is not None and plan.spec.flow is not None:
+            watch = FlowWatch((plan.spec.flow,), frozenset({UNTRUSTED}))  # its caller keeps no labels
         else:
             return None
         return cls(watch, place.scope.path, place.scope.journal)
@@ -45,7 +45,7 @@ class FlowMiddleware(Middleware):
     def below(self, place: AgentPlace) -> FlowMiddleware:
         if place.handed_over:  # the successor sees all that this agent has read
             self.watch.given(f"{self._agent}/{HANDOFF}", self.watch.context(self._agent))
-        own = None if place.plan is None else place.plan.flow
+        own = None if place.plan is None else place.plan.spec.flow
         return FlowMiddleware(self.watch.with_rules(own), place.scope.path, place.scope.journal)
 
     def begin(self, turn: int) -> None:

@@ -71,7 +71,7 @@ def below(
     if handed_over:
         started = replace(started, artifacts=scope.artifacts)
     elif plan is not None:
-        started = replace(started, telemetry=run_telemetry(plan.telemetry, run.journal, scope.telemetry))
+        started = replace(started, telemetry=run_telemetry(plan.spec.telemetry, run.journal, scope.telemetry))
     if plan is not None:
         started = replace(started, deps=plan.deps, prices=plan.llm.prices)
     started.share(scope.shared.items())
@@ -95,7 +95,7 @@ def _own(place: AgentPlace, above: Sequence[Middleware]) -> list[Middleware | No
     plans: tuple[AgentPlan, ...] = () if place.plan is None else (place.plan,)
     if place.task is not None and place.plan is not None:  # the conversation was handed over in an earlier run
         plans = (*place.plan.predecessors, place.plan)
-    for spec in (each for plan in plans for each in plan.middleware):
+    for spec in (each for plan in plans for each in plan.spec.middleware):
         made = spec if isinstance(spec, Middleware) else spec(place)
         if all(made is not each for each in (*above, *found)):
             found.append(made)
