@@ -369,3 +369,28 @@ async def test_what_is_on_hold_is_not_deleted_until_it_is_released(any_home: Hom
     assert len(delete_data("ann é", home=any_home).runs) == 3
     assert here("data", "hold", "b", "--release").err == "0 runs on hold.\n"
     assert here("runs", "delete", "b").code == 0
+
+
+async def test_a_fork_of_an_unnamed_message_and_texts_without_a_run_are_deleted(any_home: Home) -> None:
+    @tool(read_only=True)
+    def dossier() -> str:
+        """Read the dossier."""
+        return "Ann was born in BERNBORN. " * 4_000
+
+    def script(view: RequestView) -> Turn:
+        return answer("ok") if "BERNBORN" in view.text or "dossier" not in view.text else call("dossier")
+
+    agent = Agent(ScriptedClient(script), [dossier], home=any_home)
+    await agent.session("chat", user="ann").run("I am ANNWORD.")
+    await agent.session("chat").run("And again.")
+    fork = await agent.fork("chat.2", at=1)
+    of_fork = await agent.fork(fork.run_id, at=1)
+    assert {fork.run_id, of_fork.run_id} <= {run.run_id for run in find_data("ann", home=any_home).runs}
+    assert {fork.run_id, of_fork.run_id} <= {run.run_id for run in find_data(session="chat", home=any_home).runs}
+    async with AgentHost(agent) as host:
+        run_id = await host.submit("Read the dossier.", notes={"user": "ann", "api": "runs"})
+        await host.wait(run_id, 20)
+        await host.delete(run_id)
+    delete_data("ann", home=any_home)
+    for text in ("ANNWORD", "BERNBORN"):
+        assert places_of(any_home, text) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from closeout.errors import RunNotFound
@@ -11,7 +11,7 @@ from closeout.journal.run_names import session_of
 from closeout.journal.store import RunRecord, Store
 from closeout.records import record
 
-__all__ = ["OtherRun", "others_that_repeat", "persons_of", "runs_of_person", "runs_of_session"]
+__all__ = ["OtherRun", "others_that_repeat", "persons_of", "runs_of_person", "runs_of_session", "runs_with_forks"]
 
 
 @record
@@ -37,22 +37,51 @@ def persons_of(started: RunStarted | None) -> set[str]:
 def runs_of_person(store: Store, user: str) -> tuple[dict[str, RunRecord], list[str]]:
     """Return the runs of a person by id, with their what-if lanes, and the sessions that they belong to.
 
-    The other messages of these sessions belong to them, unless they name another person.
+    The other messages of these sessions, and the forks of all these runs, belong to them unless they name another
+    person.
     """
+    named = [run_id for run_id, started in store.beginnings(user) if user in persons_of(started)]
+    forks = _forks(store)
     found: dict[str, RunRecord] = {}
-    for run_id, started in store.beginnings(user):
-        if user in persons_of(started):
-            with suppress(RunNotFound):  # deleted just now
-                found[run_id] = store.run(run_id)
-    sessions: list[str] = []
-    for run_id in sorted(found):
+    sessions: dict[str, None] = {}
+    unread = sorted(named, reverse=True)
+    while unread:
+        run_id = unread.pop()
+        if run_id in found:
+            continue
+        with suppress(RunNotFound):  # deleted just now
+            if run_id not in named and persons_of(store.beginning(run_id)) - {user}:
+                continue
+            found[run_id] = store.run(run_id)
+        unread += forks.get(run_id, ())
         name = session_of(run_id)
         if name and name != run_id and name not in sessions:
-            sessions.append(name)
-            siblings = (run for run in runs_of_session(store, name) if run.run_id not in found)
-            found |= {run.run_id: run for run in siblings if not persons_of(store.beginning(run.run_id)) - {user}}
+            sessions[name] = None
+            unread += [run.run_id for run in runs_of_session(store, name)]
     found |= {lane: store.run(lane) for lane in store.lanes_of(found)}
-    return found, sessions
+    return found, [*sessions]
+
+
+def runs_with_forks(store: Store, runs: Iterable[RunRecord]) -> dict[str, RunRecord]:
+    """Return runs by id with their forks, the forks of these, and the what-if lanes of all."""
+    forks, found = _forks(store), dict[str, RunRecord]()
+    unread = [run.run_id for run in runs]
+    while unread:
+        run_id = unread.pop()
+        if run_id not in found:
+            with suppress(RunNotFound):  # deleted just now
+                found[run_id] = store.run(run_id)
+            unread += forks.get(run_id, ())
+    return found | {lane: store.run(lane) for lane in store.lanes_of(found)}
+
+
+def _forks(store: Store) -> dict[str, list[str]]:
+    """Return the ids of the forks of each run."""
+    found: dict[str, list[str]] = {}
+    for run_id, started in store.beginnings("forked"):
+        if started.forked:
+            found.setdefault(str(started.forked.get("run_id")), []).append(run_id)
+    return found
 
 
 def others_that_repeat(store: Store, runs: Mapping[str, RunRecord], sessions: Sequence[str]) -> list[OtherRun]:

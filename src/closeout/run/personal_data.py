@@ -18,7 +18,14 @@ from closeout.homes import Home, as_home
 from closeout.journal.events import RunEnded, RunStarted, ToolFinished
 from closeout.journal.holds import check_not_held
 from closeout.journal.ledger import forget_key, spent_by_day
-from closeout.journal.persons import OtherRun, others_that_repeat, persons_of, runs_of_person, runs_of_session
+from closeout.journal.persons import (
+    OtherRun,
+    others_that_repeat,
+    persons_of,
+    runs_of_person,
+    runs_of_session,
+    runs_with_forks,
+)
 from closeout.journal.readonly import has_journal, open_to_read
 from closeout.journal.retention import delete_runs
 from closeout.journal.store import Row, RunRecord, Store, open_store
@@ -96,8 +103,7 @@ def find_data(user: str = "", *, session: str = "", agent: str = "", home: str |
     folder = _folder(home)
     with open_to_read(folder) as store:
         if session:
-            found = {run.run_id: run for run in runs_of_session(store, session)}
-            found |= {lane: store.run(lane) for lane in store.lanes_of(found)}
+            found = runs_with_forks(store, runs_of_session(store, session))
             sessions, others = [session] if found else [], []
         else:
             found, sessions = runs_of_person(store, user)
@@ -213,9 +219,11 @@ def delete_data(
         return data
     store = open_store(folder)
     delete_runs(store, found)
+    if not found:  # texts of runs that a client or an import removed
+        store.database.delete_unused_bodies()
     for key in data.budget_keys:
         forget_key(folder, key)
-    store.database.wipe()  # also if nothing was found: an earlier deletion may have been disturbed
+    store.database.wipe()  # an earlier deletion may have been disturbed
     return data
 
 
