@@ -43,7 +43,7 @@ _KNOWN = _PLAIN | _BUILDING | _LAZY | _ERRORS | {"print"}
 _MODULES = frozenset({"datetime", "json", "math", "re", "time", "typing"})
 # Methods that change nothing.
 _READING = frozenset({
-    "capitalize", "casefold", "center", "copy", "count", "date", "day", "decode", "difference", "encode", "end",
+    "capitalize", "casefold", "center", "copy", "count", "date", "decode", "difference", "encode", "end",
     "endswith", "expandtabs", "find", "findall", "format", "fullmatch", "get", "group", "groupdict", "groups", "index",
     "intersection", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isdisjoint", "isidentifier", "islower",
     "isnumeric", "isoformat", "isoweekday", "isprintable", "isspace", "issubset", "issuperset", "istitle", "isupper",
