@@ -50,7 +50,7 @@ def kinds(read: RepairedJson) -> list[str]:
         ('{\\"a\\": \\"b c\\"}', {"a": "b c"}, "escaped_twice"),
         ('{}{"q": "x"}', {"q": "x"}, "concatenated"),
         ('{"q": "x"}{"q": "x"}', {"q": "x"}, "concatenated"),
-        ('{"a": 1}\n{"b": 2}', {"a": 1, "b": 2}, "concatenated"),
+        ('{"to": ["ann",, "bob"]}', {"to": ["ann", "bob"]}, "extra_comma"),
         ("{“q”: “hello”}", {"q": "hello"}, "smart_quotes"),
         ("{“q”：“你好”，“n”：3}", {"q": "你好", "n": 3}, "full_width"),
         ('｛"q":"他说：“好”，走了"，"n":［1，2］｝', {"q": "他说：“好”，走了", "n": [1, 2]}, "full_width"),
@@ -100,8 +100,10 @@ def test_a_repair_made_in_many_places_is_one_entry_that_counts_them() -> None:
     assert (repair.kind, repair.after) == ("single_quotes", "501 places")
 
 
-def test_objects_that_contradict_each_other_are_not_mixed() -> None:
-    assert repair_json('{"q": "a"}{"q": "b"}').value == {"q": "a"}
+def test_a_text_of_two_objects_or_of_torn_strings_is_refused() -> None:
+    for text in ('{"q": "a"}{"q": "b"}', '{"a": 1}\n{"b": 2}', '{"to": ["ann";"bob"]}'):
+        assert repair_json(text).error, text
+    assert repair_json('{"to": ()}').value == {"to": []}
 
 
 def test_a_result_unpacks_and_reads_by_name() -> None:

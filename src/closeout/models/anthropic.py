@@ -269,12 +269,13 @@ def _count(value: Any, before: int) -> int:
 class AnthropicStream(StreamReader):
     """Reads the events of a streamed message: each block starts, grows and stops."""
 
-    __slots__ = ("_blocks", "_grown")
+    __slots__ = ("_blocks", "_grown", "_places")
 
     def __init__(self, builder: ReplyBuilder) -> None:
         super().__init__(builder)
         self._blocks: dict[int, dict[str, Any]] = {}
         self._grown: dict[tuple[int, str], list[str]] = {}  # the pieces of a block's field
+        self._places: dict[int, int] = {}  # the server's index of a block → ours: some servers number all blocks 0
 
     @property
     def attached(self) -> dict[str, Any]:
@@ -290,7 +291,8 @@ class AnthropicStream(StreamReader):
     def take(self, event: dict[str, Any]) -> None:
         kind = event.get("type")
         if kind == "content_block_delta":
-            self._grow(_index(event), _object(event, "delta"))
+            index = _index(event)
+            self._grow(self._places.get(index, index), _object(event, "delta"))
         elif kind == "content_block_start":
             self._start(_index(event), _object(event, "content_block"))
         elif kind == "message_start":
@@ -301,18 +303,34 @@ class AnthropicStream(StreamReader):
             self.builder.usage = _usage(event.get("usage"), self.builder.usage or Usage(requests=1))
             if reason := _object(event, "delta").get("stop_reason"):
                 self.builder.finish_reason = _finish(reason)
+            self._add_whole_inputs()
         elif kind == "message_stop":
             self.done = True
 
-    def _start(self, index: int, block: Mapping[str, Any]) -> None:
+    def _add_whole_inputs(self) -> None:
+        """Add the inputs that came with the start of their block: usually that is {}, and deltas follow."""
+        for index, block in self._blocks.items():
+            if not (_is(block, "tool_use") and block.get("input")):
+                continue
+            written = self.builder.arguments(index)
+            if not written:
+                self.builder.add_call(index, arguments=written_json(block["input"]))
+            elif not _says(written, block["input"]):
+                self.builder.lost = True
+
+    def _start(self, at: int, block: Mapping[str, Any]) -> None:
+        index = at if at not in self._blocks else max(self._blocks) + 1
+        if index != at:
+            before = self._places.get(at, at)
+            self.builder.renumbered = True
+            # Their deltas cannot be told apart if both grow.
+            earlier = self._blocks[before]
+            growing = _is(earlier, "tool_use") and not (earlier.get("input") or self.builder.is_whole(before))
+            self.builder.lost = self.builder.lost or (growing and _is(block, "tool_use"))
+        self._places[at] = index
         self._blocks[index] = dict(block)
         if _is(block, "tool_use"):
-            # Usually {}, and deltas follow. Some servers send the whole input here.
-            value = block.get("input")
-            text = written_json(value) if value else ""
-            self.builder.add_call(
-                index, call_id=str(block.get("id") or ""), name=str(block.get("name") or ""), arguments=text
-            )
+            self.builder.add_call(index, call_id=str(block.get("id") or ""), name=str(block.get("name") or ""))
         elif _is(block, "text"):
             self.builder.add_text(str(block.get("text") or ""))
         elif _is(block, "thinking"):
@@ -346,6 +364,13 @@ class AnthropicStream(StreamReader):
             pieces = self._grown[index, name] = [start] if isinstance(start, str) else []
         pieces.append(piece)
         return piece
+
+
+def _says(text: str, value: Any) -> bool:
+    try:
+        return bool(decode_json(text) == value)
+    except ValueError:
+        return False
 
 
 def _object(event: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -642,6 +642,8 @@ def _take(reader: StreamReader, data: bytes, origin: str) -> None:
     if data == b"[DONE]":
         reader.done = True
         return
+    if not data.strip():
+        return
     try:
         event = _decoded(data, keep_surrogates=True)
     except ValueError:

@@ -580,11 +580,10 @@ def _count(value: Mapping[str, Any], *names: str) -> int:
 class OpenAIStream(StreamReader):
     """Reads the chunks of a chat or text completion. Calls `note_field` with the name of the reasoning field."""
 
-    __slots__ = ("_added", "_field", "_note_field", "_of_calls", "_places", "_tokens")
+    __slots__ = ("_added", "_field", "_note_field", "_of_calls", "_tokens")
 
     def __init__(self, builder: ReplyBuilder, note_field: Callable[[str], None]) -> None:
         super().__init__(builder)
-        self._places: dict[int, int] = {}  # the server's index of a call → ours
         self._added: dict[str, Any] = {}  # fields that the server adds to the message
         self._of_calls: dict[int, dict[str, Any]] = {}  # and to its calls, by our index
         self._field: str | None = None  # the name of the reasoning
@@ -617,7 +616,7 @@ class OpenAIStream(StreamReader):
             self._take_delta(delta)
         elif isinstance(text := choice.get("text"), str):
             builder.add_text(text)
-        if choice.get("finish_reason") is not None:
+        if choice.get("finish_reason"):  # gateways send "" with every piece, even after the reason
             finish = finish_reason(choice["finish_reason"])
             builder.finish_reason = "tool_calls" if finish == "stop" and builder.last_call >= 0 else finish
 
@@ -652,20 +651,10 @@ class OpenAIStream(StreamReader):
         if not isinstance(function, dict):
             function = {}
         call_id, name = _text(call.get("id")), _text(function.get("name"))
-        place = self._place(call.get("index"), call_id, name)
-        self.builder.add_call(place, call_id=call_id, name=name, arguments=_arguments(function.get("arguments")))
+        arguments = _arguments(function.get("arguments"))
+        place = self.builder.place(call.get("index"), call_id, name, arguments)
+        if place is None:
+            return
+        self.builder.add_call(place, call_id=call_id, name=name, arguments=arguments)
         if more := added_to_call(call):
             self._of_calls[place] = grown(self._of_calls.get(place), more)
-
-    def _place(self, index: Any, call_id: str, name: str) -> int:
-        """Return which call a piece belongs to. Some servers omit the index, or number all parallel calls 0."""
-        last = self.builder.last_call
-        if not isinstance(index, int):
-            known = self.builder.call_id(last)
-            begins = bool(name) and (not call_id or call_id != known)
-            return last + 1 if begins or last < 0 else last
-        place = self._places.get(index)
-        other = place is not None and name and call_id and self.builder.call_id(place) not in ("", call_id)
-        if place is None or other:
-            place = self._places[index] = last + 1
-        return place

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from closeout.codec import join_surrogates
+from closeout.codec import decode_json, join_surrogates
 from closeout.errors import ServerFailed
-from closeout.messages import Delta, ModelReply, ReplyTokens, ToolCall, Usage
+from closeout.messages import FINISHED, Delta, ModelReply, ReplyTokens, ToolCall, Usage
 from closeout.models.base import OnDelta
 
 __all__ = ["MAX_EVENT", "MOST_COUNTED", "EventReader", "ReplyBuilder", "StreamReader", "unique_ids"]
@@ -117,11 +118,60 @@ class _PartialText:
         return "".join(self.pieces) + join_surrogates(self._half)
 
 
+_STRUCTURE = re.compile(r'[{}\[\]"\\]')
+
+
 @dataclass(slots=True)
 class _CallParts:
     id: str = ""
     name: str = ""
     arguments: _PartialText = field(default_factory=_PartialText)
+    indexes: set[int] = field(default_factory=set)  # under which the server sent its pieces
+    _scanned: int = 0  # pieces whose braces are counted
+    _depth: int = 0
+    _quoted: bool = False
+    _escaped: bool = False
+    _whole: bool = False
+
+    @property
+    def begun(self) -> bool:
+        return any(not piece.isspace() for piece in self.arguments.pieces)
+
+    @property
+    def whole(self) -> bool:
+        """True if the last bracket of the arguments has come."""
+        for piece in self.arguments.pieces[self._scanned :]:
+            self._scan(piece)
+            self._scanned += 1
+        return self._whole
+
+    def _scan(self, piece: str) -> None:
+        free = 1 if self._escaped else 0  # the first place that no backslash escapes
+        self._escaped = False
+        for found in _STRUCTURE.finditer(piece):
+            mark = found.group()
+            if found.start() < free:
+                continue
+            if mark == "\\":
+                free = found.end() + 1
+                self._escaped = free > len(piece)
+            elif mark == '"':
+                self._quoted = not self._quoted
+            elif not self._quoted:
+                self._depth += 1 if mark in "{[" else -1
+                self._whole = self._whole or self._depth == 0
+
+    @property
+    def clear(self) -> bool:
+        """True if the arguments are one JSON value, or left out."""
+        return not self.begun or _json(self.arguments.whole()) is not None
+
+
+def _json(text: str) -> Any:
+    try:
+        return decode_json(text)
+    except ValueError:
+        return None
 
 
 class StreamReader(ABC):
@@ -165,16 +215,25 @@ def unique_ids(ids: Sequence[str]) -> list[str]:
 
 
 class ReplyBuilder:
-    """Puts a reply together from pieces and shows each to `on_delta`. `enough` is True once that has returned True."""
+    """Puts a reply together from pieces and shows each to `on_delta`.
 
-    __slots__ = ("_calls", "_on_delta", "_reasoning", "_text", "enough", "finish_reason", "model", "usage")
+    Attributes:
+        enough: Whether `on_delta` has returned True.
+        lost: Whether a piece fits no call, or more than one. Such a reply holds no call.
+        renumbered: Whether the server's indexes alone do not tell the calls apart.
+    """
+
+    __slots__ = (
+        "_calls", "_interleaved", "_on_delta", "_reasoning", "_text", "enough", "finish_reason", "lost", "model",
+        "renumbered", "usage",
+    )  # fmt: skip
 
     def __init__(self, on_delta: OnDelta | None = None) -> None:
         self._text = _PartialText()
         self._reasoning = _PartialText()
         self._calls: dict[int, _CallParts] = {}
         self._on_delta = on_delta
-        self.enough = False
+        self.enough = self.lost = self.renumbered = self._interleaved = False
         self.finish_reason = ""
         self.model = ""
         self.usage: Usage | None = None
@@ -202,12 +261,56 @@ class ReplyBuilder:
         parts = self._calls.get(index)
         if parts is None:
             parts = self._calls[index] = _CallParts()
+        self._interleaved = self._interleaved or index != self.last_call
         parts.id = parts.id or join_surrogates(call_id)
         if name and not parts.name:
             parts.name = join_surrogates(name)
             self._show(Delta("tool_name", parts.name, index))
         if arguments and (arguments := parts.arguments.add(arguments)):
             self._show(Delta("tool_arguments", arguments, index))
+
+    def place(self, index: Any, call_id: str, name: str, arguments: str) -> int | None:
+        """Return which call a piece belongs to: the one with its id, else with its index, else the last one.
+
+        Some servers omit the index, number all parallel calls 0, or give all of them one id. None: the piece repeats a
+        whole call, or fits more than one, which sets `lost`.
+        """
+        index = int(index) if isinstance(index, int) or (isinstance(index, str) and index.isdecimal()) else None
+        calls = self._calls
+        of_index = [n for n, call in calls.items() if index in call.indexes]
+        of_id = [n for n, call in calls.items() if call_id and call.id == call_id]
+        found = [n for n in of_id if n in of_index] or of_id or of_index or list(calls)[-1:]
+        growing = [n for n in found if not calls[n].whole]
+        takers = [n for n in found if (n in growing and name in ("", calls[n].name)) or (name and not calls[n].name)]
+        new_index, new_id = index is not None and not of_index, bool(call_id) and not of_id
+        if not found:
+            begins = True
+        elif name and new_id:
+            begins = not any(not (calls[n].id or calls[n].name) for n in growing)
+        elif name and new_index:
+            begins = not (of_id and any(calls[n].begun for n in takers))
+        elif name and not takers:
+            same = [n for n in found if calls[n].name == name]
+            value = _json(arguments) if same and arguments else None
+            if same and (not arguments.strip() or any(_json(calls[n].arguments.whole()) == value for n in same)):
+                return None
+            begins = True
+        else:
+            begins = not name and new_id and (new_index or not growing)
+        self.renumbered = self.renumbered or (bool(found) and (new_index != begins or len(of_index) > 1))
+        if begins:
+            place = self.last_call + 1
+            calls[place] = _CallParts(indexes=set() if index is None else {index})
+            return place
+        if not (of_id or of_index):  # neither names the call: it is the last one, if it is the only one that grows
+            growing = takers = [n for n, call in calls.items() if not call.whole]
+        fitting = takers or found
+        if len(fitting) > 1 or (not takers and len(calls) > 1):
+            self.lost = self.lost or bool(name or arguments.strip())
+            return None
+        if index is not None and new_index:
+            calls[fitting[0]].indexes.add(index)
+        return fitting[0]
 
     @property
     def last_call(self) -> int:
@@ -222,19 +325,29 @@ class ReplyBuilder:
         """Return the ids that the calls have in the reply, by their index."""
         return dict(zip(self._calls, unique_ids([parts.id for parts in self._calls.values()]), strict=True))
 
-    def call_id(self, index: int) -> str:
+    def arguments(self, index: int) -> str:
+        """Return the arguments of a call as far as they have come."""
         parts = self._calls.get(index)
-        return parts.id if parts else ""
+        return parts.arguments.whole() if parts else ""
+
+    def is_whole(self, index: int) -> bool:
+        """Return True if the last bracket of a call's arguments has come."""
+        parts = self._calls.get(index)
+        return parts is not None and parts.whole
 
     def reply(
         self, *, usage: Usage, attached: Mapping[str, Any] | None = None, tokens: ReplyTokens | None = None
     ) -> ModelReply:
         """Return the reply so far. Its finish_reason is "cut" if `on_delta` has stopped it."""
         calls, ids = [], self.call_ids()
-        for index, parts in self._calls.items():
-            text = parts.arguments.whole()
-            calls.append(ToolCall(parts.name, text, ids[index], text=text))
         finish = "cut" if self.enough else self.finish_reason or "missing"
+        if self._is_garbled:
+            finish = "malformed_call" if finish in FINISHED else finish
+        else:
+            for index, parts in self._calls.items():
+                text = parts.arguments.whole()
+                if parts.name or text.strip():  # else it is a piece without content
+                    calls.append(ToolCall(parts.name, text, ids[index], text=text))
         return ModelReply(
             text=self._text.whole(),
             reasoning=self._reasoning.whole(),
@@ -245,6 +358,18 @@ class ReplyBuilder:
             attached=attached or {},
             tokens=tokens,
         )
+
+    @property
+    def _is_garbled(self) -> bool:
+        """True if a call may hold pieces of another one."""
+        if self.lost or any(call.begun and not call.name for call in self._calls.values()):
+            return True
+        if len(self._calls) < 2 and not self.renumbered:
+            return False
+        calls = self._calls.values()
+        unclear = [call for call in calls if not call.clear]
+        crossed = any(call.whole for call in unclear) and any(not call.whole for call in unclear)
+        return bool(unclear) and (self.renumbered or self._interleaved or crossed)
 
     def _show(self, delta: Delta) -> None:
         if self._on_delta is not None and not self.enough and self._on_delta(delta):

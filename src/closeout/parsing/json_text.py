@@ -232,9 +232,9 @@ _BODY_RAW = {opening: re.compile(rf"[^{re.escape(closers)}]*+") for opening, clo
 _ATOM = r"(?:-?\d|(?:true|false|null|True|False|None)\b)"
 
 
-# A quote that closes and one that opens with nothing but a separator between them: one string, or two?
+# A quote that closes and one that opens with nothing but separators between them: one string, or two?
 _TORN = {
-    opening: re.compile(rf"(?<!\\)[{re.escape(closers)}]\s*+[,+，]?\s*+(?<!\\){re.escape(opening)}")
+    opening: re.compile(rf"(?<!\\)[{re.escape(closers)}][\s,;+，]*+(?<!\\){re.escape(opening)}")
     for opening, closers in QUOTES.items()
 }
 
@@ -255,7 +255,7 @@ def _after_member(is_listed: bool) -> re.Pattern[str]:
 def _after_element(is_listed: bool) -> re.Pattern[str]:
     return re.compile(
         rf"\s*+(?:\Z|[}}\]]{_after_closer(is_listed)}|//|/\*"
-        rf"|,\s*+(?:\Z|[\"'“‘{{\[}}\]]|//|/\*|\.\.\.|…|{_ATOM})"
+        rf"|,[\s,]*+(?:\Z|[\"'“‘{{\[}}\]]|//|/\*|\.\.\.|…|{_ATOM})"
         r"|\"(?:[^\"\\\n]|\\.){0,200}+\"(?:\s++\"(?:[^\"\\\n]|\\.){0,200}+\"){0,20}+\s*+[,\]])"
         r"|[^\S\n]*+\n\s*+[\"'{\[]"
     )
@@ -744,7 +744,7 @@ class Scanner:
             cut = token.find(" " + mark)
             if cut > 0:
                 token, end = token[:cut].rstrip(), self.position + cut
-        if not token or token[0] in ":=)：，｝］":
+        if not token or token[0] in ":=()：，｝］":
             raise Broken("a value", self.position)
         if role == "root":
             token = token.rstrip(" ;)`")
@@ -1024,24 +1024,15 @@ def _past_root(scanner: Scanner) -> str:
 
 
 def _together(scanner: Scanner) -> Any:
-    """Make one value of several that follow each other.
-
-    Objects that do not contradict each other are one object in pieces; of objects that do, the first counts. Other
-    values make a list.
-    """
+    """Make one value of several that follow each other: equal objects are one, other values a list."""
     values = scanner.values
     if len(values) == 1:
         return values[0]
     scanner.note("concatenated")
-    objects = [value for value in values if isinstance(value, dict)]
-    if not objects:
-        return values
-    merged: dict[str, Any] = {}
-    for value in objects:
-        if any(key in merged and merged[key] != value[key] for key in value):
-            return next(value for value in objects if value)
-        merged.update(value)
-    return merged
+    objects = [value for value in values if isinstance(value, dict) and value]
+    if any(value != objects[0] for value in objects):
+        raise Ambiguous("one object", scanner.position)
+    return objects[0] if objects else values
 
 
 def _by_library(text: str) -> RepairedJson | None:

@@ -528,7 +528,8 @@ class _ProxiedExchange:
         if not reader.complete:
             raise StreamDropped("The upstream server broke off its reply.")
         usage = builder.usage or Usage(requests=1)
-        return _Received(response, held, builder.reply(usage=usage, attached=reader.attached), check.fault)
+        fault = check.fault or ("index" if builder.renumbered else "")
+        return _Received(response, held, builder.reply(usage=usage, attached=reader.attached), fault)
 
     def _event(self, data: bytes, reader: StreamReader) -> dict[str, Any] | None:
         """Return the JSON object of an event; None if it is something else, such as the end of the stream."""
