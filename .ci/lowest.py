@@ -16,7 +16,7 @@ project = tomllib.loads(path.read_text("utf-8"))["project"]
 extras = project["optional-dependencies"]
 optional = [each for name, group in extras.items() if name not in ("all", "dev", "clients", "docs") for each in group]
 for requirement in dict.fromkeys([*project["dependencies"], *optional]):
-    found = re.fullmatch(r"([\w.-]+)(?:\[[\w,]+\])?>=([\w.]+)", requirement)
+    found = re.fullmatch(r"([\w.-]+)(?:\[[\w,]+\])?[>=]=([\w.]+)(?:; .+)?", requirement)
     if found is None:
         sys.exit(f"{path.name}: '{requirement}' has no plain lower bound. Write it like name>=1.2.")
     print(f"{found[1]}=={found[2]}")

