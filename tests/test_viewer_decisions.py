@@ -239,6 +239,17 @@ def test_the_page_shows_how_a_decided_run_continues_elsewhere(viewer: Viewer, ho
     assert page.locator(".decisions").is_hidden()
 
 
+def test_one_click_decides_on_all_calls_that_are_shown(viewer: Viewer, home: Path) -> None:
+    for button, verdict in (("Approve all 2", "approve"), ("Deny all 2", "deny")):
+        bank = Bank(home, call("pay", key="a"), call("pay", key="b"), call("ask_user", question="Which?"))
+        run_id = run_apart(bank.agent, "Pay.")
+        page = viewer.open(f"#/run/{run_id}")
+        page.get_by_role("button", name=button).click()
+        page.wait_for_selector("text=This run waits for a decision")
+        assert [each[:2] for each in made(home, run_id)] == [("r1", verdict), ("r2", verdict)]
+        assert page.get_by_role("button", name=button).count() == 0
+
+
 def test_times_and_signals_are_shown_beside_what_people_decide(viewer: Viewer, home: Path) -> None:
     @tool(read_only=True)
     async def await_payment(context: RunContext) -> str:
