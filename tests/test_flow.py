@@ -282,16 +282,18 @@ PLANS = {
     "a handler depends on it": ("try:\n    int(read_page())\nexcept ValueError:\n    send('bob', 'hi')", "was decided"),
     "reading decides nothing": ("page = read_page()\nsend('bob', body='hi')\nsend(crm(), body='hi')", ""),
     "computing with text decides nothing but the value": (
-        "page = read_page()\n"
-        "words = [word.upper() for word in page.split() if len(word) > 3]\n"
-        "first = words[0] if words else page or ''\n"
-        "total, name = 0, page\n"
-        "for each in [1, 2]:\n    total += each\n"
-        "def greeting(to, text='hi'):\n    return f'{text} {to}'\n"
-        "kept, others = [], []\nothers.append(page)\nkept.append('ann')\n"
-        "name = 'bob'\n"
-        "send(name, body=greeting(total))\n"
-        "send(sorted(kept, key=lambda each: len(each))[0], body='hi')",
+        (
+            "page = read_page()\n"
+            "words = [word.upper() for word in page.split() if len(word) > 3]\n"
+            "first = words[0] if words else page or ''\n"
+            "total, name = 0, page\n"
+            "for each in [1, 2]:\n    total += each\n"
+            "def greeting(to, text='hi'):\n    return f'{text} {to}'\n"
+            "kept, others = [], []\nothers.append(page)\nkept.append('ann')\n"
+            "name = 'bob'\n"
+            "send(name, body=greeting(total))\n"
+            "send(sorted(kept, key=lambda each: len(each))[0], body='hi')"
+        ),
         "",
     ),
     "each part of a tuple has its own": (
