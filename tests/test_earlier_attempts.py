@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from closeout import Agent, tool
 from closeout.answers.experience import FailureExperience, estimate_tokens, render_experiences
-from closeout.testing import RequestView, ScriptedClient, answer, call, say
+from closeout.errors import ServerFailed
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 
 ENDS = "attempt ends here"
 ACCOUNT = say("Failure type: incomplete\nUseful findings: the archive is slow")
@@ -173,3 +175,61 @@ def test_the_list_keeps_the_last_calls_within_half_of_its_budget() -> None:
     assert done[-1] in text
     assert done[0] + "\n" not in text
     assert "a fact" in text
+
+
+def buyer(paid: list[int], home: Path | bool, fails: int = 0) -> Agent[Any]:
+    """A sub-agent that pays 5; the first `fails` of its replies after that are errors of its server."""
+    left = [fails]
+
+    def script(view: RequestView) -> Any:
+        if "receipt" not in view.text:
+            return call("pay", n=5)
+        left[0] -= 1
+        if left[0] >= 0:
+            raise ServerFailed("away", status=400)
+        return answer("paid")
+
+    return Agent(ScriptedClient(script), [payer(paid)], name="buyer", home=home, dialect="function_call")
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+async def test_a_sub_agent_that_is_called_again_pays_once(tmp_path: Path, fails: int) -> None:
+    paid: list[int] = []
+    calls = [call("buy", task=f"Buy tea, try {number // 2}.") for number in range(8)]  # also the same call twice
+    tools = [buyer(paid, tmp_path, fails).as_tool("buy", "Buys.")]
+    agent = Agent(ScriptedClient([*calls, answer("done")]), tools, home=tmp_path, dialect="function_call")
+    result = await agent.run("Buy tea.", run_id="x")
+    assert (result.status, paid) == ("answered", [5])
+    await agent.fork("x", at=3)
+    assert paid == [5]
+
+
+async def test_a_successor_does_not_repeat_what_the_conversation_has_done() -> None:
+    paid: list[int] = []
+    successor = Agent(ScriptedClient([call("pay", n=1), call("pay", n=2), answer("x")]), [payer(paid)], name="c")
+    first = Agent(ScriptedClient([call("pay", n=1), call("transfer_to_c")]), [payer(paid)], handoffs=[successor])
+    assert (await first.run("Pay.")).answer == "x"
+    assert paid == [1, 2]
+
+
+async def test_sub_agents_of_one_reply_each_do_their_own_task() -> None:
+    paid: list[int] = []
+    both = Turn(calls=[call("buy", task="for Ann"), call("buy", task="for Bob")])
+    agent = Agent(ScriptedClient([both, answer("done")]), [buyer(paid, False).as_tool("buy", "Buys.")], home=False)
+    await agent.run("Buy tea for both.")
+    assert paid == [5, 5]
+
+
+async def test_a_call_with_effects_is_repeated_only_if_its_tool_says_so() -> None:
+    for repeatable, expected in ((False, [1, 2]), (True, [1, 2, 1])):
+        paid: list[int] = []
+
+        def pay(n: int, paid: list[int]) -> str:
+            """Pay."""
+            paid.append(n)
+            return f"receipt {n}"
+
+        pays = tool(name="pay", repeatable=repeatable, description="Pay.")(partial(pay, paid=paid))
+        calls = [call("pay", n=1), call("pay", n=2), call("pay", n=1), answer("x")]
+        await Agent(ScriptedClient(calls), [pays], home=False).run("Pay.")
+        assert paid == expected

@@ -156,6 +156,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Li
     )
     scope.files.begin(task.kept)
     journal.subscribers.subscribe(scope.files)
+    journal.subscribers.subscribe(scope.run.effects)
     scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
     return governed(scope, plan, task)
 

@@ -18,14 +18,14 @@ from closeout.context.keeper import ContextKeeper
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import Failure
-from closeout.journal.events import AttemptEnded, HandedOver
+from closeout.journal.events import HANDOFF, AttemptEnded, HandedOver
 from closeout.messages import Message
 from closeout.results.tokens import estimate_tokens
 from closeout.run.agent_start import started_agent
 from closeout.run.attempt import AgentWork, Attempt
 from closeout.run.calls import ToolCalls
 from closeout.run.closing import close_attempt, fall_back
-from closeout.run.earlier_calls import CallsWithEffects, described
+from closeout.run.earlier_calls import described
 from closeout.run.final_format import FinalFormat
 from closeout.run.handoff import Handoff, handoffs_of, successor_of
 from closeout.run.limits import CLOSING_TOKENS, Budget
@@ -129,9 +129,10 @@ class Orchestrator:
         agent, settings = self._agent, self._agent.plan.settings
         journal, budget = agent.scope.journal, agent.scope.budget
         unsubscribe = journal.subscribers.subscribe(agent.history)
-        effects = CallsWithEffects(agent.scope.path, lambda: agent.tools)
-        watches = settings.context_compress_limit > 0 or agent.scope.depth > 0  # the caller of an agent may try again
-        forget = journal.subscribers.subscribe(effects) if watches else unsubscribe
+        path, effects = agent.scope.path, agent.scope.run.effects
+        # An agent may be tried again, called again, or given the conversation back.
+        if settings.context_compress_limit > 0 or agent.scope.depth > 0 or agent.handoffs or f"/{HANDOFF}:" in path:
+            effects.join(path, lambda: agent.tools)
         journal.inbox.join(agent.scope.path)
         budget.begin(CLOSING_TOKENS + (estimate_tokens(agent.question) if budget.limited else 0))
         experiences: list[FailureExperience] = []
@@ -146,9 +147,9 @@ class Orchestrator:
                 learned = render_experiences(experiences) if settings.retry_with_summary else ""
                 self.attempt = attempt = Attempt(agent, number, learned)
                 attempt.start()
-                before = len(effects)
-                if before:
-                    agent.executor.take_over(effects.since(), agent.scope.path)
+                before = effects.count(path)
+                if earlier := effects.before(path, agent.tools):
+                    agent.executor.take_over(earlier, path)
                 stop = await attempt.run()
                 is_last = number == settings.context_compress_limit
                 while True:
@@ -161,8 +162,8 @@ class Orchestrator:
                         break
                     stop = await attempt.run(closed)
                 result = _explained(await attempt.checked(closed), budget)
-                if result.experience is not None and len(effects) > before:
-                    done = tuple(dict.fromkeys(map(described, effects.since(before))))
+                if result.experience is not None and effects.count(path) > before:
+                    done = tuple(dict.fromkeys(map(described, effects.of(path, before))))
                     result = replace(result, experience=replace(result.experience, done=done))
                 self._result = result
                 journal.append(_ended(attempt, stop, result, agent.scope.path))
@@ -173,7 +174,7 @@ class Orchestrator:
         finally:
             budget.end()
             journal.inbox.leave(agent.scope.path)
-            forget()
+            effects.leave(path)
             unsubscribe()
             await programs.aclose()
             for each in agent.scope.chain:

@@ -34,6 +34,7 @@ from closeout.results.artifacts import Artifact, MemoryArtifacts, NormalArtifact
 from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
+from closeout.run.earlier_calls import CallsWithEffects
 from closeout.run.gate import RequestGate
 from closeout.run.kept_files import RunFiles
 from closeout.run.limits import Budget, Limits
@@ -451,6 +452,7 @@ class RunParts:
         stream_handler: The user's, or one that sends nothing.
         log: The user's TaskLog, if one was passed.
         clock: Returns the time, in seconds since the epoch.
+        effects: The calls that must not be made twice.
         waits: What the run waits for as far as this process has come, in all its agents.
     """
 
@@ -465,6 +467,7 @@ class RunParts:
     stream_handler: StreamHandler = field(default_factory=StreamHandler)
     log: TaskLog | None = None
     clock: Callable[[], float] = time.time
+    effects: CallsWithEffects = field(default_factory=CallsWithEffects)
     waits: list[DecisionRequested] = field(default_factory=list)
 
 
