@@ -108,7 +108,7 @@ class RefusalSearch:
         refused: The text of the first refusal, without numbers.
         reason: The same for people.
         may_have_passed: Whether the server first failed at the request: what follows may have passed unchanged, too.
-        is_over: Whether there was nothing left to try.
+        is_over: Whether there was nothing left to try after the last refusal.
         told: What the rules that were returned last change.
     """
 
@@ -136,6 +136,7 @@ class RefusalSearch:
             rules: Those by which the refused request was written.
             is_new: Whether a request by some rules differs from all that were sent.
         """
+        self.is_over = False
         self.refused = self.refused or refusal.same
         if refusal.is_final or self._may_pass(refusal):
             return rules
