@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import closeout
 from closeout import (
     Agent,
@@ -146,3 +148,11 @@ async def test_a_turn_of_a_subclass_writes_only_what_is_new() -> None:
     assert (await agent.run("?")).answer == "1"
     earlier, later = (list(model.requests[n].messages) for n in (-2, -1))
     assert all(old is new for old, new in zip(earlier, later, strict=False))
+
+
+def test_a_method_that_no_run_calls_is_said_with_what_to_write_instead() -> None:
+    with pytest.warns(UserWarning, match=r"Mine\._handle_invoke_action is never called\. Pass tool_executor="):
+
+        class Mine(CotChatAgentRunner):
+            def _handle_invoke_action(self, action: Any) -> str:
+                return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from closeout import Agent, TelemetryCollector, tool
+from closeout import Agent, TelemetryCollector, ToolOutput, UnifiedToolWrapper, tool
 from closeout.testing import ScriptedClient, answer, call
 
 
@@ -29,3 +29,14 @@ async def test_a_collector_may_set_metrics_and_sums_of_its_own() -> None:
     await Agent(model, [look], telemetry=own, home=False).run("?")
     assert own.aggregated == {"total_calls": 1}
     assert [each.tool_name for each in own.metrics] == ["look"]
+
+
+def test_the_telemetry_of_a_wrapped_tool_is_there_after_validating_its_json() -> None:
+    @UnifiedToolWrapper.wrap_tool(tool_name="file_reader")
+    def read(path: str) -> dict[str, int]:
+        return {"rows": 1000}
+
+    written = read("data/sales.csv")
+    assert "execution_id" not in written
+    assert ToolOutput.model_validate_json(written).telemetry.tool_name == "file_reader"
+    assert ToolOutput.model_validate_json(str(written)).summary == ToolOutput.model_validate_json(written).summary

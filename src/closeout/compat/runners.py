@@ -6,6 +6,7 @@ The Orchestrator runs the loop and the dialects write the prompts; a runner keep
 from __future__ import annotations
 
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -61,6 +62,18 @@ T = TypeVar("T")
 
 _LATER_SLOTS = ("historic_messages", "query", "agent_scratchpad")
 _SLOT = re.compile(r"\{\{\s*(?:instruction|tools|tool_names|historic_messages|query|agent_scratchpad)\s*\}\}")
+# Methods of Dify's runners that runs do not call, and what to write in their place.
+_NOT_CALLED = {
+    "_organize_system_prompt": "Override _organize_instruction_prompt, or pass instruction=.",
+    "_organize_user_query": "Override _organize_prompt_messages; self._query is the question with its files.",
+    "_format_assistant_message": "Override _organize_prompt_messages; self._agent_scratchpad holds the steps.",
+    "_handle_invoke_action": "Pass tool_executor= with a ToolExecutor whose execute_single_tool_call makes the call.",
+    "_convert_dict_to_action": "Pass output_parser= with a subclass of CotAgentOutputParser.",
+    "_fill_in_inputs_from_external_data_tools": "Put the values into instruction= before the run.",
+    "_init_react_state": "Each question begins with an empty self._agent_scratchpad.",
+    "_create_message": "A run is recorded in its journal; result.messages is the conversation.",
+    "_save_agent_thought": "result.agent_thoughts holds the steps; listeners= receive them as they happen.",
+}
 _HOOKS = (
     "_organize_prompt_messages",
     "_organize_instruction_prompt",
@@ -186,6 +199,11 @@ class BaseAgentRunner(AppRunner):
     """
 
     dialect: ClassVar[str]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in _NOT_CALLED.keys() & cls.__dict__.keys():
+            warnings.warn(f"{cls.__name__}.{name} is never called. {_NOT_CALLED[name]}", UserWarning, stacklevel=2)
 
     def __init__(
         self,

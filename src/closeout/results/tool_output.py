@@ -139,6 +139,14 @@ class ToolOutput(BaseModel):
         written = {**_BLANK, "observation": observation_of(summary)}
         return unvalidated(cls, written, result=result, summary=summary, telemetry=telemetry, metadata={})
 
+    @classmethod
+    def model_validate_json(cls, json_data: Any, **options: Any) -> Self:
+        """Return the output that a JSON text is of; of a `WrappedOutput` with the telemetry beside the text."""
+        output = super().model_validate_json(json_data, **options)
+        if isinstance(json_data, WrappedOutput):
+            output.telemetry = json_data.output.telemetry
+        return output
+
     def to_record(self) -> dict[str, Any]:
         """Everything as a JSON-able dict: the fields' names, `telemetry` and `metadata` too, values normalised."""
         return {"result": normalise(self.result), **self._record()}
