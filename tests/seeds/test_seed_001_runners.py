@@ -150,6 +150,11 @@ async def test_a_turn_of_a_subclass_writes_only_what_is_new() -> None:
     assert all(old is new for old, new in zip(earlier, later, strict=False))
 
 
+def test_a_runner_runs_from_code_that_is_not_async() -> None:
+    runner = Ported(ScriptedClient([answer("1"), answer("2")]), [look], home=False)
+    assert [runner.run_sync(question).answer for question in ("One?", "Two?")] == ["1", "2"]
+
+
 def test_a_method_that_no_run_calls_is_said_with_what_to_write_instead() -> None:
     with pytest.warns(UserWarning, match=r"Mine\._handle_invoke_action is never called\. Pass tool_executor="):
 

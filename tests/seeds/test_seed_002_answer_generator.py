@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import closeout
-from closeout import Agent, BaseClient, Boxed, Capabilities, ErrorBox, ResponseBox, tool
+from closeout import Agent, BaseClient, Boxed, Capabilities, ErrorBox, ResponseBox, StreamHandler, tool
 from closeout.messages import ModelReply, ModelRequest
 from closeout.models.retry import RetryPolicy
 from closeout.testing import ScriptedClient, answer, call
@@ -38,6 +38,10 @@ async def test_a_client_may_return_its_reply_or_an_error_in_a_box() -> None:
     ):
         result = await Agent(Boxing(*replies), answer=Boxed(), home=False).run("?")
         assert (result.answer, "nearly full" in str(result.warnings)) == ("5", warned)
+    shown: list[Any] = []
+    client = Boxing(ErrorBox("busy"), reply)
+    await Agent(client, answer=Boxed(), home=False).run("?", listeners=[StreamHandler(shown.append)])
+    assert [each["data"]["error"] for each in shown if each["event"] == "show_error"] == ["busy"]
     result = await Agent(Boxing("text"), answer=Boxed(), home=False).run("?")
     assert "must return a ModelReply" in result.error
 

@@ -5,6 +5,7 @@ The Orchestrator runs the loop and the dialects write the prompts; a runner keep
 
 from __future__ import annotations
 
+import asyncio
 import re
 import warnings
 from abc import ABC, abstractmethod
@@ -240,8 +241,8 @@ class BaseAgentRunner(AppRunner):
         self._request: tuple[HistoryView, Capabilities] | None = None  # the request that is being organized
         self._rendered: ModelRequest | None = None  # the request that the dialect wrote
         self._writer: tuple[Mapping[str, str], Dialect] | None = None  # the dialect, and the templates that it has
-        self._units: _Kept[Step, list[AgentScratchpadUnit]] = _Kept(lambda step: [*step_units(step)])
-        self._typed: _Kept[Message, PromptMessage] = _Kept(PromptMessage.typed)
+        self._units: _MadeOnce[Step, list[AgentScratchpadUnit]] = _MadeOnce(lambda step: [*step_units(step)])
+        self._typed: _MadeOnce[Message, PromptMessage] = _MadeOnce(PromptMessage.typed)
 
     @property
     def history(self) -> tuple[Message, ...]:
@@ -262,6 +263,16 @@ class BaseAgentRunner(AppRunner):
             yield event
         self._result = stream.result
         self._remember(query, stream.result)
+
+    def run_sync(self, query: str, **options: Any) -> RunResult:
+        """Run one question from code that is not async. The options are those of `Agent.run`."""
+
+        async def whole() -> None:
+            async for _ in self.run(query, **options):
+                pass
+
+        asyncio.run(whole())
+        return self.result
 
     def _accept(self, event: TurnAccepted) -> None:
         if not event.calls:
@@ -537,7 +548,7 @@ class FunctionCallAgentRunner(BaseAgentRunner):
         return list(map(PromptMessage.typed, messages))
 
 
-class _Kept(Generic[S, T]):
+class _MadeOnce(Generic[S, T]):
     """Items made of those of a sequence that grows from call to call; each is made once."""
 
     def __init__(self, make: Callable[[S], T]) -> None:

@@ -21,6 +21,7 @@ from closeout.journal.events import (
     ModelFailed,
     ModelReplied,
     ModelRequested,
+    ModelRetried,
     Noted,
     RunEnded,
     RunResumed,
@@ -258,6 +259,8 @@ class _StreamedRun:
         change = self._story.feed(event)
         if isinstance(event, (ModelRequested, ModelReplied, ModelFailed)):
             self._send_model(event)
+        elif isinstance(event, ModelRetried):
+            self.send("show_error", {"error": event.reason})
         elif change.call is not None:
             self._send_call(event, change.call)
         else:
