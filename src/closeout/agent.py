@@ -506,7 +506,8 @@ class Agent(Generic[Deps, Value]):
                 that.
             despite_changes: Accept the run although this agent differs from the one that began it.
             deps: As for `run`.
-            options: As for `run`.
+            options: As for `run`. The limits among them apply to a run that continues, too. A run that stopped at a
+                limit continues if this one is higher.
 
         Raises:
             UsageError: An argument is not valid, or the agent keeps its runs in memory.
@@ -701,6 +702,7 @@ class Agent(Generic[Deps, Value]):
         despite_damage: bool = False,
         listeners: Sequence[Listener] = (),
         deps: Deps | None = None,
+        **limits: Unpack[RunSettings],
     ) -> RunResult[Value]:
         """Continue a recorded run from where it stopped, without repeating finished requests and calls.
 
@@ -715,6 +717,8 @@ class Agent(Generic[Deps, Value]):
                 done again.
             listeners: As for `run`.
             deps: As for `run`: they are not recorded.
+            limits: As the settings of `run`, for this run from now on: a higher `max_cost`, or more for a key of
+                `budget`.
 
         Raises:
             RunNotFound: No run in the home has this id.
@@ -741,6 +745,7 @@ class Agent(Generic[Deps, Value]):
             on_change=on_change,
             despite_changes=despite_changes,
             despite_damage=despite_damage,
+            limits=limits,
         )
 
     async def send(self, run_id: str, text: str, *, interrupt: bool = False, to: str = "", by: str = "") -> None:

@@ -17,6 +17,7 @@ from closeout.records import record
 
 __all__ = [
     "FINISHED",
+    "NO_RESULT",
     "SHOULD_BREAK",
     "ApprovalPolicy",
     "Capabilities",
@@ -333,6 +334,8 @@ class Usage:
     def total_tokens(self) -> int:
         return self.input_tokens + self.output_tokens
 
+
+NO_RESULT = "(no result: it is not known whether this call was made)"  # for a call of a history that has none
 
 _NOTHING = Usage()
 _OPEN_ITEMS = 64  # usages that are kept before they are added up

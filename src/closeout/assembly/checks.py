@@ -393,7 +393,8 @@ def check_work_files(files: Any) -> tuple[File, ...]:
 def check_history(value: Any) -> Sequence[Mapping[str, Any]]:
     """Return the messages before the task. A server would refuse any others, if at all."""
     messages: tuple[Any, ...] = check_list("history", value, '[{"role": "user", "content": "…"}]')
-    for message in messages:
+    called: set[str] = set()
+    for number, message in enumerate(messages, 1):
         role = message.get("role") if isinstance(message, Mapping) else None
         if role not in ROLES:
             raise UsageError(
@@ -407,6 +408,12 @@ def check_history(value: Any) -> Sequence[Mapping[str, Any]]:
             raise UsageError(f"A message of history has no content: {message!r:.80}. Write it under 'content'.")
         if not isinstance(message.get("content"), str | list | tuple | None):
             raise UsageError(f"The content of a message must be a string or a list of parts, got {message!r:.80}.")
+        called.update(str(call["id"]) for call in message.get("tool_calls") or () if "id" in call)
+        if role == "tool" and message.get("tool_call_id") not in called:
+            raise UsageError(
+                f"Message {number} of history is the result of a call that is in no message before it: "
+                f"{message!r:.80}. Add the assistant's message with the call, or leave the result out."
+            )
     return messages
 
 

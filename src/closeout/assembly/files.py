@@ -10,7 +10,7 @@ import base64
 import html
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from closeout.assembly.checks import check_files, check_history, check_task, che
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.errors import ToolError, UsageError
 from closeout.file_values import File, FileView, safe_file_name
-from closeout.messages import Capabilities, Message
+from closeout.messages import NO_RESULT, Capabilities, Message
 from closeout.results.budgets import largest_fit
 from closeout.results.escape import break_markers, escape_markers
 from closeout.results.tokens import count_tokens
@@ -108,6 +108,7 @@ async def prepare_task(
         UsageError: The text, a file or a message of the history cannot be used.
     """
     client = plan.client
+    earlier, repairs = _with_results(map(Message.of, check_history(history)))
     prepared, files = Prepared(check_task(text)), check_files(files)
     kept: tuple[File, ...] = ()
     if files:  # a large PDF takes seconds, so reading runs in a thread
@@ -130,11 +131,34 @@ async def prepare_task(
         question=prepared.question,
         files=prepared.names,
         images=prepared.images,
-        earlier=tuple(map(Message.of, check_history(history))),
+        earlier=earlier,
         texts=prepared.texts,
-        notes=prepared.notes,
+        notes=(*prepared.notes, *repairs),
         kept=later_files(kept, check_work_files(work_files)),
     )
+
+
+def _with_results(messages: Iterable[Message]) -> tuple[tuple[Message, ...], list[str]]:
+    """Return a conversation in which each call has a result, and what was added. Servers refuse others."""
+    found: list[Message] = []
+    notes: list[str] = []
+    open_calls: dict[str, int] = {}  # ids of calls without a result, with the numbers of their messages
+
+    def answer() -> None:
+        for call, number in open_calls.items():
+            found.append(Message(role="tool", tool_call_id=call, content=NO_RESULT))
+            notes.append(f"Call {call} in message {number} of the history has no result. The model is told so.")
+        open_calls.clear()
+
+    for number, message in enumerate(messages, 1):
+        if message.role == "tool":
+            open_calls.pop(str(message.get("tool_call_id")), None)
+        else:
+            answer()
+        found.append(message)
+        open_calls.update((str(call["id"]), number) for call in message.get("tool_calls") or ())
+    answer()
+    return tuple(found), notes
 
 
 @contextmanager

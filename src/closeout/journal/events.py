@@ -208,6 +208,7 @@ class RunResumed(Event):
         on_change: what the run does about them: "keep" or "take"; empty if there are none.
         fingerprint: as of `RunStarted`, if the run continues with something that it did not begin with. So are
             `instructions` and `own_tools`.
+        overrides: the settings of this run alone, as of `RunStarted`, if they have changed.
     """
 
     momentary = True
@@ -218,6 +219,7 @@ class RunResumed(Event):
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     instructions: str = ""
     own_tools: str = ""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
 @record

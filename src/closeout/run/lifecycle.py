@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 from closeout.errors import CloseoutError, Failure, JournalError, Suspended, ToolError, UsageError
 from closeout.file_values import File
-from closeout.journal.events import Noted, RunEnded, RunStarted
+from closeout.journal.events import Noted, RunEnded, RunResumed, RunStarted
 from closeout.journal.run_journal import Journal, cancel_again
 from closeout.journal.store import Row, Store
 from closeout.journal.stream_handler import StreamHandler
 from closeout.journal.subscribers import Listener
 from closeout.journal.task_log import TaskLog
 from closeout.journal.totals import RunTotals
-from closeout.messages import Message, ToolSpec
+from closeout.messages import Message, ToolSpec, Usage
 from closeout.redaction import redact
 from closeout.results.artifacts import Artifact
 from closeout.run.cancelling import CancelWatch
@@ -308,7 +308,7 @@ def _run_result(task: Task, result: AgentResult, scope: Scope, totals: RunTotals
         rollbacks=totals.rollbacks,
         repairs=tuple(totals.repairs),
         warnings=tuple(totals.warnings),
-        usage=totals.usage,
+        usage=totals.usage if totals.usage.requests else Usage(cost_usd=0.0),
         seconds=round(journal.elapsed, 3),
         candidates=result.candidates,
         waiting=result.waiting,
@@ -334,7 +334,11 @@ def as_recorded(plan: AgentPlan, rows: Sequence[Row]) -> AgentPlan:
     if not isinstance(started, RunStarted):
         return plan
     plan = plan_after(plan, started.handed)
-    plan = with_read_result(plan.overridden(started.overrides), bool(started.texts))
+    overrides = started.overrides
+    for row in rows:
+        if isinstance(row.event, RunResumed) and row.event.overrides:
+            overrides = row.event.overrides
+    plan = with_read_result(plan.overridden(overrides), bool(started.texts))
     if not plan.markers:
         plan = replace(plan, markers=started.fingerprint.get("markers") or {})
     dialect = started.fingerprint.get("dialect")

@@ -11,6 +11,7 @@ from closeout.journal.events import AnswerSeen, AttemptEnded, Event, RunStarted
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.store import Row
 from closeout.journal.totals import RunTotals
+from closeout.messages import Usage
 from closeout.results.telemetry import TelemetryCollector
 from closeout.run.calls import refused_calls
 from closeout.run.flow_watch import labels_of_events
@@ -68,7 +69,7 @@ def load_result(
         rollbacks=totals.rollbacks,
         repairs=tuple(totals.repairs),
         warnings=tuple(totals.warnings),
-        usage=totals.usage,
+        usage=totals.usage if totals.usage.requests else Usage(cost_usd=0.0),
         seconds=round(RecordedRun(tuple(rows)).work, 3),
         candidates=tuple((str(answer), float(share)) for answer, share in ended.candidates),
         labels=labels_of_events(events),

@@ -40,7 +40,7 @@ from closeout.journal.store import RunRecord, Store
 from closeout.messages import Usage, UsageSum
 from closeout.run.lifecycle import as_recorded, recorded_task
 from closeout.run.loading import load_result
-from closeout.run.plan import AgentPlan
+from closeout.run.plan import LIMITS, AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import check_same, resume_run
 
@@ -145,15 +145,25 @@ class OnceRunner(Generic[Value]):
                         f"Run {run_id} began with other arguments: one of {', '.join(DECIDING)}, or the content of a "
                         "file. Use another name."
                     )
-            # A budget of several runs may have room again; a limit of the run would end it at once.
-            failed = record.status == "failed" or (record.status, record.stop_reason) == ("unanswered", "budget")
+            limits = {name: options[name] for name in LIMITS if options.get(name) is not None}
+            failed = record.status == "failed" or (record.status == "unanswered" and _has_room(record, plan, limits))
             has_ended = not self.retry_failed if failed else record.status in REPLIED
             if has_ended:
                 loaded = load_result(run_id, rows, plan.contract, lambda: store.read(run_id).rows, load=store.content)
                 return Once(loaded, loaded=True)
             listeners = options.get("listeners", ())
-            resumed = resume_run(plan, store, run_id, listeners, despite_changes=self.despite_changes, seen=record)
+            resumed = resume_run(
+                plan, store, run_id, listeners, despite_changes=self.despite_changes, limits=limits, seen=record
+            )
             return Once(await resumed)
+
+
+def _has_room(record: RunRecord, plan: AgentPlan, limits: Mapping[str, Any]) -> bool:
+    """Return whether a run that stopped at a limit may continue: at a budget of several runs, or at a lower limit."""
+    reason = record.stop_reason
+    if reason == "budget":
+        return True
+    return reason is not None and reason in limits and limits[reason] > getattr(plan.limits, reason)
 
 
 # ------------------------------------------------------------------------------------------------ many tasks

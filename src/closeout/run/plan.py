@@ -48,6 +48,7 @@ from closeout.tools.run_context import RunContext
 from closeout.tools.tool import ModelTool
 
 __all__ = [
+    "LIMITS",
     "MAX_DEPTH",
     "OVERRIDES",
     "AgentPlan",
@@ -78,6 +79,8 @@ OVERRIDES = {
     "budget": "agent.budget",
     "temperature": "llm.temperature",
 }
+
+LIMITS = ("max_turns", "max_cost", "max_seconds", "budget")  # those at which a run stops for a reason of that name
 
 MakeExecutor: TypeAlias = Callable[..., ToolExecutor]
 """A `ToolExecutor` class, or a function that takes the same arguments by keyword."""
@@ -177,6 +180,13 @@ class AgentPlan:
         config = load_config(own, values=values)
         limits = Limits.of(config.agent)
         return replace(self, settings=config.agent, llm=config.llm, limits=limits, overrides=given)
+
+    def limited(self, limits: Mapping[str, Any]) -> AgentPlan:
+        """Return the plan with other limits for its run, beside those that the run has. Raises UsageError."""
+        given = {name: value for name, value in limits.items() if value is not None}
+        if isinstance(budget := given.get("budget"), Mapping):
+            given["budget"] = {**self.overrides.get("budget", {}), **budget}
+        return self.overridden({**self.overrides, **given}) if given else self
 
     def given(self, deps: Any) -> AgentPlan:
         """Return the plan with the dependencies of a run; for None, with those that it has.

@@ -155,7 +155,7 @@ class RunResult(Generic[Value]):
     rollbacks: int = 0
     repairs: tuple[Repair, ...] = ()
     warnings: tuple[str, ...] = ()
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = field(default_factory=lambda: Usage(cost_usd=0.0))
     seconds: float = 0.0
     candidates: tuple[tuple[str, float], ...] = ()
     waiting: tuple[PendingDecision, ...] = ()

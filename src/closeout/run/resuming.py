@@ -75,9 +75,12 @@ async def resume_run(
     on_change: OnChange | None = None,
     despite_changes: bool = False,
     despite_damage: bool = False,
+    limits: Mapping[str, Any] | None = None,
     seen: RunRecord | None = None,
 ) -> RunResult:
     """Continue a recorded run from where it stopped, with decisions on what it waits for.
+
+    `limits` are those of this run from now on, by the names in `OVERRIDES`.
 
     Raises:
         RunNotFound: No such run.
@@ -98,6 +101,8 @@ async def resume_run(
             "the same arguments continues a comparison that was stopped."
         )
     plan = as_recorded(plan, rows)
+    before = plan.overrides
+    plan = plan.limited(limits or {})
     mode = check_on_change(on_change or plan.spec.on_change)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(plan.manager)
@@ -118,6 +123,8 @@ async def resume_run(
                 raise _refused(run_id, how)
             plan = how.plan
             resumed = replace(_in_force_from_now(plan, rows), differences=how.differences, on_change=mode)
+        if plan.overrides != before:
+            resumed = replace(resumed, overrides=plan.overrides)
         if decisions:
             await store.off_loop(record_decisions, store, run_id, decisions)
         journal = await Journal.resume(store, run_id, despite_damage=despite_damage, resumed=resumed, seen=seen)

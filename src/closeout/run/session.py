@@ -57,6 +57,8 @@ REJECTIONS_BEFORE_SWITCH = 2  # calls in a row that the server could not read be
 # The dialect that writes the form of a salvaged call. Other forms are native calls that the server passed on as text.
 DIALECT_OF_FORM = {"react": "cot_chat", "mcp_xml": "mcp_xml"}
 
+PICTURE_LEFT_OUT = {"type": "text", "text": "[a picture, left out]"}
+
 NO_ENDPOINT = (404, 405, 501)  # Statuses of a server for an address that it does not have.
 
 
@@ -102,6 +104,9 @@ class ModelSession:
         self._rejected_in_a_row = 0
         self._switched = False
         self._constraint_refused = False
+        self._pictures_refused = False
+        self._earlier: Sequence[Message] = ()  # the messages before the task, and as a model without pictures sees them
+        self._shown_earlier: tuple[Message, ...] = ()
         self._texts_taken = False  # the server has completed a text
         self._tools_taken = False  # the server has taken native tools
         self._to_remember = ""  # the dialect to remember for this endpoint if the next request is accepted
@@ -175,6 +180,11 @@ class ModelSession:
                 self.capabilities = replace(self.capabilities, grammar=False)
                 text = "The server does not take the constraint on replies; the run continues without."
                 self._warn("Constraint", text)
+                return True
+            if self.capabilities.images and any(map(_has_pictures, self._last_request.messages)):
+                self._pictures_refused = True
+                self.capabilities = replace(self.capabilities, images=False)
+                self._warn("Pictures", "The server may not take these pictures; the run continues without them.")
                 return True
             if self._tools_refused:
                 self._switch_dialect("cot_chat", "The server does not take tools")
@@ -251,6 +261,8 @@ class ModelSession:
         view = history.view("" if draft else note, closing, withheld=withheld)
         if not writes_messages:
             view = _without_messages(view)
+        if (view.earlier or view.images) and not self.capabilities.images:
+            view = self._without_pictures(view)
         request = self.dialect.render(view, self.capabilities)
         if draft:
             request = with_draft(request, draft, note)
@@ -265,6 +277,20 @@ class ModelSession:
             request = replace(request, messages=self._updated(self._updated_history, request.messages, history))
         self._last_request = request
         return request
+
+    def _without_pictures(self, view: HistoryView) -> HistoryView:
+        """Return a view without pictures before its steps, for a model that takes none, and say once what is lost."""
+        if view.earlier is not self._earlier:
+            self._earlier = view.earlier
+            self._shown_earlier = tuple(_without_pictures(each) for each in view.earlier)
+            found = [str(number) for number, each in enumerate(view.earlier, 1) if _has_pictures(each)]
+            if found and not self._pictures_refused:
+                text = (
+                    f"The pictures in message{'s' * (len(found) > 1)} {', '.join(found)} of the history were left out: "
+                    "this model is not known to take images. If it does, set llm.images to true."
+                )
+                self._warn("Pictures", text)
+        return replace(view, earlier=self._shown_earlier, images=())
 
     def _updated(self, updated: UpdatedHistory, messages: Sequence[Message], history: History) -> Sequence[Message]:
         """Return the messages as the client's own `update_message_history` adds the results to them."""
@@ -401,6 +427,8 @@ class ModelSession:
         self._switched = True
         self._warn("Dialect", f"{why}; the run continues in the dialect {name} instead of {self.dialect.name}.")
         self.capabilities = self._plan.client.capabilities
+        if self._pictures_refused:
+            self.capabilities = replace(self.capabilities, images=False)
         self.dialect = self._plan.made_dialect(name)
         if remember and self._plan.remember_dialect is not None:
             self._plan.remember_dialect(name)
@@ -467,6 +495,22 @@ class ModelSession:
         text = request.prompt if request.prompt is not None else "\n".join(m.text for m in request.messages)
         offered = [[tool.name, tool.description, dict(tool.parameters)] for tool in request.tools]
         return estimate_tokens(text) + estimate_tokens(json.dumps(offered, default=str))
+
+
+def _has_pictures(message: Message) -> bool:
+    content = message.get("content")
+    return type(content) is list and any(map(_is_picture, content))
+
+
+def _is_picture(part: Any) -> bool:
+    return isinstance(part, dict) and ("image_url" in part or part.get("type") == "image")
+
+
+def _without_pictures(message: Message) -> Message:
+    if not _has_pictures(message):
+        return message
+    parts = (PICTURE_LEFT_OUT if _is_picture(part) else part for part in message["content"])
+    return Message({**message, "content": [*parts]})
 
 
 def _without_messages(view: HistoryView) -> HistoryView:

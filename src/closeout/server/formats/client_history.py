@@ -14,13 +14,12 @@ from typing import Any
 
 from closeout.codec import decode_json
 from closeout.dialects.function_call import new_call_id
-from closeout.messages import Repair
+from closeout.messages import NO_RESULT, Repair
 from closeout.models.sent_names import safe_name
 from closeout.parsing.json_text import repair_json
 
 __all__ = ["repair_blocks", "repair_chat"]
 
-NO_RESULT = "(no result: it is not known whether this call was made)"
 NOTHING_LEFT = "(a result of no known call was left out)"
 MALFORMED = "malformed"  # the argument that holds what cannot be read as arguments
 _SHOWN = 80  # characters of a value in its repair
