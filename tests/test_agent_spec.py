@@ -9,9 +9,21 @@ from closeout.assembly.assembler import OWN_ALONE
 from closeout.spec import SPEC_FIELDS, AgentSpec
 from closeout.testing import ScriptedClient
 
+# Parameters that are settings, which `config` has too.
+SETTINGS = {
+    "budget",
+    "context_compress_limit",
+    "keep_tool_result",
+    "max_cost",
+    "max_seconds",
+    "max_tokens",
+    "max_turns",
+    "temperature",
+}
 
-def test_every_field_is_an_argument_of_the_agent() -> None:
-    assert SPEC_FIELDS - signature(Agent).parameters.keys() == frozenset()
+
+def test_every_parameter_is_a_setting_or_a_field() -> None:
+    assert signature(Agent).parameters.keys() - SPEC_FIELDS == {*SETTINGS, "config", "unknown"}
     assert OWN_ALONE.keys() <= SPEC_FIELDS
 
 

@@ -24,7 +24,7 @@ from closeout.messages import ToolCall, ToolSpec, Usage
 from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput, ToolTelemetry
 from closeout.run.call_context import CallContexts
-from closeout.run.middleware.chain import Calling, CallLabels, Middleware, called_through
+from closeout.run.middleware.chain import Calling, CallLabels, Middleware, called_through, overrides
 from closeout.run.middleware.own_decisions import deciders
 from closeout.run.plan import Scope, enter, leave
 from closeout.tools.call_records import CallOutcome
@@ -47,9 +47,13 @@ class ToolCalls:
 
     def __init__(self, scope: Scope, first: int = 1, *, sampling: Callable[[str], Sample] | None = None) -> None:
         self._scope = scope
-        self._chain: Sequence[Middleware] = scope.chain
+        chain: Sequence[Middleware] = scope.chain
+        self._begin = overrides(chain, "begin")
         self._deciders = deciders(scope)
-        self._call = called_through(self._chain, _start)
+        self._approved = overrides(chain, "approved")
+        self._call = called_through(chain, _start)
+        self._record = overrides(chain, "record")
+        self._read = overrides(chain, "read")
         self._contexts = CallContexts(scope, sampling)
         self.publish_progress = self._contexts.publish_progress
         self._turn = 0
@@ -64,8 +68,8 @@ class ToolCalls:
         """Prepare for so many calls of one reply."""
         self._turn, self._first, self._next = turn, self._next, self._next + calls
         self._contexts.begin(turn)
-        for each in self._chain:
-            each.begin(turn)
+        for begin in self._begin:
+            begin(turn)
 
     def handle(self, index: int) -> str:
         """Return the handle of a call by its index in the reply. Calls are numbered through the agent's whole run."""
@@ -124,8 +128,8 @@ class ToolCalls:
             await decide(calling)
             if calling.output is not None:
                 return calling.plan, calling.output
-        for each in self._chain:
-            each.approved(calling)
+        for approved in self._approved:
+            approved(calling)
         journal, plan = self._scope.journal, calling.plan
         finished = await journal.effect(
             started(plan.call, plan.tool),
@@ -134,8 +138,8 @@ class ToolCalls:
             below=self._count_recorded,
         )
         assert isinstance(finished, ToolFinished)
-        for each in self._chain:
-            each.read(finished, served)
+        for read in self._read:
+            read(finished, served)
         if calling.output is not None:
             return plan, calling.output
         return plan, recorded_output(finished, self._scope.files.load)
@@ -163,8 +167,8 @@ class ToolCalls:
         return self._recorded(calling, cut_off, made=False)
 
     def _recorded(self, calling: Calling, finished: ToolFinished, *, made: bool = True) -> ToolFinished:
-        for each in self._chain:
-            finished = each.record(calling, finished, made=made)
+        for record in self._record:
+            finished = record(calling, finished, made=made)
         return finished
 
     def _started(self, call: ToolCall, spec: ToolSpec, handle: str) -> ToolStarted:
@@ -185,8 +189,8 @@ class ToolCalls:
             output = ToolOutput.from_record(json.loads(event.record))
             self._scope.telemetry.record(output.telemetry)
             self._scope.update_state(output)
-            for each in self._chain:
-                each.read(event, None)
+            for read in self._read:
+                read(event, None)
         for refused in refused_calls((event,)):
             self._scope.telemetry.record(refused)
         if isinstance(event, (ModelReplied, ModelFailed)) and event.usage:

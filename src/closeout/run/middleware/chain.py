@@ -39,6 +39,7 @@ __all__ = [
     "Sending",
     "called_through",
     "found_in",
+    "overrides",
     "sent_through",
 ]
 
@@ -233,6 +234,11 @@ def sent_through(chain: Iterable[Middleware], send: Send) -> Send:
         if type(each).send is not Middleware.send:
             send = partial(each.send, send=send)
     return send
+
+
+def overrides(chain: Iterable[Middleware], name: str) -> list[Callable[..., Any]]:
+    """Return the methods of a name, without those that do nothing."""
+    return [getattr(each, name) for each in chain if getattr(type(each), name) is not getattr(Middleware, name)]
 
 
 def called_through(chain: Iterable[Middleware], call: Call) -> Call:
