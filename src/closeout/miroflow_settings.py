@@ -81,7 +81,7 @@ def with_defaults(values: Values, path: Path, read: Callable[[Path], Values]) ->
     if not group and "defaults" not in values:
         return values, ""
     base: Values = {}
-    for entry in values.get("defaults") or ():
+    for entry in _listed(values.get("defaults")):
         if entry == "_self_":
             continue
         names = {group: entry} if group and isinstance(entry, str) else entry
@@ -150,21 +150,24 @@ def in_our_keys(tree: Values) -> None:
     if isinstance(llm, dict):
         _read_llm(llm)
     benchmark = tree.pop("benchmark", None)
-    unknown = next((key for key in benchmark or () if key not in BENCHMARK_KEYS), None)
-    if unknown is not None or not isinstance(benchmark, dict | None):
+    is_group = isinstance(benchmark, dict | None)
+    unknown = next((key for key in benchmark or () if key not in BENCHMARK_KEYS), None) if is_group else None
+    if unknown is not None or not is_group:
         raise ConfigError(f"'benchmark' has {', '.join(BENCHMARK_KEYS)}, got {unknown or benchmark!r:.80}.")
 
 
 def _read_agent(agent: Values, tree: Values) -> None:
     main = agent.get("main_agent")
     if isinstance(main, dict) and ("tools" in main or "tool_blacklist" in main):
-        servers = (tree.get("tools") or {}).get("mcp_servers")
+        tools = tree.get("tools")
+        servers = tools.get("mcp_servers") if isinstance(tools, dict) else None
         found = _tools_of(main, "agent.main_agent", servers if isinstance(servers, Mapping) else {})
-        agent["tools"] = [*(agent.get("tools") or ()), *found]
+        agent["tools"] = [*_listed(agent.get("tools")), *found]
     if "sub_agents" in agent and agent["sub_agents"] is None:
         del agent["sub_agents"]
-    for name, entry in (agent.get("sub_agents") or {}).items():
-        if isinstance(entry, dict) and ("tool_blacklist" in entry or SERVERS.keys() & set(entry.get("tools") or ())):
+    below = agent.get("sub_agents")
+    for name, entry in below.items() if isinstance(below, dict) else ():
+        if isinstance(entry, dict) and ("tool_blacklist" in entry or set(SERVERS) & {*_listed(entry.get("tools"))}):
             entry["tools"] = _tools_of(entry, f"agent.sub_agents.{name}", {})
         if isinstance(entry, dict) and "browsing" in name and entry.get("tools"):
             entry.setdefault("description", BROWSING)
@@ -172,10 +175,9 @@ def _read_agent(agent: Values, tree: Values) -> None:
 
 def _tools_of(section: Values, key: str, own: Mapping[str, Any]) -> list[str]:
     """Take the tools out of a section. Returns the names of ours; a server of the user's own is there anyway."""
-    left_out = {tuple(pair) for pair in section.pop("tool_blacklist", None) or ()}
-    names = section.pop("tools", None) or []
+    left_out = {tuple(map(str, _listed(pair))) for pair in _listed(section.pop("tool_blacklist", None))}
     found: dict[str, None] = {}
-    for name in names:
+    for name in map(str, _listed(section.pop("tools", None))):
         known = SERVERS.get(name)
         if known is None and name not in own and key.startswith("agent.main_agent"):
             raise ConfigError(
@@ -189,6 +191,11 @@ def _tools_of(section: Values, key: str, own: Mapping[str, Any]) -> list[str]:
     return list(found)
 
 
+def _listed(value: Any) -> list[Any]:
+    """Return a value as a list: what is not one is one item, and nothing is none."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 def _read_llm(llm: Values) -> None:
     if llm.get("provider") == "qwen":  # an OpenAI-compatible server
         llm["provider"] = "openai"
@@ -197,5 +204,5 @@ def _read_llm(llm: Values) -> None:
         del llm["api_key"]
     sampling = {key: llm.pop(key) for key in _SAMPLING if key in llm}
     set_ones = {key: value for key, value in sampling.items() if value is not None and value != _SAMPLING[key]}
-    if set_ones:
+    if set_ones and isinstance(llm.get("extra_body") or {}, dict):
         llm["extra_body"] = {**set_ones, **(llm.get("extra_body") or {})}

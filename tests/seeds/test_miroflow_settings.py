@@ -105,6 +105,22 @@ def test_a_key_without_a_counterpart_says_where_it_belongs(conf: Path) -> None:
         load_config_of(conf, "temperature: 0.3\n")
 
 
+def test_a_value_of_a_wrong_type_is_an_error_and_no_traceback(conf: Path) -> None:
+    for wrong in (
+        {"agent": {"sub_agents": ["a"]}},
+        {"agent": {"main_agent": {"tools": "nothing"}}},
+        {"agent": {"main_agent": {"tools": 5, "tool_blacklist": "a"}}},
+        {"llm": {"top_k": 5, "extra_body": "a"}},
+        {"benchmark": 5},
+        {"tools": ["a"], "agent": {"main_agent": {"tools": ["tool-python"]}}},
+    ):
+        with pytest.raises(ConfigError):
+            load_config(wrong)
+    for text in ("defaults: 5\nmain_agent: {}\n", "defaults: [[1]]\nmain_agent: {}\n", "defaults: {a: b}\ndata: 1\n"):
+        with pytest.raises(ConfigError):
+            load_config_of(conf / "agent", text)
+
+
 def load_config_of(folder: Path, text: str) -> Any:
     (folder / "own.yaml").write_text(text)
     return load_config(folder / "own.yaml")
