@@ -82,9 +82,9 @@ NOT_READY = r"was not ready within 3 s"
 ENDED = r"could not be started: it ended before it was ready"
 NO_ANSWER = r"did not answer within 3 s"
 ENDED_IN_CALL = r"ended during the call of act"
-BROKEN = r"could not be started: its answer breaks the protocol: tools"
+BROKEN = r"breaks the protocol: tools|could not be started: its answer breaks the protocol"
 ODD = r".*It sends what is not a message of the protocol"
-UNUSABLE = r"gave a result that cannot be used"
+UNUSABLE = r"gave a result that cannot be used|its result breaks a rule"
 
 KINDS = (
     # ---------------------------------------------------------------------------- a process: start and handshake

@@ -308,6 +308,8 @@ class ReplyBuilder:
         if len(fitting) > 1 or (not takers and len(calls) > 1):
             self.lost = self.lost or bool(name or arguments.strip())
             return None
+        # A name that comes again without an id may begin another call of the same tool.
+        self.renumbered = self.renumbered or bool(name and not call_id and calls[fitting[0]].name)
         if index is not None and new_index:
             calls[fitting[0]].indexes.add(index)
         return fitting[0]

@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,6 +33,7 @@ from closeout.tools.call_records import MAX_EXTENSION, Progress, extensible_time
 from closeout.tools.mcp_answers import CallAnswers, roots_of
 from closeout.tools.mcp_config import McpServerConfig
 from closeout.tools.mcp_logins import read_login
+from closeout.tools.mcp_mending import broken_rule, first_error, use_valid_parts
 from closeout.tools.mcp_pages import all_pages
 from closeout.tools.mcp_resources import call_resource_tool, resource_tools
 from closeout.tools.mcp_result import McpResult
@@ -85,6 +86,8 @@ MAX_DESCRIPTION = 10_000  # characters; every request carries it
 MAX_SCHEMA = 200_000
 CLOSED = "Connection closed"  # the library's message
 SESSION_HEADER = "mcp-session-id"
+SESSION_UNKNOWN = -32001  # the code that the specification's own servers use; others use it for a timeout
+_UNDERSTOOD = re.compile(r"-3260[123]\b")  # the server read the message: no such method, invalid parameters, failed
 STDERR_KEPT = 4_000  # bytes of a server's error output that are kept for a message
 STDERR_SHOWN = 600  # characters of it in a message
 # Bytes of one result over streamable HTTP.
@@ -165,7 +168,7 @@ class McpServer:
     async def open(self) -> ServerOffer:
         """Start the server if it does not run, and return its tools. Raises `McpServerFailed`."""
         session = await self._live()
-        return _offer(self.config, session.tools, is_cut=session.is_cut)
+        return _offer(self.config, session.tools, is_cut=session.is_cut, refused=session.refused)
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], policy: ToolPolicy, progress: Progress | None = None
@@ -234,8 +237,8 @@ class McpServer:
     def _not_repeated(self, name: str, death: _Died) -> ToolError:
         if death.is_forgotten:
             return ToolError(
-                f"MCP server {self.name!r} had forgotten its session and refused the call of {name}. It is connected "
-                "again. Make the call again if it is still needed."
+                f"MCP server {self.name!r} had forgotten its session and refused the call of {name}.{death} It is "
+                "connected again. Make the call again if it is still needed."
             )
         return CallUnsure(
             f"MCP server {self.name!r} ended during the call of {name}.{death} It is connected again. {MAY_HAVE_EFFECT}"
@@ -266,7 +269,7 @@ class McpServer:
 
     def _changed(self, session: _ServerSession) -> None:
         if self._on_change is not None:
-            self._on_change(_offer(self.config, session.tools, is_cut=session.is_cut))
+            self._on_change(_offer(self.config, session.tools, is_cut=session.is_cut, refused=session.refused))
 
 
 @dataclass(slots=True)
@@ -310,6 +313,7 @@ class _ServerSession:
         self.tools: list[McpTool] = []
         self._resource_tools: frozenset[str] = frozenset()  # names of those tools that read its resources
         self.is_cut = False  # the server has more tools than are listed
+        self.refused: list[str] = []  # what is wrong with entries of the list
         self._on_change = on_change
         self._changed = asyncio.Event()  # the server says that its tools have changed
         self._errors = _ErrorTail()
@@ -412,14 +416,15 @@ class _ServerSession:
         except MCPError as error:
             if error.code == CONNECTION_CLOSED and error.message == CLOSED:  # servers use the code for their own errors
                 raise await self._lost(sent_call, answers) from None
-            if self._errors.forgotten:
+            told = visible(redact(error.message, self.config.secrets)[:MAX_ERROR], keep="\n\t")
+            if self._errors.forgotten or (error.code == SESSION_UNKNOWN and self._errors.has_session):
                 self._stop.set()
-                raise _Died(is_forgotten=True) from None
+                refused = self._errors.forgotten and (self._errors.post_status or 0) < 500
+                raise _Died(f" It said: {told}", is_forgotten=refused) from None
             if self._errors.login:
                 failed = self._login_failed(sent_call, answers)
                 self._errors.login = None  # other calls of the session may still be allowed
                 raise failed from None
-            told = visible(redact(error.message, self.config.secrets)[:MAX_ERROR], keep="\n\t")
             status = self._errors.post_status
             about = f"MCP server {self.config.name!r} answered HTTP {status}: " if status else ""
             raise ToolError(f"{about}{told}") from None
@@ -433,11 +438,11 @@ class _ServerSession:
                 about = f"{name} did not answer within {within} (MCP server {self.config.name!r})."
                 raise CallUnsure(f"{about}{self._errors.oddness()}") from None
             # a result that breaks the protocol or its own schema
-            raise ToolError(f"{name} gave a result that cannot be used: {_first(error)}") from None
+            raise CallUnsure(f"{name} gave a result that cannot be used: {first_error(error)}.") from None
         finally:
             self._in_flight.remove(sent_call)
         content = tuple(part.model_dump(mode="json", by_alias=True, exclude_none=True) for part in result.content)
-        outcome = McpResult(content, result.structured_content)
+        outcome = McpResult(content, result.structured_content, broken_rule(result))
         if result.is_error:
             raise ToolError(outcome.text or f"{name} failed and said nothing.")
         return outcome
@@ -604,6 +609,7 @@ class _ServerSession:
                         )
                     )
                     self._errors.release()
+                    use_valid_parts(client.session, self.refused)
                     await self._list(client)
                     self._client = client
                     self._ready.set_result(None)
@@ -625,6 +631,7 @@ class _ServerSession:
 
     async def _list(self, client: Client) -> None:
         """Read the server's tools."""
+        self.refused.clear()
         tools, self.is_cut = await all_pages(client.list_tools, "tools", MAX_TOOLS)
         found = resource_tools(client, [tool.name for tool in tools]) if self.config.resources else []
         self._resource_tools = frozenset(tool.name for tool in found)
@@ -763,7 +770,7 @@ def _reason(error: BaseException, status: int | None = None) -> str:
         return f"it answered HTTP {status}"
     text = str(cause).strip().rstrip(".").splitlines()
     if isinstance(cause, ValidationError):
-        return f"its answer breaks the protocol: {_first(cause)}"
+        return f"its answer breaks the protocol: {first_error(cause)}"
     if text and text[0] == "Connection closed":
         return "it ended before it was ready"
     return visible(text[0][:300]) if text else type(cause).__name__
@@ -803,7 +810,8 @@ class _ErrorTail:
         self._drained: threading.Thread | None = None
         self._kept = b""
         self.status: int | None = None
-        self.forgotten = False  # the last answer over HTTP says that the server no longer knows the session
+        self.forgotten = False  # the last answer over HTTP refused a message of the session
+        self.has_session = False
         self.post_status: int | None = None  # that of the last message, if the server refused it
         self.odd = ""  # a sentence about what it sends instead of messages
         self.login: MissingLogin | None = None  # the library may not pass it on
@@ -826,16 +834,16 @@ class _ErrorTail:
 
             if (problem := wants_login(config, response)) and read_login(config.url) is None:
                 self.note_login(problem, is_missing=True, refused=response.request)
-        if status not in (400, 404) or SESSION_HEADER not in response.request.headers:
+        self.has_session = self.has_session or SESSION_HEADER in response.request.headers
+        # A new session shows if that is why: servers refuse an unknown one with any status and in any words.
+        other_reason = status is None or status in (403, 405, 429) or (status >= 500 and status != 503)
+        if other_reason or self.login is not None or SESSION_HEADER not in response.request.headers:
             return
         try:
             body = (await response.aread()).decode("utf-8", "replace")
         except Exception:  # the answer broke off
             body = ""
-        if status == 404:  # the specification's answer, unless the body says that the method is not known
-            self.forgotten = self.forgotten or not re.search(r"-32601\b", body)
-        else:  # many servers answer 400 "No valid session ID provided"
-            self.forgotten = self.forgotten or "session" in body.lower()
+        self.forgotten = self.forgotten or not _UNDERSTOOD.search(body)
 
     def oddness(self) -> str:
         """Return what the server sends instead of messages, as a sentence that starts with a blank, or ""."""
@@ -876,11 +884,11 @@ class _ErrorTail:
 # ------------------------------------------------------------------------------------------------ tools
 
 
-def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool) -> ServerOffer:
+def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool, refused: Sequence[str] = ()) -> ServerOffer:
     """The tools that can be offered, and why each of the others cannot."""
     about = f"MCP server {config.name!r}"
     offered: dict[str, ToolSpec] = {}
-    problems: list[str] = []
+    problems = [f"{about}: {problem}; not offered." for problem in refused]
     if is_cut:
         problems.append(f"{about} has more than {MAX_TOOLS:,} tools; only the first {MAX_TOOLS:,} are offered.")
     again = Counter(tool.name for tool in tools)
@@ -968,14 +976,6 @@ def _schema_texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from _schema_texts(each)
-
-
-def _first(error: Exception) -> str:
-    """The first error of a validation; the first line of any other error's text."""
-    complaints = error.errors(include_url=False) if isinstance(error, ValidationError) else []
-    if not complaints:
-        return next(iter(str(error).splitlines()), "")
-    return f"{'.'.join(map(str, complaints[0]['loc']))}: {complaints[0]['msg']}"
 
 
 def _policy(tool: McpTool) -> ToolPolicy:

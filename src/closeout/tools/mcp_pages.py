@@ -20,10 +20,14 @@ async def all_pages(list_page: Callable[..., Awaitable[Any]], items: str, most: 
     """
     found: list[Any] = []
     cursor: str | None = None
+    seen: set[str | None] = set()
     for _ in range(MAX_PAGES):
         page = await list_page(cursor=cursor)
-        found += getattr(page, items)
+        listed = getattr(page, items)
+        # An empty cursor may be one like any other, or mean the end: then the first page comes again.
+        found += listed if cursor != "" else [each for each in listed if each not in found]
+        seen.add(cursor)
         cursor = page.next_cursor
-        if not cursor or len(found) > most:
+        if cursor in seen or cursor is None or len(found) > most:
             break
     return found[:most], bool(cursor) or len(found) > most

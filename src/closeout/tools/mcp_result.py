@@ -30,10 +30,12 @@ class McpResult:
     Attributes:
         content: Every part, as the protocol writes it in JSON.
         structured: The structured content, or None.
+        broken_rule: The rule that the result breaks, of the protocol or of the tool's output schema; "" if it is valid.
     """
 
     content: tuple[Mapping[str, Any], ...] = ()
     structured: Any = None
+    broken_rule: str = ""
 
     @property
     def text(self) -> str:
@@ -72,6 +74,10 @@ class McpResult:
             for index, part in enumerate(self.content)
         ]
         others = [each for each in outlined if each.get("type") != "text"]
+        if self.broken_rule:  # all of it: nobody knows which part is right
+            note = f"The call was made, but its result breaks a rule: {self.broken_rule}"
+            said = {} if self.structured is None else {"result": _without_base64(self.structured, self._data)}
+            return {**said, "content": outlined, "note": note}
         if self.structured is not None:
             shown = _without_base64(exact_or_text(self.structured, self.text), self._data)
             if isinstance(shown, Mapping) and set(shown) == {"result"}:  # how servers wrap what is not an object
@@ -86,7 +92,7 @@ class McpResult:
     @property
     def is_plain(self) -> bool:
         """True if `value` is complete: only text, or structured content without binary data."""
-        if any(part.get("type") != "text" for part in self.content):
+        if self.broken_rule or any(part.get("type") != "text" for part in self.content):
             return False
         return self.structured is None or _without_base64(self.structured, self._data) == self.structured
 

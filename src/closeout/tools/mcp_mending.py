@@ -1,0 +1,106 @@
+"""Use the valid parts of what an MCP server answers, and name the rule that the rest breaks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from closeout.visible import visible
+
+if TYPE_CHECKING:
+    from mcp.client.session import ClientSession
+    from mcp.types import CallToolResult
+
+__all__ = ["broken_rule", "first_error", "use_valid_parts"]
+
+_RULE = "closeout/broken_rule"  # in a result's `_meta`
+
+
+def use_valid_parts(session: ClientSession, refused: list[str]) -> None:
+    """Let a session read lists and results that break the protocol in part, or a result its output schema.
+
+    The library raises for the whole answer: one bad entry would lose all tools, and the result of a call that has taken
+    effect would be lost. What is wrong with an entry of the list of tools is added to `refused`.
+    """
+    dispatcher = session._dispatcher
+    send, validate = dispatcher.send_raw_request, session.validate_tool_result
+
+    async def sent(method: str, *args: Any, **options: Any) -> dict[str, Any]:
+        raw = await send(method, *args, **options)
+        version = session.protocol_version or "2025-11-25"
+        if method == "tools/list":
+            return _valid_tools(raw, version, refused)
+        return _valid_result(raw, version) if method == "tools/call" else raw
+
+    async def validated(name: str, result: CallToolResult) -> None:
+        try:
+            await validate(name, result)
+        except RuntimeError as error:
+            result.meta = {_RULE: first_error(error), **(result.meta or {})}
+
+    dispatcher.send_raw_request = sent  # type: ignore[method-assign]
+    session.validate_tool_result = validated  # type: ignore[method-assign]
+
+
+def broken_rule(result: CallToolResult) -> str:
+    """Return the rule that a result breaks; "" if it is valid."""
+    return str((result.meta or {}).get(_RULE, ""))
+
+
+def first_error(error: Exception) -> str:
+    """The first error of a validation; the first line of any other error's text."""
+    complaints = error.errors(include_url=False) if isinstance(error, ValidationError) else []
+    if not complaints:
+        return next(iter(str(error).splitlines()), "")
+    return f"{'.'.join(map(str, complaints[0]['loc']))}: {complaints[0]['msg']}"
+
+
+def _problem(method: str, version: str, answer: Mapping[str, Any]) -> str:
+    from mcp_types import methods
+
+    try:
+        methods.validate_server_result(method, version, answer)
+    except KeyError:  # the library does not check this method in this version
+        return ""
+    except ValueError as error:
+        return first_error(error)
+    return ""
+
+
+def _valid_tools(raw: dict[str, Any], version: str, refused: list[str]) -> dict[str, Any]:
+    listed = raw.get("tools")
+    if not isinstance(listed, list) or not _problem("tools/list", version, raw):
+        return raw
+    frame = {key: value for key, value in raw.items() if key != "nextCursor"}
+    valid = []
+    for tool in listed:
+        schema = tool.get("inputSchema") if isinstance(tool, dict) else None
+        if isinstance(schema, dict) and "type" not in schema:  # arguments are an object in any case
+            tool = {**tool, "inputSchema": {"type": "object", **schema}}
+        if problem := _problem("tools/list", version, {**frame, "tools": [tool]}):
+            name = tool.get("name") if isinstance(tool, dict) else None
+            refused.append(f"the tool {visible(str(name))[:100]!r} breaks the protocol: {problem}")
+        else:
+            valid.append(tool)
+    return {**raw, "tools": valid}
+
+
+def _valid_result(raw: dict[str, Any], version: str) -> dict[str, Any]:
+    rule = _problem("tools/call", version, raw)
+    if not rule or raw.get("resultType") not in (None, "complete"):  # it asks for input, or became a task
+        return raw
+    parts = raw.get("content")
+    found = parts if isinstance(parts, list) else [] if parts is None else [parts]
+    kept: dict[str, Any] = {key: raw[key] for key in ("isError", "resultType", "structuredContent") if key in raw}
+    if _problem("tools/call", version, {**kept, "content": []}):
+        found = [*found, kept.pop("structuredContent", None)]
+    content = [part if not _problem("tools/call", version, {"content": [part]}) else _as_text(part) for part in found]
+    mended: dict[str, Any] = {**kept, "content": content, "_meta": {_RULE: rule}}
+    return raw if _problem("tools/call", version, mended) else mended
+
+
+def _as_text(part: Any) -> dict[str, Any]:
+    return {"type": "text", "text": part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)}
