@@ -375,6 +375,16 @@ x, n = page(), 0
 n and (x := "b")
 send(x)
 """,
+    "a walrus before an inner condition": """
+x, n = "a", 1
+page() == "yes" and ((x := "b") and (n and "c"))
+send(x)
+""",
+    "a walrus before a key": """
+x = "a"
+page() == "yes" and ((x := "b") and sorted(["a"], key=lambda each: each))
+send(x)
+""",
     "a walrus in a comprehension that does not run": """
 x = page()
 [(x := "b") for each in []]
