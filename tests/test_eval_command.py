@@ -153,10 +153,10 @@ def test_evaluations_are_compared_scored_again_and_exported(folder: Path) -> Non
     shown = " ".join(call("show", "first").stdout.split())
     assert "agreement with f1 Cohen's kappa 1.00" in shown
     assert "seeds bootstrap 0, model not set" in shown
-    call("export", "first", "-o", "x.jsonl")
+    call("export", "first", "-o", "x.jsonl", "--which", "correct")
     lines = [json.loads(line) for line in (folder / "x.jsonl").read_text().splitlines()]
     assert [[message["loss"] for message in line["messages"]] for line in lines] == [[False, True]] * 4
-    call("export", "first", "-o", "rows.jsonl", "--format", "rows", "--which", "finished")
+    call("export", "first", "-o", "rows.jsonl", "--format", "rows")
     assert json.loads((folder / "rows.jsonl").read_text().splitlines()[1])["correct"] is True
 
 

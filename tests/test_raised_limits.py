@@ -3,6 +3,7 @@
 import pytest
 
 from closeout import Agent, tool
+from closeout.errors import UsageError
 from closeout.testing import ScriptedClient, answer, call
 
 PRICES = {"llm": {"prices": {"m": [10.0, 10.0]}}}
@@ -51,3 +52,13 @@ async def test_a_run_without_requests_cost_nothing(tmp_path):
     assert sum(result.usage.cost_usd for result in results) == 0.0
     missing = await agent_in(tmp_path).run_many([{"task": "q", "files": ["missing.txt"]}])
     assert missing[0].usage.cost_usd == 0.0
+
+
+async def test_a_budget_without_a_known_length_of_replies_is_refused_before_anything_is_recorded(tmp_path):
+    class OwnClient(ScriptedClient):
+        max_reply = None
+
+    agent = Agent(OwnClient([answer("42")], name="m"), home=tmp_path, budget={"team": "1 USD"}, config=PRICES)
+    with pytest.raises(UsageError, match="how long a reply"):
+        await agent.run("q")
+    assert list(agent.store().runs()) == []

@@ -366,7 +366,7 @@ def export(
     name: Name,
     output: Annotated[str, typer.Option("--output", "-o", help="The JSONL file to write")],
     format: Annotated[str, typer.Option(help="openai, chatml, tokens, atif or rows")] = "openai",  # noqa: A002
-    which: Annotated[str, typer.Option(help="correct, answered or finished trials")] = "correct",
+    which: Annotated[str, typer.Option(help="finished, answered or correct trials")] = "finished",
     rolled_back: Annotated[bool, typer.Option(help="Include rolled-back replies, marked")] = False,
     scorer: Annotated[str, typer.Option("--scorer", help="Whose scores decide what is correct")] = "",
 ) -> int:
@@ -386,8 +386,8 @@ def export(
         count = SampleCount()
         records = export_trials(report, store, rolled_back=rolled_back, **choice)
         number = write_jsonl(count.of(records) if format == "tokens" else records, Path(output))
-    what = f"{count}, written to {output}." if format == "tokens" else f"{number:,} trials written to {output}."
-    print(what, file=sys.stderr)
+    what = f"{count}, " if format == "tokens" else f"{number:,} of {len(report.trials):,} trials ({which}) "
+    print(f"{what}written to {output}.", file=sys.stderr)
     return OK
 
 

@@ -97,7 +97,7 @@ def _print_report(report: WhatIfReport) -> None:
             value = f"{found.difference:+.3g}{units.get(name, '')}"
             interval = f" ({found.low:.3g} to {found.high:.3g})" if found.low < found.high else ""
             print(f"{name.replace('_', ' ')}: {value}{interval}")
-    cost = "unknown cost" if report.cost is None else f"{report.cost:.4f} USD"
+    cost = "cost unknown" if report.cost is None else f"{report.cost:.4f} USD"
     before = f", {report.reused} of them before the comparison was stopped" if report.reused else ""
     print(f"{report.paid} requests paid, {cost}{before}")
     if any(lane.run_id for case in report.cases for lane in case.lanes):

@@ -40,7 +40,7 @@ def export_trials(
     store: Store,
     *,
     form: ExportFormat = "openai",
-    which: Which = "correct",
+    which: Which = "finished",
     rolled_back: bool = False,
     agent: Agent[Any] | None = None,
 ) -> Iterator[dict[str, Any]]:

@@ -66,7 +66,12 @@ async def start_journal(plan: AgentPlan, task: Task, store: Store | None, run_id
 
     Raises:
         JournalError: It cannot be kept.
+        UsageError: Its budget cannot be kept.
     """
+    if plan.settings.budget:
+        from closeout.run.reserves import check_replies  # only runs with a budget pay for it
+
+        check_replies(plan.settings.budget, plan.client, plan.llm.max_tokens)
     return await Journal.begin(store, new_started(plan, task), plan.client.name, run_id=run_id, files=task.kept)
 
 

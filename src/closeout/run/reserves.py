@@ -20,7 +20,7 @@ from closeout.models.catalog import Price
 from closeout.models.fallback import FallbackClient
 from closeout.run.limits import CLOSING_TOKENS
 
-__all__ = ["Held", "PromptBound", "Reserves", "open_reserves"]
+__all__ = ["Held", "PromptBound", "Reserves", "check_replies", "open_reserves"]
 
 # A token is at least one byte of the prompt. What a server adds itself: marks around messages, its own text on tools.
 TOKENS_OF_REQUEST = 1000
@@ -47,6 +47,17 @@ def open_reserves(budget: Mapping[str, str | list[str]], home: Home | None) -> R
             "A budget is kept in the agent's home, and home=False keeps runs in memory. Pass a home, or use max_cost."
         )
     return Reserves(open_ledger(home), read_limits(budget))
+
+
+def check_replies(budget: Mapping[str, str | list[str]], client: BaseClient, max_tokens: int | None) -> None:
+    """Raise UsageError if a budget cannot be kept because nobody knows how long a reply can be."""
+    if not (max_tokens or client.max_reply or client.capabilities.max_context):
+        _refuse_unknown_reply([limit for limit in read_limits(budget) if limit.unit != "runs"], client)
+
+
+def _refuse_unknown_reply(limits: Sequence[BudgetLimit], client: BaseClient) -> None:
+    if any(limit.unit != "requests" for limit in limits):
+        raise UsageError(f"A budget needs to know how long a reply of {client.name} can be. Pass max_tokens=4096.")
 
 
 class PromptBound:
@@ -278,10 +289,7 @@ class Reserves:
             prompt = min(prompt, context)
         reply = request.max_tokens or client.max_reply or context
         if reply is None:
-            if any(limit.unit != "requests" for limit in self._limits):
-                raise UsageError(
-                    f"A budget needs to know how long a reply of {client.name} can be. Pass max_tokens=4096."
-                )
+            _refuse_unknown_reply(self._limits, client)
             reply = 0
         return _Quote(price, prompt, reply)
 

@@ -107,7 +107,7 @@ function runHead(side, ofLab) {
   const name = ofLab ? laneName(side) || t("Recorded run") : "";
   const { usage } = totals;
   const facts = [[t("Turns"), count(totals.turns)], [t("Calls"), count(totals.tool_calls)], [t("Tokens"), count(usage.input_tokens + usage.output_tokens)],
-    [t("Cached"), percent(usage.cache_read_tokens, usage.input_tokens) || "–"], [t("Cost"), cost(usage.cost_usd) || "–"], [t("Repairs"), count(totals.repairs)],
+    [t("Cached"), percent(usage.cache_read_tokens, usage.input_tokens) || "–"], [t("Cost"), cost(usage.cost_usd) || t("unknown")], [t("Repairs"), count(totals.repairs)],
     [t("Rollbacks"), count(totals.rollbacks)], [t("Time"), run.ended ? duration(1000 * (run.ended - run.started)) : "–"]];
   return h("section.compare-run", null,
     name ? h("p.lane-name", null, name) : null,

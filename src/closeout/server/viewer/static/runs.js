@@ -183,7 +183,7 @@ class RunsPage {
       h("span.number", { "data-name": t("Turns") }, totals ? count(totals.turns) : "…"),
       h("span.number", { "data-name": t("Tokens"), title: count(tokens) }, totals ? short(tokens) : "…"),
       h("span.number", { "data-name": t("Cached") }, cached || "–", bar),
-      h("span.number", { "data-name": t("Cost") }, cost(usage.cost_usd) || "–"),
+      h("span.number", { "data-name": t("Cost") }, cost(usage.cost_usd) || t("unknown")),
       h("span.number", { "data-name": t("Time") }, until ? duration(1000 * (until - run.started)) : "–"));
   }
 
