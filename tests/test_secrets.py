@@ -7,6 +7,7 @@ import json
 import logging
 import sqlite3
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -512,3 +513,35 @@ def test_a_value_is_hidden_in_the_files_that_a_tool_returns(tmp_path: Path):
     assert [file.data for file in result.files] == [b"secret:crm_token\n", b"\xff\0secret:crm_token", b"fine"]
     close_stores()
     assert SAFE.encode() not in everything_written(tmp_path)
+
+
+SPELLINGS = {
+    "json of php": r"tok\/9\u0026x-\u00e9 42\u003cz",
+    "lower-case percent": "tok%2f9%26x-%c3%a9%2042%3cz",
+    "percent twice": "tok%252F9%2526x-%25C3%25A9%252042%253Cz",
+    "html numbers": "tok&#47;9&#38;x-&#xE9; 42&#x3c;z",
+    "html names": "tok/9&amp;x-&eacute; 42&lt;z",
+    "json in json": json.dumps(json.dumps("tok/9&x-é 42<z")),
+    "mime": base64.encodebytes(b"-" * 50 + "tok/9&x-é 42<z".encode()).decode(),
+    "hex with colons": "tok/9&x-é 42<z".encode().hex(":").upper(),
+}
+
+
+def test_any_spelling_of_a_value_is_hidden_in_texts_numbers_and_names_of_files():
+    secrets = Secrets([Secret("crm", "tok/9&x-é 42<z", tools=["find"]), Secret("pin", "8675309123", tools=["find"])])
+    for form, text in SPELLINGS.items():
+        assert "secret:crm" in secrets.hide(f"before {text} after"), form
+    assert secrets.hide({"n": [8675309123, 3, 1.5, True]}) == {"n": ["secret:pin", 3, 1.5, True]}
+
+    @tool(read_only=True)
+    def find(token: str) -> ToolOutput:
+        """Find."""
+        return ToolOutput(result="see the file", files=[File(f"export-{token}.csv", b"a,b")])
+
+    model = ScriptedClient([call("find", token="secret:pin"), answer("ok")])
+    pin = Secret("pin", "8675309123", tools=["find"])
+    (file,) = Agent(model, [find], secrets=[pin], home=False).run_sync("x").files
+    assert file.name == "export-secret_pin.csv"
+    spent = time.process_time()
+    secrets.hide("\\" * 200_000 + "&amp;" * 50_000 + "%25" * 50_000)
+    assert time.process_time() - spent < 3

@@ -6,15 +6,15 @@ The model writes `secret:NAME`. What is recorded, shown or judged holds the name
 from __future__ import annotations
 
 import base64
-import html
-import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import cache
+from html.entities import html5
 from inspect import isawaitable
 from typing import Any
-from urllib.parse import quote, quote_plus, urlsplit
+from urllib.parse import urlsplit
 
 from closeout.errors import ConfigError, ToolError, UsageError
 from closeout.messages import ToolSpec
@@ -156,9 +156,9 @@ class Secrets:
 
     def __init__(self, secrets: Iterable[Secret] = ()) -> None:
         self._by_name: dict[str, Secret] = {}
-        self._forms: dict[str, str] = {}  # every way to write a value → its name
+        self._forms: dict[str, str] = {}  # pattern of a way to write a value → its name
         self._others: Sequence[Secrets] = ()
-        self._names: dict[str, str] = {}  # the forms of all that is hidden, and what finds them
+        self._names: dict[str, str] = {}  # by the groups of the pattern that finds all that is hidden
         self._pattern: re.Pattern[str] | None = None
         self._known = 0  # forms when the pattern was made
         for each in secrets:
@@ -243,13 +243,16 @@ class Secrets:
         """Return a value in which names stand for the values of secrets, also for encoded ones.
 
         Args:
-            value: A text, or lists and mappings of texts. Other values are returned as they are.
+            value: A text, a number, or lists and mappings of them. Other values are returned as they are.
         """
         pattern = self._found()
         if pattern is None:
             return value
         if isinstance(value, str):
-            return pattern.sub(lambda found: f"secret:{self._names[found[0]]}", value)
+            return pattern.sub(lambda found: f"secret:{self._names[found.lastgroup or '']}", value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            hidden = self.hide(str(value))
+            return value if hidden == str(value) else hidden
         if isinstance(value, Mapping):
             return {self.hide(key): self.hide(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -266,9 +269,9 @@ class Secrets:
             names: dict[str, str] = {}
             for each in (*self._others, self):
                 names |= each._forms  # in one step: other threads may add some meanwhile
-            self._names = names
             longest_first = sorted(names, key=len, reverse=True)
-            self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+            self._names = {f"s{number}": names[form] for number, form in enumerate(longest_first)}
+            self._pattern = re.compile("|".join(f"(?P<s{number}>{form})" for number, form in enumerate(longest_first)))
             self._known = known
         return self._pattern
 
@@ -283,24 +286,50 @@ def _checked(name: str, value: Any) -> str:
 
 
 def _written(value: str) -> Iterator[str]:
-    """The ways in which a tool, a server or an error may write a value."""
+    """Return patterns of the ways in which a tool, a server or an error may write a value."""
     data = value.encode("utf-8", "surrogatepass")
-    yield value
-    yield json.dumps(value)[1:-1]
-    yield json.dumps(value, ensure_ascii=False)[1:-1]
-    yield repr(value)[1:-1]
-    yield repr(data)[2:-1]
-    yield html.escape(value)
-    yield quote(value, safe="", errors="surrogatepass")
-    yield quote(value, errors="surrogatepass")
-    yield quote_plus(value, errors="surrogatepass")
-    yield data.hex()
-    yield data.hex().upper()
+    yield "".join(map(_spelled, value))
+    yield r"[\s:]?".join(f"(?i:{byte:02x})" for byte in data)
     for before in range(3):  # Base64 of a longer text depends on where in it the value begins
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             whole = encode(b"\0" * before + data).decode()
             first, after = (0, 2, 3)[before], (before + len(data)) % 3
-            yield whole[first:] if not after else whole[first : -4 + after]
+            form = whole[first:] if not after else whole[first : -4 + after]
+            yield _LINE_BREAK.join(each if each.isalnum() else _spelled(each) for each in form)
+
+
+# Within MIME Base64, as it is and as a JSON string writes it.
+_LINE_BREAK = r"(?:\s|\\[rn]){0,4}"
+
+
+@cache
+def _spelled(character: str) -> str:
+    r"""Return a pattern of a character: as it is, or as JSON, Python, HTML or an address writes it, also repeatedly.
+
+    Numbers of repetitions are limited, so that a search takes linear time.
+    """
+    data, code = character.encode("utf-8", "surrogatepass"), ord(character)
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    ways = [
+        r"\\{0,15}" + re.escape(character),
+        "".join(rf"\\{{1,15}}u(?i:{units[at : at + 4]})" for at in range(0, len(units), 4)),
+        "".join(rf"\\{{1,15}}x(?i:{byte:02x})" for byte in data),
+        "".join(f"%(?:25){{0,4}}(?i:{byte:02x})" for byte in data),
+        f"&(?:amp;){{0,4}}#(?:0{{0,6}}{code}|[xX]0{{0,6}}(?i:{code:x}));",
+    ]
+    if code < 256:
+        ways.append(rf"\\{{1,15}}x(?i:{code:02x})")
+    is_plain = character.isascii() and character.isalnum()
+    if names := [] if is_plain else [name for name, text in html5.items() if text == character and ";" in name]:
+        ways.append(f"&(?:amp;){{0,4}}(?:{'|'.join(names)})")
+    if character == " ":
+        ways.append(r"\+")
+    if character in _ESCAPED:
+        ways.append(rf"\\{{1,15}}{_ESCAPED[character]}")
+    return f"(?:{'|'.join(dict.fromkeys(ways))})"
+
+
+_ESCAPED = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -85,8 +85,9 @@ def _secrets_of(plan: AgentPlan) -> list[Secrets]:
 def _file_hidden(file: File, hide: Callable[[str], Any]) -> File:
     text = file.data.decode("utf-8", "surrogateescape")
     hidden = hide(text)
-    if hidden == text:
+    name, media_type = hide(file.name), hide(file.media_type)
+    if (hidden, name, media_type) == (text, file.name, file.media_type):
         return file
-    changed = File(file.name, hidden.encode("utf-8", "surrogateescape"), media_type=file.media_type)
+    changed = File(name.replace(":", "_"), hidden.encode("utf-8", "surrogateescape"), media_type=media_type)
     changed.hidden = file.hidden
     return changed
