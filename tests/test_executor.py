@@ -13,6 +13,7 @@ from closeout.errors import ToolError
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry
 from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, CallOutcome, PlannedCall, ToolExecutor
+from closeout.tools.manager import ToolManager
 
 SEARCH = {"type": "object", "properties": {"q": {"type": "string"}, "num": {"type": "integer"}}, "required": ["q"]}
 PATH = {
@@ -62,6 +63,14 @@ async def one(executor: ToolExecutor, name: str, arguments: Any = None, **keys: 
 
 
 # -------------------------------------------------------------------------------------- resolve and repair
+
+
+async def test_an_exception_group_tells_what_it_holds() -> None:
+    def split() -> str:
+        raise ExceptionGroup("two", [ValueError("out of stock"), KeyError("tea")])
+
+    (outcome,) = await ToolExecutor(ToolManager([split])).execute_calls([ToolCall("split", {})])
+    assert "ValueError: out of stock; KeyError: 'tea'" in outcome.text
 
 
 async def test_a_valid_call_is_executed_unchanged() -> None:

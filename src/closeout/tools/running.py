@@ -276,4 +276,6 @@ def _message(error: BaseException) -> str:
         words = ""
     if isinstance(error, ToolError | TimeoutError) and words:
         return words[:_MAX_MESSAGE]
+    if isinstance(error, BaseExceptionGroup):  # its own text only counts what it holds
+        words = "; ".join(_message(each) for each in error.exceptions)
     return f"{type(error).__name__}: {words}"[:_MAX_MESSAGE].rstrip(": ")
