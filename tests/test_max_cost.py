@@ -95,3 +95,9 @@ def test_random_runs_stay_within_the_limit_but_for_the_replies_in_flight(seed: i
         if result.stop_reason == "max_cost" and not model.requests:
             prompt = len(task) // 4
             assert prompt * price.input / 1e6 > limit / 4, "the first request would have fitted easily"
+
+
+def test_a_first_request_that_fits_is_sent() -> None:
+    config = {"llm": {"prices": {"m": [100.0, 100.0]}}}
+    agent = Agent(ScriptedClient([answer("42")], name="m"), home=False, config=config, max_cost=4.0)
+    assert agent.run_sync("word " * 20_000).answer == "42"

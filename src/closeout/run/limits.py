@@ -166,6 +166,8 @@ class Budget:
             return ""
         # Two more requests, each larger than the last: the next one, and the closing one with its instruction.
         tokens, cost = self._need(2)
+        if not self.usage.requests:  # a first request that fits may bring the answer
+            cost = self.cost_of(self.last.input_tokens)
         return self._spent(tokens, cost, (2 if tokens else 1) * self.seconds_of_last)
 
     def exhausted(self) -> str:
