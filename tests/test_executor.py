@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+import closeout
 from closeout.compat.wrapper import UnifiedToolWrapper
 from closeout.errors import ToolError
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry
 from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, CallOutcome, PlannedCall, ToolExecutor
-from closeout.tools.manager import ToolManager
 
 SEARCH = {"type": "object", "properties": {"q": {"type": "string"}, "num": {"type": "integer"}}, "required": ["q"]}
 PATH = {
@@ -67,9 +67,10 @@ async def one(executor: ToolExecutor, name: str, arguments: Any = None, **keys: 
 
 async def test_an_exception_group_tells_what_it_holds() -> None:
     def split() -> str:
+        """Split."""
         raise ExceptionGroup("two", [ValueError("out of stock"), KeyError("tea")])
 
-    (outcome,) = await ToolExecutor(ToolManager([split])).execute_calls([ToolCall("split", {})])
+    (outcome,) = await ToolExecutor(closeout.ToolManager([closeout.tool(split)])).execute_calls([ToolCall("split", {})])
     assert "ValueError: out of stock; KeyError: 'tea'" in outcome.text
 
 

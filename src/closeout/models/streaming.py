@@ -310,7 +310,7 @@ class ReplyBuilder:
             return None
         # A name that comes again without an id may begin another call of the same tool.
         self.renumbered = self.renumbered or bool(name and not call_id and calls[fitting[0]].name)
-        if index is not None and new_index:
+        if index is not None and new_index and not of_id:  # an index beside an id may be any
             calls[fitting[0]].indexes.add(index)
         return fitting[0]
 
