@@ -16,7 +16,7 @@ import closeout
 from cli_process import here
 from closeout import Agent, Check, Cited, Quote, Report, cited, tool
 from closeout.answers.citations import citations_of, quotes_in
-from closeout.answers.sources import Source
+from closeout.answers.sources import Evidence
 from closeout.errors import ToolError
 from closeout.testing import ScriptedClient, answer, call, say
 
@@ -29,11 +29,11 @@ def pages() -> list[str]:
     return [json.loads(line)["text"] for line in PASSAGES.read_text("utf-8").splitlines()]
 
 
-def source(text: object, handle: str = "r1", arguments: str = "{}") -> dict[str, Source]:
-    return {handle: Source(handle, "read", arguments, 0.0, text)}
+def source(text: object, handle: str = "r1", arguments: str = "{}") -> dict[str, Evidence]:
+    return {handle: Evidence(handle, "read", arguments, 0.0, text)}
 
 
-def is_right(quote: str, sources: dict[str, Source], handle: str = "") -> bool:
+def is_right(quote: str, sources: dict[str, Evidence], handle: str = "") -> bool:
     (citation,) = citations_of([Quote(text=quote, handle=handle)], sources)
     assert (citation.source is None) == bool(citation.problem)
     return not citation.problem

@@ -157,7 +157,7 @@ async def test_forks_sessions_maps_and_streams_take_dependencies(home: Path) -> 
 
     chat = agent.session("ann")
     assert (await chat.run("Order tea.", deps=shop)).answer == "done"
-    tasks = [{"task": "Order tea.", "deps": shop}, {"task": "Tea!", "deps": shop}]
+    tasks = [{"task": task, "deps": shop, "task_id": task} for task in ("Order tea.", "Tea!")]
     assert [each.answer for each in await agent.run_many(tasks, key="k")] == ["done"] * 2
     stream = agent.stream("Order tea.", deps=shop)
     async for _ in stream:

@@ -23,7 +23,7 @@ import pytest
 from closeout.errors import UsageError
 from closeout.evaluate import EvalTask, evaluate
 from closeout.evaluate.on_ray import Batch, prepare_folder, run_batch
-from closeout.evaluate.trials import Claim, Trial, TrialStore, evaluation_file
+from closeout.evaluate.trials import Trial, TrialClaim, TrialStore, evaluation_file
 from closeout.homes import DatabaseHome, as_home
 from closeout.journal.store import Store, open_store
 from ray_agents import make_agent, make_paying_agent, payments
@@ -34,7 +34,8 @@ HERE = Path(__file__).parent
 
 def batch(folder: Path, number: int) -> Batch:
     claims = [
-        Claim(n, EvalTask(id=f"t{n}", question=f"{n}?", answer=str(n)), 1, f"x.{n}-t{n}.e1", 0) for n in range(number)
+        TrialClaim(n, EvalTask(id=f"t{n}", question=f"{n}?", answer=str(n)), 1, f"x.{n}-t{n}.e1", 0)
+        for n in range(number)
     ]
     return Batch(
         name="x",

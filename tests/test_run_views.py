@@ -123,7 +123,7 @@ async def test_the_task_log_has_usage_and_every_tool_call(stream: bool) -> None:
     assert log.usage["cost_usd"] == result.usage.cost_usd
     assert result.usage.cost_usd is not None
     found, failed = log.tool_calls
-    assert (found["server_name"], found["tool_name"], found["arguments"]) == (None, "look", {"key": "abc"})
+    assert (found["server_name"], found["tool_name"], found["arguments"]) == ("local", "look", {"key": "abc"})
     assert found["result"] == {"key": "abc", "length": 3}
     assert failed["error"] == "RuntimeError: no such shelf"
     assert "result" not in failed

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, Field
 
-from closeout.answers.sources import Source
+from closeout.answers.sources import Evidence
 from closeout.answers.user_checks import CheckedRun, CheckFunction
 
 __all__ = ["Citation", "Cited", "Claim", "Quote", "Report", "citations_of", "cited", "quotes_in"]
@@ -109,16 +109,16 @@ class Citation:
     """
 
     quote: Quote
-    source: Source | None
+    source: Evidence | None
     problem: str = ""
 
 
-def citations_of(quotes: Iterable[Quote], sources: Mapping[str, Source]) -> list[Citation]:
+def citations_of(quotes: Iterable[Quote], sources: Mapping[str, Evidence]) -> list[Citation]:
     """Look up every quote. One that names a result must be in that result."""
     return [_looked_up(quote, sources) for quote in quotes]
 
 
-def _looked_up(quote: Quote, sources: Mapping[str, Source]) -> Citation:
+def _looked_up(quote: Quote, sources: Mapping[str, Evidence]) -> Citation:
     shown = f'"{" ".join(quote.text[:200].split())[:120]}"'
     if len(quote.text) > LONGEST_QUOTE:
         return Citation(quote, None, f"{shown} has {len(quote.text)} characters. Quote at most {LONGEST_QUOTE}.")

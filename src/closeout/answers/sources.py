@@ -20,7 +20,7 @@ from typing import Any
 from closeout.journal.events import ToolFinished, ToolStarted
 from closeout.journal.store import Row
 
-__all__ = ["Source", "sources_of"]
+__all__ = ["Evidence", "sources_of"]
 
 COMPARED = 200_000  # characters of a text that are searched for the passage nearest to a wrong quote
 
@@ -47,7 +47,7 @@ _BLANKS_IN_CJK = re.compile(rf"(?<=[{_CJK}])\s+(?=[{_CJK}{_SIGNS}])|(?<=[{_SIGNS
 
 
 @dataclass(frozen=True)
-class Source:
+class Evidence:
     """What a tool returned in a run.
 
     Attributes:
@@ -154,7 +154,7 @@ def _one_word(left: str, right: str) -> bool:
     return left.isalnum() and right.isalnum() and not (_IS_CJK.match(left) or _IS_CJK.match(right))
 
 
-def sources_of(rows: Iterable[Row]) -> dict[str, Source]:
+def sources_of(rows: Iterable[Row]) -> dict[str, Evidence]:
     """Return the results of a run by handle: of successful calls of tools, those of sub-agents and programs included.
 
     What a sub-agent or a program returned is no source: the results of the calls that it made are.
@@ -172,7 +172,7 @@ def sources_of(rows: Iterable[Row]) -> dict[str, Source]:
             finished.append((f"{path}/{event.handle}".removeprefix("/"), row.time, event))
     derived = {event.name for handle, _, event in finished if handle in above}
     return {
-        handle: Source(handle, event.name, arguments.get(handle, "{}"), time, event.result)
+        handle: Evidence(handle, event.name, arguments.get(handle, "{}"), time, event.result)
         for handle, time, event in finished
         if event.name not in derived
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
-from closeout.answers.sources import Source, sources_of
+from closeout.answers.sources import Evidence, sources_of
 from closeout.errors import UsageError
 from closeout.journal.store import Row
 
@@ -68,7 +68,7 @@ class CheckedRun(Generic[Deps]):
     read_rows: Callable[[], Sequence[Row]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
-    def sources(self) -> Mapping[str, Source]:
+    def sources(self) -> Mapping[str, Evidence]:
         """The results that an answer may quote, by handle: of this attempt and earlier ones, also of sub-agents."""
         return sources_of(self.read_rows())
 

@@ -28,7 +28,7 @@ from closeout.evaluate.outcome import RunOutcome, agent_for_task, origin_of, sto
 from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
 from closeout.evaluate.scores import Score
 from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, score_attempt, without_run
-from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
+from closeout.evaluate.trials import Finished, Released, TrialClaim, TrialStore
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.copying import copy_runs
 from closeout.journal.database import FILE_NAME
@@ -65,7 +65,7 @@ class Batch:
 
     name: str
     folder: str
-    claims: tuple[Claim, ...]
+    claims: tuple[TrialClaim, ...]
     make_agent: Callable[[], Agent[Any]]
     scorers: tuple[ScorerSource, ...]
     origin: Mapping[str, Any]
@@ -163,7 +163,7 @@ class _BudgetGate:
 
 
 async def _run_trial(
-    batch: Batch, claim: Claim, agent: Agent[Any], store: Store, scorers: Sequence[Scorer]
+    batch: Batch, claim: TrialClaim, agent: Agent[Any], store: Store, scorers: Sequence[Scorer]
 ) -> tuple[RunOutcome, Mapping[str, Score]]:
     task, gate = claim.task, _BudgetGate()
     runner = agent_for_task(agent, task).with_gate(gate)
@@ -292,8 +292,8 @@ class RaySweep:
             return
         free = self._free()
         claims = self._store.exchange((), sum(max(tasks, 0) for tasks in free.values()) * TRIALS_PER_TASK, 0.0, 0)
-        new: list[Claim] = []
-        begun: dict[str, list[Claim]] = {}
+        new: list[TrialClaim] = []
+        begun: dict[str, list[TrialClaim]] = {}
         for claim in claims:
             if claim.node in free and (self._kept[claim.node] or claim.number in self._sent):
                 begun.setdefault(claim.node, []).append(claim)
@@ -340,7 +340,7 @@ class RaySweep:
         task = self._ray.remote(num_cpus=num_cpus, max_retries=0, scheduling_strategy=there)(function)
         return task.remote(argument)
 
-    def _send(self, claims: Sequence[Claim], node: str) -> int:
+    def _send(self, claims: Sequence[TrialClaim], node: str) -> int:
         """Send trials to a node, and return the number of tasks."""
         self._store.send(claims, node)
         self._sent.update(claim.number for claim in claims)
@@ -359,7 +359,7 @@ class RaySweep:
             sent += 1
         return sent
 
-    def _lost(self, claim: Claim) -> Finished:
+    def _lost(self, claim: TrialClaim) -> Finished:
         names = [make_scorer(each, home=self._home).name for each in self._scorers]
         return without_run(claim, RunOutcome.of_lost(), names)
 
@@ -395,7 +395,7 @@ class RaySweep:
         tokens = sum(outcome.input_tokens + outcome.output_tokens for outcome in result.outcomes)
         self._store.exchange(done, 0, cost, tokens)
 
-    def _done(self, claim: Claim, outcome: RunOutcome, scores: Mapping[str, Score]) -> Finished | Released:
+    def _done(self, claim: TrialClaim, outcome: RunOutcome, scores: Mapping[str, Score]) -> Finished | Released:
         kind = error_type(outcome.error_kind)
         if kind is not None and issubclass(kind, FATAL):
             raise kind(outcome.error)

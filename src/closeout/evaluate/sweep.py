@@ -26,7 +26,7 @@ from closeout.evaluate.pacing import AdaptiveLimit, SweepGate
 from closeout.evaluate.scorers import Scorer
 from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.tasks import EvalTask
-from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
+from closeout.evaluate.trials import Finished, Released, TrialClaim, TrialStore
 from closeout.homes import DatabaseHome
 from closeout.run.gate import RequestGate
 
@@ -104,7 +104,7 @@ class Sweep:
             max_cost=settings.max_cost,
             max_tokens=settings.max_tokens,
         )
-        self._running: dict[asyncio.Task[None], Claim] = {}
+        self._running: dict[asyncio.Task[None], TrialClaim] = {}
         self._done: list[Finished | Released] = []
         self._changed = asyncio.Event()
         self._paused = False
@@ -167,7 +167,7 @@ class Sweep:
             if not self._done:
                 await self._wait(0.05 if self.gate.closed else POLL_SECONDS)
 
-    async def _exchange(self) -> list[Claim]:
+    async def _exchange(self) -> list[TrialClaim]:
         """Store results and claim all trials that may run now."""
         done, self._done = self._done, []
         free = 0 if self.gate.closed or self._paused else self.gate.limit - len(self._running)
@@ -210,7 +210,7 @@ class Sweep:
 
     # -------------------------------------------------------------------------------------------- one trial
 
-    async def _trial(self, claim: Claim) -> None:
+    async def _trial(self, claim: TrialClaim) -> None:
         try:
             done = await self._finish(claim)
         except asyncio.CancelledError:
@@ -221,7 +221,7 @@ class Sweep:
             self.stop("failed")
         self._done.append(done)
 
-    async def _finish(self, claim: Claim) -> Finished | Released:
+    async def _finish(self, claim: TrialClaim) -> Finished | Released:
         task, settings = claim.task, self._settings
         try:
             agent = self._agent_for(task).with_gate(self.gate)
@@ -281,13 +281,13 @@ async def may_run_again(agent: Agent[Any]) -> bool:
         return may_rerun(agent.plan())
 
 
-def without_run(claim: Claim, outcome: RunOutcome, names: Iterable[str]) -> Finished:
+def without_run(claim: TrialClaim, outcome: RunOutcome, names: Iterable[str]) -> Finished:
     """Return a trial whose run could not begin, or must not begin again, with a score by each scorer."""
     return Finished(claim, outcome, {name: Score(0.0, False, "The run failed.") for name in names})
 
 
 def attempted(
-    claim: Claim, outcome: RunOutcome, read_rows: Callable[[], Sequence[Any]], gate: RequestGate | None = None
+    claim: TrialClaim, outcome: RunOutcome, read_rows: Callable[[], Sequence[Any]], gate: RequestGate | None = None
 ) -> Attempted:
     """Return a trial as scorers see it."""
     return Attempted(

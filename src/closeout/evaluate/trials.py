@@ -31,13 +31,13 @@ from closeout.journal.locks import RunLocks
 
 __all__ = [
     "ORIGINAL",
-    "Claim",
     "Control",
     "Finished",
     "Released",
     "StoredScore",
     "SweepProgress",
     "Trial",
+    "TrialClaim",
     "TrialStore",
     "evaluation_file",
     "evaluations_in",
@@ -115,7 +115,7 @@ class StoredScore:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class TrialClaim:
     """A trial that this worker may run. `node` is that of a cluster where its run may have begun."""
 
     number: int
@@ -130,7 +130,7 @@ class Claim:
 class Finished:
     """A claimed trial whose run has ended, with its score by scorer, or is suspended."""
 
-    claim: Claim
+    claim: TrialClaim
     outcome: RunOutcome
     scores: Mapping[str, Score]
 
@@ -139,7 +139,7 @@ class Finished:
 class Released:
     """A claimed trial that others may run: it was interrupted, or it is to be tried again `after` so many seconds."""
 
-    claim: Claim
+    claim: TrialClaim
     after: float = 0.0
     failed: bool = False
 
@@ -388,7 +388,7 @@ class TrialStore:
         self._locks = RunLocks(Path(f"{self.path}-workers"))
         self._locks.take(f"worker {self.worker}", self.worker)
 
-    def exchange(self, done: Sequence[Finished | Released], free: int, cost: float, tokens: int) -> list[Claim]:
+    def exchange(self, done: Sequence[Finished | Released], free: int, cost: float, tokens: int) -> list[TrialClaim]:
         """Store results, add to what was spent, and claim up to `free` trials, in one transaction."""
         with self._transaction() as db:
             for each in done:
@@ -427,7 +427,7 @@ class TrialStore:
             (back.failed, time.time() + back.after if back.after else 0, back.claim.number, self.worker),
         )
 
-    def _claim(self, db: sqlite3.Connection, free: int) -> list[Claim]:
+    def _claim(self, db: sqlite3.Connection, free: int) -> list[TrialClaim]:
         now = time.time()
         rows = db.execute(
             "SELECT trials.number, body, epoch, run_id, tries, coalesce(node, '') FROM trials "
@@ -439,9 +439,9 @@ class TrialStore:
             "UPDATE trials SET state='running', worker=?, started=coalesce(started, ?) WHERE number=?",
             ((self.worker, now, row[0]) for row in rows),
         )
-        return [Claim(number, EvalTask.of(json.loads(body)), *rest) for number, body, *rest in rows]
+        return [TrialClaim(number, EvalTask.of(json.loads(body)), *rest) for number, body, *rest in rows]
 
-    def send(self, claims: Sequence[Claim], node: str) -> None:
+    def send(self, claims: Sequence[TrialClaim], node: str) -> None:
         """Note that claimed trials are about to be sent to a node. The note is on the disk when this returns."""
         self._query("PRAGMA synchronous=FULL")
         with self._transaction() as db:

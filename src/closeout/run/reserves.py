@@ -92,7 +92,7 @@ def _tokens(message: Message) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Quote:
+class _Reservation:
     """The largest cost of one request."""
 
     price: Price
@@ -108,7 +108,7 @@ class _Quote:
         dearest = max(self.price.input, self.price.cache_read or 0.0, self.price.cache_write or 0.0)
         return math.ceil(self.prompt * dearest * NANO / 1e6)
 
-    def within(self, refusal: Refusal) -> _Quote | None:
+    def within(self, refusal: Refusal) -> _Reservation | None:
         """Return the quote with a reply that the rest of a limit allows, None if that is too short for an answer."""
         left, unit = refusal.left, refusal.limit.unit
         if unit == "requests":
@@ -244,7 +244,7 @@ class Reserves:
         """Return what bounds the prompts that an agent sends to a client."""
         return PromptBound(learns=not isinstance(client, FallbackClient))
 
-    def reserve(self, quote: _Quote) -> str:
+    def reserve(self, quote: _Reservation) -> str:
         """Reserve one more attempt of a request whose last one may have cost something."""
         found = self._ledger.reserve(self._limits, quote.amount)
         if isinstance(found, str):
@@ -260,7 +260,7 @@ class Reserves:
         settled = self._ledger.thread.submit(self._ledger.settle, request, amount)
         await asyncio.shield(asyncio.wrap_future(settled))
 
-    def _refuse_hopeless(self, refusal: Refusal, quote: _Quote) -> None:
+    def _refuse_hopeless(self, refusal: Refusal, quote: _Reservation) -> None:
         """Raise BudgetReached unless the request may be sent in the next period."""
         limit = refusal.limit
         asked = quote.amount.of(limit.unit)
@@ -283,7 +283,7 @@ class Reserves:
             )
         return price or Price(0.0, 0.0)
 
-    def _quote(self, client: BaseClient, request: ModelRequest, prompt: int, price: Price) -> _Quote:
+    def _quote(self, client: BaseClient, request: ModelRequest, prompt: int, price: Price) -> _Reservation:
         context = client.capabilities.max_context
         if context is not None:
             prompt = min(prompt, context)
@@ -291,7 +291,7 @@ class Reserves:
         if reply is None:
             _refuse_unknown_reply(self._limits, client)
             reply = 0
-        return _Quote(price, prompt, reply)
+        return _Reservation(price, prompt, reply)
 
 
 @dataclass(slots=True, eq=False)
@@ -300,7 +300,7 @@ class Held:
 
     reserves: Reserves
     current: str
-    quote: _Quote
+    quote: _Reservation
     price: Price
 
     def retried(self, error: Exception) -> None:
@@ -346,7 +346,7 @@ def _is_free(error: Exception) -> bool:
     return isinstance(error, ModelUnreachable) or refused
 
 
-def _reached(refusal: Refusal, quote: _Quote) -> BudgetReached:
+def _reached(refusal: Refusal, quote: _Reservation) -> BudgetReached:
     limit = refusal.limit
     used = replace(limit, amount=limit.amount - refusal.left, period="")
     said = f"The budget of {limit.key} ({limit}) has no room for another request: {used} are used"

@@ -91,14 +91,14 @@ class CallSite:
 
 
 @dataclass(slots=True, eq=False)
-class _Store:
+class _Variables:
     """Objects that can be changed and may share parts, with the labels of what was put into them."""
 
     labels: _Labels = _NONE
-    merged: _Store | None = None
+    merged: _Variables | None = None
 
     @property
-    def whole(self) -> _Store:
+    def whole(self) -> _Variables:
         """The store that this one is a part of."""
         found = self
         while found.merged is not None:
@@ -111,7 +111,7 @@ class _Value:
     """A value: the labels that it was made with, where it can be changed, and a function or module that it is."""
 
     own: _Labels = _NONE
-    store: _Store | None = None
+    store: _Variables | None = None
     function: ast.FunctionDef | None = None
     is_module: bool = False
 
@@ -145,8 +145,8 @@ class ProgramFlow:
         self._last = ""
         self._sites: dict[tuple[int, int, str], CallSite] = {}
         self._places: dict[ast.AST, tuple[int, int]] = {}  # of calls by name, in the bytes of their program
-        self._stores: dict[ast.AST, _Store] = {}  # by the expression that makes the objects
-        self._errors = _Value(store=_Store())  # the objects in errors that were raised
+        self._stores: dict[ast.AST, _Variables] = {}  # by the expression that makes the objects
+        self._errors = _Value(store=_Variables())  # the objects in errors that were raised
         self._globals: _Frame = {}
         self._frame = self._globals  # the variables of the function, or those of the programs
         self._local: frozenset[str] = frozenset()  # the names that belong to the function
@@ -212,12 +212,12 @@ class ProgramFlow:
         """Note that labelled text decides what happens after this place."""
         self._place |= labels
 
-    def _put(self, store: _Store | None, labels: _Labels) -> None:
+    def _put(self, store: _Variables | None, labels: _Labels) -> None:
         if store is not None and not labels <= store.whole.labels:
             store.whole.labels |= labels
             self._growth += 1
 
-    def _shared(self, values: Iterable[_Value]) -> _Store | None:
+    def _shared(self, values: Iterable[_Value]) -> _Variables | None:
         """Return the store of a value that may have parts of these."""
         stores = [value.store for value in values if value.store is not None]
         for each in stores[1:]:
@@ -235,7 +235,7 @@ class ProgramFlow:
 
     def _made(self, node: ast.AST, values: Iterable[_Value]) -> _Value:
         """Return a new object that may have parts of these."""
-        values = [*values, _Value(store=self._stores.setdefault(node, _Store()))]
+        values = [*values, _Value(store=self._stores.setdefault(node, _Variables()))]
         return _Value(_labels(values), self._shared(values))
 
     def _join_frame(self, other: _Frame) -> None:
