@@ -15,7 +15,7 @@ from closeout.models.base import BaseClient, OnDelta, OnRetry, RunRequest, run_r
 from closeout.models.connect import METHODS, CreateMessageClient, read_tool_call, unboxed
 from closeout.overrides import is_overridden
 
-__all__ = ["UpdatedHistory", "asks_by_methods", "complete", "complete_by_methods", "owner_of", "system_and_history"]
+__all__ = ["UpdatedHistory", "as_reply", "asks_by_methods", "complete_by_methods", "owner_of", "system_and_history"]
 
 OPTIONS = tuple(field.name for field in fields(ModelRequest) if field.name not in ("messages", "prompt", "tools"))
 
@@ -25,19 +25,16 @@ def asks_by_methods(client: BaseClient) -> bool:
     return isinstance(client, CreateMessageClient) or any(is_overridden(client, BaseClient, name) for name in METHODS)
 
 
-async def complete(
-    client: BaseClient, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
-) -> ModelReply:
-    """Send a request through a client's `complete`, which may return its reply, or an error, in a box.
+def as_reply(client: BaseClient, returned: Any) -> ModelReply:
+    """Return the reply that a client's `complete` returned, which may be in a box.
 
     Raises:
-        ModelError: The client returned an ErrorBox or nothing, or raised it.
+        ModelError: The client returned an ErrorBox or nothing.
         UsageError: It returned something that is not a reply.
     """
-    reply: Any = await client.complete(request, on_delta=on_delta, on_retry=on_retry)
-    if isinstance(reply, ModelReply):
-        return reply
-    reply, warnings = unboxed(reply, client.name)
+    if isinstance(returned, ModelReply):
+        return returned
+    reply, warnings = unboxed(returned, client.name)
     if not isinstance(reply, ModelReply):
         raise UsageError(f"{type(client).__name__}.complete must return a ModelReply, got {reply!r:.80}.")
     return replace(reply, warnings=(*reply.warnings, *warnings))

@@ -119,9 +119,23 @@ class HTTPClient(BaseClient):
         self._tools: dict[int, tuple[bytes, SentTools, tuple[ToolSpec, ...]]] = {}
 
     async def complete(
-        self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
+        self,
+        request: ModelRequest,
+        *,
+        on_delta: OnDelta | None = None,
+        on_retry: OnRetry | None = None,
+        search: RefusalSearch | None = None,
     ) -> ModelReply:
-        return await self._complete(request, self._new_search(request), on_delta, on_retry)
+        policy = self.retry
+        if self._has_answered:  # so its address is right: it restarts
+            policy = replace(policy, unreachable_retries=policy.retries)
+        reply, spent = await complete_with_retries(
+            partial(self._attempt_request, request, on_delta, search=search or self._new_search(request)),
+            policy=policy,
+            timeout=self._timeout if request.timeout is None else request.timeout,
+            on_retry=on_retry,
+        )
+        return replace(reply, usage=spent + reply.usage) if spent.requests else reply
 
     async def complete_refused(
         self, request: ModelRequest, status: int, said: bytes, *, on_delta: OnDelta | None = None
@@ -136,21 +150,7 @@ class HTTPClient(BaseClient):
         """
         search = self._new_search(request)
         search.known = (status, said)
-        return await self._complete(request, search, on_delta, None)
-
-    async def _complete(
-        self, request: ModelRequest, search: RefusalSearch, on_delta: OnDelta | None, on_retry: OnRetry | None
-    ) -> ModelReply:
-        policy = self.retry
-        if self._has_answered:  # so its address is right: it restarts
-            policy = replace(policy, unreachable_retries=policy.retries)
-        reply, spent = await complete_with_retries(
-            partial(self._attempt_request, request, on_delta, search=search),
-            policy=policy,
-            timeout=self._timeout if request.timeout is None else request.timeout,
-            on_retry=on_retry,
-        )
-        return replace(reply, usage=spent + reply.usage) if spent.requests else reply
+        return await HTTPClient.complete(self, request, on_delta=on_delta, search=search)
 
     def lessons(self) -> str:
         """Return what refusals have taught, for `take_lessons` of a later client of the same model and server."""
@@ -256,7 +256,8 @@ class HTTPClient(BaseClient):
                 body = client._body(request, stream=stream)
                 sent.append(body)
                 if search.known is None:
-                    answer = await self._ask_once(endpoint, body, on_delta if stream else None, timeout)
+                    response = await transport.post(endpoint, body, timeout=timeout)
+                    answer = await self._judged(response, on_delta if stream else None, len(body))
                     if isinstance(answer, ModelReply):
                         reply = answer
                         break
@@ -314,17 +315,16 @@ class HTTPClient(BaseClient):
         changes = "; ".join(search.told)
         return (f"{self.base_url} refused the request: {search.reason}. It took it with a change: {changes}.",)
 
-    async def _ask_once(
-        self, endpoint: transport.Endpoint, body: bytes, on_delta: OnDelta | None, timeout: float | None
+    async def _judged(
+        self, response: transport.Response, on_delta: OnDelta | None, sent: int
     ) -> ModelReply | tuple[int, Mapping[str, str], bytes]:
-        """Send a body. Returns the reply, or the status, headers and body of an error."""
-        response = await transport.post(endpoint, body, timeout=timeout)
+        """Return the reply in a response, or the status, headers and body of an error."""
         self._has_answered = True
         if response.status == 200:
-            return await self._read_response(response, on_delta, len(body))
+            return await self._read_response(response, on_delta, sent)
         said = await response.read_start()
         if (written := rejected_text(response.status, said)) is not None:
-            return self._rejected(written, len(body))
+            return self._rejected(written, sent)
         return response.status, response.headers, said
 
     def _after(

@@ -18,7 +18,7 @@ from closeout.journal.recorded import CANCELLED, REPLY_INTERRUPTED
 from closeout.journal.token_record import dump_tokens, load_tokens
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, Usage
 from closeout.models.base import BaseClient, OnDelta, price_of
-from closeout.models.history_methods import asks_by_methods, complete, complete_by_methods
+from closeout.models.history_methods import as_reply, asks_by_methods, complete_by_methods
 from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
 from closeout.redaction import mask, redact
 from closeout.run.middleware.chain import Sending, sent_through
@@ -50,7 +50,7 @@ class ModelCalls:
         client = client.for_run()
         self._client = client
         self.rolled_back = client.rolled_back
-        self._complete: Callable[..., Awaitable[ModelReply]] = partial(complete, client)
+        self._complete: Callable[..., Awaitable[Any]] = client.complete
         self._by_methods = asks_by_methods(client)
         if self._by_methods:
             self._complete = partial(
@@ -176,7 +176,8 @@ class ModelCalls:
             async with RequestDeadline(seconds, self._journal.inbox, self._agent, interrupted):
                 while True:
                     try:
-                        reply = await ask(exchange.request, on_delta=exchange.on_delta, on_retry=retried)
+                        returned = await ask(exchange.request, on_delta=exchange.on_delta, on_retry=retried)
+                        reply = as_reply(self._client, returned)
                         break
                     except Exception as error:
                         await retries.wait(error)
