@@ -231,6 +231,7 @@ LISTS = {
     ("answered", "unanswered", "failed", "cancelled", "waiting"): "values of `RunResult.status`",
     ("expires", "by", "idle", "summary"): "names of fields of events",
     ("keep", "take", "refuse"): "values of `on_change`",
+    ("summary", "observation", "checkpoint"): "names of fields of `ToolOutput`",
     ("waiting", "interrupted", "running"): "values of `RunRecord.status`",
     ("running", "interrupted", "waiting"): "values of `RunRecord.status`",
     ("interrupted", "waiting", "cancelled"): "values of `RunRecord.status`",
