@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from closeout.answers.boxed import extract_boxed
 from closeout.answers.contracts import AnswerContract, Boxed, Choice, ContractReading, Json, Number, Tagged, Text, Yaml
-from closeout.answers.reading import ContractOver
+from closeout.answers.reading import ContractOver, said
 from closeout.errors import ConfigError, UsageError
 
 __all__ = ["CONTRACT_NAMES", "Converted", "contract_of", "is_contract_class", "is_contract_name", "named_contract"]
@@ -23,6 +26,9 @@ CONTRACT_NAMES = (
 )
 
 _KINDS = frozenset({"text", "boxed", "number", "int", "bool", "choice", "json", "yaml", "tagged"})
+
+_NUMBER = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?", re.IGNORECASE)
+LONGEST_SENTENCE = 2_000  # characters in which a bare value is looked for
 
 Made = TypeVar("Made", covariant=True)
 
@@ -38,13 +44,69 @@ class Converted(ContractOver[Made]):
         return replace(reading, value=self.convert(reading.value)) if reading.ok else reading
 
 
+@dataclass(frozen=True)
+class Bare(ContractOver[Any]):
+    """A contract for a type whose values are texts in JSON, such as a date, that takes the bare value, too."""
+
+    adapter: Any
+    has_numbers: bool
+
+    def read(self, text: str) -> ContractReading[Any]:
+        bare, boxed = said(text), extract_boxed(said(text))
+        whole = self._values([boxed or bare])
+        takes_any_text = bool(self._values(["a word"]))
+        if whole and not takes_any_text:  # before JSON, whose numbers lose digits
+            return self._found(whole, marked=True)
+        reading = self.contract.read(text)
+        if reading.ok:
+            return reading
+        if whole:
+            return self._found(whole, marked=bool(boxed))
+        found = {} if boxed else self._values(bare[-LONGEST_SENTENCE:].split())
+        return self._found(found, marked=True) if len(found) == 1 else reading  # a sentence with one value
+
+    def _found(self, values: Mapping[str, Any], *, marked: bool) -> ContractReading[Any]:
+        ((written, value),) = values.items()
+        return ContractReading(value=value, text=written, ok=True, marked=marked)
+
+    def _values(self, texts: Iterable[str]) -> dict[str, Any]:
+        """The values that texts stand for, without the marks that a sentence puts around them."""
+        found: dict[str, Any] = {}
+        for each in texts:
+            bare = each.strip().strip("`\"'*").rstrip(".,;!?").strip("`\"'*")
+            if not self.has_numbers and _NUMBER.fullmatch(bare):
+                continue  # to pydantic a number is a time: seconds since 1970
+            if bare and len(bare) <= LONGEST_SENTENCE:
+                with suppress(ValueError):
+                    found[bare] = self.adapter.validate_python(bare)
+        return found
+
+
+def _bare(wanted: Any) -> AnswerContract[Any] | None:
+    """Return the contract for a type whose values are texts or numbers, None for any other type."""
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    try:
+        adapter = TypeAdapter(wanted)
+        schema = adapter.json_schema()
+    except (PydanticUserError, TypeError):
+        return None
+    options = schema.get("anyOf", [schema])
+    kinds = [each.get("type") for each in options if not {"const", "enum"} & each.keys()]
+    if len(kinds) < len(options) or "string" not in kinds or not {*kinds} <= {"string", "integer", "number", "null"}:
+        return None
+    return Bare(Json(wanted), adapter, has_numbers=not {"number", "integer"}.isdisjoint(kinds))
+
+
 def contract_of(wanted: Any) -> AnswerContract[Any]:
     """Return the contract for the `answer` of an agent.
 
     Args:
         wanted: A contract, which is returned as it is; a Python type; a JSON Schema as a dict; None for any text.
             `str` is any text, `int` and `float` are numbers, `bool` is yes or no, a `Literal` or an enum is one of its
-            values. Every other type that pydantic knows is JSON: a model, a dataclass, `list[int]`, `int | None`.
+            values. Every other type that pydantic knows is JSON: a model, a dataclass, `list[int]`, `int | None`. A
+            date, a UUID, a Decimal and other texts of JSON may be bare.
 
     Raises:
         UsageError: It is something else.
@@ -89,7 +151,7 @@ def _of_type(wanted: Any) -> AnswerContract[Any]:
     options = _options(wanted)
     if len(options) > 1:
         return Converted(Choice(list(options)), options.__getitem__)
-    return Json(wanted)
+    return (None if isinstance(wanted, Mapping) else _bare(wanted)) or Json(wanted)
 
 
 def _options(wanted: Any) -> dict[str, Any]:
