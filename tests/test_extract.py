@@ -64,7 +64,7 @@ async def test_a_program_passes_the_value_on_and_the_reader_sees_only_the_text(t
     bank = Bank('{"value": "1200"}')
     result = await bank.agent(flow=Flow(), home=tmp_path).run("Pay the letter to Ann.", run_id="pay")
     assert (bank.paid, result.answer) == ([("ann", 1200)], "done")
-    assert result.labels == ("trusted",)
+    assert result.labels == ("untrusted",)  # what a program shows has the labels of all that it has read
     (view,) = bank.read
     assert not view.tools
     assert [each["role"] for each in view.messages] == ["user"]
@@ -87,7 +87,7 @@ async def test_a_program_passes_the_value_on_and_the_reader_sees_only_the_text(t
     again = Bank("no second reading")
     resumed = await again.agent(flow=Flow(), home=home).resume("pay")
     assert (again.paid, again.read, again.asked) == ([("ann", 1200)], [], 1)
-    assert (resumed.usage.requests, resumed.labels) == (3, ("trusted",))
+    assert (resumed.usage.requests, resumed.labels) == (3, ("untrusted",))
 
 
 @pytest.mark.parametrize("use", ["pay(extract(letter, {'type': 'string'}), 5)", "if amount > 5: pay('ann', 5)"])

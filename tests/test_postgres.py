@@ -332,7 +332,7 @@ def test_the_commands_and_the_search_work_on_it(database: DatabaseHome, tmp_path
     assert here("runs", "delete", run_id).out == "1 run deleted.\n"
     assert found_with("天气") == []
     assert here("runs", "import", str(file)).out == "1 run imported.\n"
-    assert here("runs", "import", str(file)).out == "Nothing new: all runs are in the journal already.\n"
+    assert here("runs", "import", str(file)).out == "Nothing new: the journal has runs of these names already.\n"
     assert "晴" in here("runs", run_id).out
 
 

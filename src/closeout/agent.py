@@ -278,6 +278,9 @@ class Agent(Generic[Deps, Value]):
         self.name = (self.config.agent.name if name == "agent" else None) or name
         self._assembler = Assembler(self.config, AgentSpec.of({**given, "name": self.name}))
 
+    def __repr__(self) -> str:
+        return f"Agent(name={self.name!r})"
+
     @classmethod
     def from_yaml(
         cls,
