@@ -66,3 +66,12 @@ def test_every_package_says_what_belongs_in_it() -> None:
     }
     for name, text in packages.items():
         assert len(text.split()) >= 5, f"{name} needs a docstring that says what belongs in it, got {text!r}"
+
+
+MOST_LINES = 101_000  # docs/design/packages.md says when to change it
+
+
+def test_the_package_does_not_grow_unnoticed() -> None:
+    lines = sum(path.read_text("utf-8").count("\n") for path in MODULES.values())
+    print(f"{lines:,} of at most {MOST_LINES:,} lines")
+    assert lines <= MOST_LINES
