@@ -32,6 +32,9 @@ class CommandEnd:
     output: str
 
 
+_USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
 class TaskSandbox:
     """A root folder in which commands run. They see it as `/`, with this machine's programs, and nothing else of it.
 
@@ -47,7 +50,9 @@ class TaskSandbox:
     def __init__(self, root: Path, *, workdir: str = "/app", environment: Mapping[str, str] | None = None) -> None:
         self.root = root
         self.workdir = workdir
-        self._environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": "/root", "LANG": "C.UTF-8"}
+        # This machine's programs, and those that an image has: of the folders here, some are not seen in the sandbox.
+        path = os.pathsep.join(filter(None, (os.environ.get("PATH"), _USUAL_PATH)))
+        self._environment = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8"}
         self._environment |= environment or {}
 
     async def run(
