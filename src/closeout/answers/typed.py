@@ -70,7 +70,7 @@ class Bare(ContractOver[Any]):
         return ContractReading(value=value, text=written, ok=True, marked=marked)
 
     def _values(self, texts: Iterable[str]) -> dict[str, Any]:
-        """The values that texts stand for, without the marks that a sentence puts around them."""
+        """Return the values that texts have without the marks of a sentence around them, by these bare texts."""
         found: dict[str, Any] = {}
         for each in texts:
             bare = each.strip().strip("`\"'*").rstrip(".,;!?").strip("`\"'*")

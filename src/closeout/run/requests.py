@@ -147,14 +147,14 @@ class ModelCalls:
     ) -> Sending:
         budget = self._budget
         return Sending(
-            request,
-            intent,
-            self._client,
-            self._price,
-            lambda closing: budget.seconds_left(closing=closing),
-            self._warn,
-            on_delta,
-            [] if on_retry is None else [on_retry],
+            request=request,
+            intent=intent,
+            client=self._client,
+            price=self._price,
+            seconds_left=lambda closing: budget.seconds_left(closing=closing),
+            note=self._warn,
+            on_delta=on_delta,
+            on_retry=[] if on_retry is None else [on_retry],
         )
 
     async def _send_request(self, exchange: Sending) -> ModelReplied | ModelFailed:
