@@ -537,11 +537,7 @@ def _tool_changes(tools: Sequence[ToolSpec], refusal: ServerRefusal) -> list[Req
     if len(suspects) == 1 and len(tools) > 1:
         (name,) = suspects
         told = f"the tool {name} is not offered (change or remove it)"
-        changes.append(
-            RequestChange(
-                told, "tools", lambda rules: replace(rules, withheld=rules.withheld | {name}), True, alone=True
-            )
-        )
+        changes.append(RequestChange(told, "tools", partial(_withholding, name), True, alone=True))
     return changes
 
 

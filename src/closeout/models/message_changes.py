@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from closeout.messages import Message
-from closeout.models.openai_messages import REASONING_FIELDS, MessageEncoder, attached_names
+from closeout.models.openai_messages import REASONING_FIELDS, SHORT_ID, MessageEncoder, attached_names
 from closeout.models.refusals import RequestChange, ServerRefusal
 from closeout.models.server_rules import ServerRules
 
@@ -17,7 +17,6 @@ __all__ = ["message_changes"]
 
 # A server that wants reasoning back instead of refusing it, as DeepSeek and Kimi do.
 _DEMANDS = re.compile(r"must be (?:passed|provided|sent|included)|missing|is required|passed back", re.IGNORECASE)
-_NINE = 9  # characters of an id at Mistral
 
 
 def message_changes(messages: Sequence[Message], encode: MessageEncoder, refusal: ServerRefusal) -> list[RequestChange]:
@@ -34,7 +33,7 @@ def message_changes(messages: Sequence[Message], encode: MessageEncoder, refusal
     named = [name for name in attached if refusal.names(name)]
     signed = refusal.names("thought_signature")
     changes = [
-        _change("ids of calls have nine letters", short_ids=True, named=_NINE in refusal.numbers, alone=True),
+        _change("ids of calls have nine letters", short_ids=True, named=SHORT_ID in refusal.numbers, alone=True),
         _change("calls are signed as of another model", sign=True, named=signed, alone=True),
     ]
     if not demanded and not encode.always:

@@ -15,6 +15,7 @@ from closeout.models.sent_names import safe_name
 
 __all__ = [
     "REASONING_FIELDS",
+    "SHORT_ID",
     "MessageEncoder",
     "added_names",
     "added_to_call",
@@ -42,7 +43,8 @@ _UNSIGNED = {"extra_content": {"google": {"thought_signature": "skip_thought_sig
 _NEEDED = frozenset({"role", "content", "tool_calls", "function_call", "name"})
 _NAMED = re.compile(r"""(?<=[.'"`])\w+(?=['"`:\s]|$)|\w+_\w+""")
 _PATH_END = re.compile(r"[.\]]")
-_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+SHORT_ID = 9  # letters and digits of an id at Mistral
+_IS_SHORT_ID = re.compile(rf"[a-zA-Z0-9]{{{SHORT_ID}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class MessageEncoder:
         """Return an id as the server takes it: unchanged if it can be, else its digest."""
         text = str(value or "")
         if self.short_ids:
-            return text if _SHORT_ID.fullmatch(text) else sha256(text.encode()).hexdigest()[:9]
+            return text if _IS_SHORT_ID.fullmatch(text) else sha256(text.encode()).hexdigest()[:SHORT_ID]
         return text if 0 < len(text) <= self.longest_id else sha256(text.encode()).hexdigest()[:32]
 
     def _send_thought(self, shown: dict[str, Any], name: str, thought: str) -> None:

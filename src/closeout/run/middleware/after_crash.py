@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 from closeout.journal.events import CallRepeated, DecisionMade, DecisionRequested, ToolStarted
 from closeout.run.logins import awaits_login
-from closeout.run.middleware.chain import AgentPlace, Calling, Middleware
-from closeout.run.plan import Scope
+from closeout.run.middleware.chain import Calling, ScopeMiddleware
 from closeout.run.server_questions import may_continue
 from closeout.run.waiting import AGAIN, call_digest, decide
 from closeout.tools.running import MAY_HAVE_EFFECT
@@ -20,20 +17,10 @@ STAYS_INTERRUPTED = (
 )
 
 
-class CrashMiddleware(Middleware):
+class CrashMiddleware(ScopeMiddleware):
     """Makes no call again that may have taken effect, unless its tool or a person allows it."""
 
     records_itself = True
-
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
-
-    @classmethod
-    def at(cls, place: AgentPlace) -> Self | None:
-        return cls(place.scope)
-
-    def below(self, place: AgentPlace) -> CrashMiddleware:
-        return CrashMiddleware(place.scope)
 
     async def decide(self, calling: Calling) -> None:
         if calling.plan.tool.policy.crash_rule == "rerun":

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from inspect import isawaitable
-from typing import Self
 
 from closeout.codec import json_of_any
 from closeout.journal.events import DecisionMade, DecisionRequested, ToolStarted
 from closeout.messages import ToolCall, ToolSpec
 from closeout.results.tool_output import ToolOutput
-from closeout.run.middleware.chain import AgentPlace, Calling, Middleware
-from closeout.run.plan import Scope
+from closeout.run.middleware.chain import Calling, ScopeMiddleware
 from closeout.run.waiting import call_digest, decide
 from closeout.tools.running import stopped_output
 from closeout.tools.tool import takes_context
@@ -20,20 +18,10 @@ from closeout.tools.tool import takes_context
 __all__ = ["ApprovalMiddleware", "as_decided"]
 
 
-class ApprovalMiddleware(Middleware):
+class ApprovalMiddleware(ScopeMiddleware):
     """Suspends the run until a person has approved, edited or denied a call that needs it."""
 
     records_itself = True
-
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
-
-    @classmethod
-    def at(cls, place: AgentPlace) -> Self | None:
-        return cls(place.scope)
-
-    def below(self, place: AgentPlace) -> ApprovalMiddleware:
-        return ApprovalMiddleware(place.scope)
 
     async def decide(self, calling: Calling) -> None:
         plan, served = calling.plan, calling.served

@@ -35,6 +35,7 @@ __all__ = [
     "Calling",
     "MakeMiddleware",
     "Middleware",
+    "ScopeMiddleware",
     "Send",
     "Sending",
     "called_through",
@@ -212,6 +213,20 @@ class Middleware:
 
     async def end(self) -> None:
         """Give back what the agent has taken."""
+
+
+class ScopeMiddleware(Middleware):
+    """Middleware that every agent and program has, each with its own scope."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    @classmethod
+    def at(cls, place: AgentPlace) -> Self | None:
+        return cls(place.scope)
+
+    def below(self, place: AgentPlace) -> Self:
+        return type(self)(place.scope)
 
 
 MakeMiddleware: TypeAlias = Callable[[AgentPlace], Middleware | None]
