@@ -20,16 +20,16 @@ from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 
 from closeout import File, RunContext, tool
 from closeout.errors import ToolError
-from closeout.tools.mcp_offers import (
+from closeout.tools.mcp.mcp_offers import (
     InputNeeded,
     PromptSlot,
     PromptTemplate,
     ShelvedResource,
     current_request,
 )
-from closeout.tools.mcp_result import McpResult
-from closeout.tools.mcp_served_tasks import ServedTask, TaskBegun, require_tasks, takes_tasks
-from closeout.tools.mcp_server import call_failure, call_result, make_server
+from closeout.tools.mcp.mcp_result import McpResult
+from closeout.tools.mcp.mcp_served_tasks import ServedTask, TaskBegun, require_tasks, takes_tasks
+from closeout.tools.mcp.mcp_server import call_failure, call_result, make_server
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

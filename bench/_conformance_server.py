@@ -15,9 +15,9 @@ from aiohttp import web
 from _conformance_fixture import fixture
 from closeout import Agent
 from closeout.server.app import LOOPBACK_HOSTS, create_app
-from closeout.server.host import AgentHost
-from closeout.server.mcp_endpoint import add_mcp_server
 from closeout.server.safety import origin_check
+from closeout.server.serve.host import AgentHost
+from closeout.server.serve.mcp_endpoint import add_mcp_server
 from closeout.server.serving import agent_app, serve_until_stopped
 from closeout.testing import ScriptedClient, answer
 

@@ -283,7 +283,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def served(threads: int) -> Any:
-    from closeout.models.weights import find_weights, pull_weights
+    from closeout.models.local.weights import find_weights, pull_weights
     from weak_models import model_server
 
     with model_server(find_weights("local") or pull_weights("local"), threads) as address:

@@ -19,7 +19,7 @@ from typing import Any
 
 from closeout import Agent, Boxed
 from closeout.messages import Message, ModelRequest, Usage
-from closeout.models.local import LocalClient
+from closeout.models.local.embedded import LocalClient
 from closeout.tools.builtin import calculate, document_tools
 from closeout.tools.tool import Tool
 

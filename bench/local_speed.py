@@ -20,9 +20,9 @@ from typing import Any
 
 from closeout import Agent
 from closeout.messages import ModelReply, ModelRequest
-from closeout.models.local import LocalClient
-from closeout.models.local_machine import usable_cores
-from closeout.models.weights import find_weights
+from closeout.models.local.embedded import LocalClient
+from closeout.models.local.local_machine import usable_cores
+from closeout.models.local.weights import find_weights
 from closeout.tools.builtin import calculate, document_tools
 
 ROOT = Path(__file__).parent.parent

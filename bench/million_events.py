@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from aiohttp.test_utils import TestClient, TestServer
 
+from closeout.fleet.due import DueRuns
 from closeout.homes import Home, as_home
 from closeout.journal import events as ev
 from closeout.journal.store import Store, close_stores, open_store
 from closeout.journal.text_search import SearchIndex
-from closeout.run.due import DueRuns
 from closeout.server.serving import viewer_app
 from many_runs import short_run
 from postgres_server import PostgresServer, program

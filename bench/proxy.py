@@ -31,7 +31,7 @@ import aiohttp
 from aiohttp import web
 
 from closeout.journal.store import close_stores, open_store
-from closeout.server.proxy import Proxy
+from closeout.server.proxy.proxy_server import Proxy
 from closeout.server.serving import proxy_app
 from closeout.server.upstream import Upstream
 from closeout.testing import Misbehaviour, RequestView, Turn, always, answer, call, once, serve_script, sometimes

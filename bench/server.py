@@ -25,7 +25,7 @@ from aiohttp import web
 from closeout import Agent, tool
 from closeout.messages import Delta, ModelReply, ModelRequest
 from closeout.models.base import OnDelta, OnRetry
-from closeout.server.host import AgentHost
+from closeout.server.serve.host import AgentHost
 from closeout.server.serving import agent_app
 from closeout.testing import RequestView, ScriptedClient, Turn, call, say
 

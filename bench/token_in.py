@@ -22,11 +22,11 @@ from closeout import Agent
 from closeout.errors import UsageError
 from closeout.evaluate.token_samples import token_samples
 from closeout.messages import ModelReply, ModelRequest
-from closeout.models.gguf import read_gguf
-from closeout.models.local_engine import _signals_kept
+from closeout.models.local.gguf import read_gguf
+from closeout.models.local.local_engine import _signals_kept
+from closeout.models.local.weights import find_weights
 from closeout.models.openai import tool_definitions
 from closeout.models.token_in import TokenClient
-from closeout.models.weights import find_weights
 from closeout.tools.builtin import calculate, document_tools
 
 DATA = Path(__file__).parent / "data"

@@ -28,7 +28,7 @@ from shop import CHANGES, World
 from closeout.errors import ResumeRefused
 from closeout.journal.events import Event
 from closeout.journal.store import close_store, open_store
-from closeout.run.upgrade import RunCheck
+from closeout.lab.upgrade import RunCheck
 
 
 async def open_runs(home: Path, count: int) -> None:

@@ -34,7 +34,7 @@ from aiohttp import ClientSession, ClientTimeout, web
 
 from closeout.errors import ToolError
 from closeout.evaluate.estimates import mean_estimate
-from closeout.models.gguf import read_gguf
+from closeout.models.local.gguf import read_gguf
 from closeout.tools.builtin import calculate, document_tools
 
 HERE = Path(__file__).parent
@@ -453,7 +453,7 @@ def main() -> None:
             systems = [system for system in systems if system != "closeout_embedded"]
             asyncio.run(measure(options, systems, options.base_url))
         else:
-            from closeout.models.weights import find_weights, pull_weights
+            from closeout.models.local.weights import find_weights, pull_weights
 
             weights = find_weights(options.model) or pull_weights(options.model)
             options.name = options.name or weights.stem

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import ClientSession, web
 
 from closeout import Agent
-from closeout.server.host import AgentHost
+from closeout.server.serve.host import AgentHost
 from closeout.server.serving import agent_app
 
 __all__ = ["Served", "WrittenModel", "WrittenReply", "listening", "serving", "written_model"]

@@ -14,7 +14,7 @@ from closeout.dialects.protocol import get_dialect
 from closeout.errors import ConfigError, ToolDefinitionError, UsageError
 from closeout.journal.store import open_store
 from closeout.models.connect import connect
-from closeout.models.local import LocalClient
+from closeout.models.local.embedded import LocalClient
 from closeout.run.lifecycle import replay_run
 from closeout.testing import ScriptedClient, call, say, serve_script
 from closeout.tools.builtin import web_search

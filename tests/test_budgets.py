@@ -34,7 +34,7 @@ from closeout.messages import Usage
 from closeout.models.openai import OpenAIClient
 from closeout.models.retry import RetryPolicy
 from closeout.run.lifecycle import replay_run
-from closeout.server.host import AgentHost
+from closeout.server.serve.host import AgentHost
 from closeout.server.serving import viewer_app
 from closeout.testing import Misbehaviour, RequestView, ScriptedClient, Turn, always, answer, call, serve_script
 from postgres_server import PostgresServer

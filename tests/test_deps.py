@@ -17,7 +17,7 @@ from closeout.cli.servers import deps_maker
 from closeout.errors import ToolDefinitionError, UsageError
 from closeout.journal.store import close_stores, open_store
 from closeout.run.lifecycle import replay_run
-from closeout.server.host import AgentHost
+from closeout.server.serve.host import AgentHost
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
 from journal_file import cut_after, cuts, stored_events
 from serving import serving

@@ -12,7 +12,7 @@ from closeout.answers.contracts import AnswerContract, Choice, Json, Number
 from closeout.dialects.constrain import PROGRAM_GRAMMAR, action_constraint
 from closeout.dialects.protocol import get_dialect
 from closeout.messages import Capabilities, Constraint, ModelRequest, ToolSpec
-from closeout.models.local import LocalClient
+from closeout.models.local.embedded import LocalClient
 from tiny_gguf import write_model
 
 pytest.importorskip("xllamacpp")

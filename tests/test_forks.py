@@ -13,8 +13,8 @@ from closeout.errors import UsageError
 from closeout.homes import Home
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
-from closeout.run.compare import agent_differences, first_difference
-from closeout.run.fork import fork_run
+from closeout.lab.compare import agent_differences, first_difference
+from closeout.lab.fork import fork_run
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
 
 KEYS = ("a", "b", "c", "d")

@@ -13,8 +13,8 @@ from aiohttp.test_utils import make_mocked_request
 
 from closeout import Agent, File, Message, RunContext, tool
 from closeout.errors import ResumeRefused, UsageError
-from closeout.server.client_request import RequestDeps
-from closeout.server.request_keys import request_key
+from closeout.server.serve.client_request import RequestDeps
+from closeout.server.serve.request_keys import request_key
 from closeout.testing import RequestView, ScriptedClient, answer, call
 
 charged: dict[str, str] = {}  # by run: the service knows a payment that is repeated after a crash

@@ -29,7 +29,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.verbosity, params.warmup, params.ui, params.n_threads_http = -1, False, False, 4
     params.hostnames, params.port = ["127.0.0.1"], 0
-    from closeout.models.local_engine import _signals_kept
+    from closeout.models.local.local_engine import _signals_kept
 
     with _signals_kept():
         server = xllamacpp.Server(params)

@@ -257,7 +257,7 @@ def test_a_bad_address_is_named():
 
 
 def test_the_embedded_model_by_its_names():
-    pytest.importorskip("closeout.models.local")
+    pytest.importorskip("closeout.models.local.embedded")
     client = connect("local", settings=LLMSettings(max_context_length=2048), environment={})
     assert (client.name, client.capabilities.weak, client.capabilities.max_context) == ("local", True, 2048)
     asyncio.run(client.aclose())

@@ -26,12 +26,13 @@ import pytest
 from cli_process import here
 from closeout.errors import BadRequest, ContextOverflow, ModelTimeout, ModelUnavailable, ServerFailed, UsageError
 from closeout.messages import Capabilities, Constraint, Delta, Message, ModelRequest, ToolSpec, Usage
-from closeout.models import local, local_engine, local_machine
-from closeout.models.gguf import read_gguf
-from closeout.models.local import LocalClient
-from closeout.models.local_machine import Speed, Speeds, idle_cores, pick_threads, usable_cores
-from closeout.models.prompt_states import PromptStates
-from closeout.models.weights import models_folder
+from closeout.models.local import embedded as local
+from closeout.models.local import local_engine, local_machine
+from closeout.models.local.embedded import LocalClient
+from closeout.models.local.gguf import read_gguf
+from closeout.models.local.local_machine import Speed, Speeds, idle_cores, pick_threads, usable_cores
+from closeout.models.local.prompt_states import PromptStates
+from closeout.models.local.weights import models_folder
 from tiny_gguf import write_model
 
 ENDLESS = 100_000  # tokens: more than anybody waits for
@@ -520,7 +521,7 @@ def test_ctrl_c_stays_pythons_even_where_the_library_takes_it() -> None:
 
 def test_a_process_that_forgets_to_close_ends_cleanly_and_says_nothing(model: Path) -> None:
     script = (
-        "import asyncio, sys; from closeout.models.local import LocalClient\n"
+        "import asyncio, sys; from closeout.models.local.embedded import LocalClient\n"
         "from closeout.messages import ModelRequest\n"
         "client = LocalClient(sys.argv[1])\n"
         "print(asyncio.run(client.complete(ModelRequest(prompt='abc', max_tokens=3))).text)"
@@ -554,7 +555,7 @@ async def test_missing_weights_are_not_fetched_unless_allowed(tmp_path: Path, mo
 async def test_missing_weights_are_fetched_with_a_word_on_how_far(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from closeout.models.weights import KNOWN_WEIGHTS, PullProgress
+    from closeout.models.local.weights import KNOWN_WEIGHTS, PullProgress
 
     def pull(name: str, *, on_progress, stop) -> Path:  # type: ignore[no-untyped-def]
         for size in (0, 558_660_384):

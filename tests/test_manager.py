@@ -13,8 +13,8 @@ import pytest
 from closeout.errors import ConfigError, ToolDefinitionError, ToolError, UsageError
 from closeout.messages import ToolSpec
 from closeout.tools.manager import ToolManager
-from closeout.tools.mcp_config import read_servers
-from closeout.tools.mcp_result import McpResult
+from closeout.tools.mcp.mcp_config import read_servers
+from closeout.tools.mcp.mcp_result import McpResult
 from closeout.tools.tool import Tool, tool
 
 

@@ -18,8 +18,8 @@ import pytest
 
 from closeout import Agent, Number, tool
 from closeout.errors import ResumeRefused, UsageError
+from closeout.fleet.many import MapProgress
 from closeout.journal.store import close_stores, open_store
-from closeout.run.many import MapProgress
 from closeout.testing import RequestView, ScriptedClient, answer, call, serve_script
 
 TASKS = [f"Double {n}." for n in range(6)]
@@ -295,7 +295,7 @@ SWEEP = """
 import os, signal, sys, time
 from pathlib import Path
 from closeout import Agent, tool
-import closeout.models.openai, closeout.run.many  # once, before the forks
+import closeout.models.openai, closeout.fleet.many  # once, before the forks
 
 kept, enough = Path(sys.argv[2]), 25
 

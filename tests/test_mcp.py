@@ -36,11 +36,11 @@ from closeout.messages import ToolCall, ToolPolicy
 from closeout.results.escape import escape_markers
 from closeout.results.tool_output import ToolOutput
 from closeout.testing import ScriptedClient, answer, call
-from closeout.tools import mcp_client
 from closeout.tools.call_records import CallOutcome
 from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
-from closeout.tools.mcp_config import read_servers
+from closeout.tools.mcp import mcp_client
+from closeout.tools.mcp.mcp_config import read_servers
 from closeout.tools.running import CallUnsure
 from closeout.tools.tool import tool
 from serving import listening

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "harness"))
 
-from closeout.tools import mcp_client
+from closeout.tools.mcp import mcp_client
 from hostile_mcp import KINDS, visit
 
 

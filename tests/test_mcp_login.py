@@ -27,12 +27,12 @@ from cli_process import Done, closeout, here, start
 from closeout import Agent
 from closeout.errors import ConfigError
 from closeout.run.lifecycle import replay_run
-from closeout.server.host import AgentHost
+from closeout.server.serve.host import AgentHost
 from closeout.server.serving import agent_app
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from closeout.tools.manager import ToolManager
-from closeout.tools.mcp_callback import callback_on
-from closeout.tools.mcp_config import read_servers
+from closeout.tools.mcp.mcp_callback import callback_on
+from closeout.tools.mcp.mcp_config import read_servers
 from journal_file import as_if_killed, store_events, stored_events
 from viewer_pages import texts, watched_viewer
 from viewer_server import viewer_app

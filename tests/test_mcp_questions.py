@@ -21,8 +21,8 @@ from closeout.errors import ConfigError, DecisionRefused, ToolError
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
-from closeout.tools.mcp_config import read_servers
-from closeout.tools.mcp_questions import McpQuestion
+from closeout.tools.mcp.mcp_config import read_servers
+from closeout.tools.mcp.mcp_questions import McpQuestion
 from journal_file import as_if_killed, store_events, stored_events
 
 SERVER = Path(__file__).parent / "mcp_servers" / "asking.py"

@@ -20,7 +20,7 @@ from closeout.journal.ledger import close_ledgers
 from closeout.journal.retention import delete_ended
 from closeout.journal.store import Store, close_stores, open_store
 from closeout.journal.text_search import SearchIndex
-from closeout.server.host import AgentHost
+from closeout.server.serve.host import AgentHost
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from serving import serving
 

@@ -20,9 +20,9 @@ from closeout import Agent
 from closeout.evaluate import what_if
 from closeout.journal.events import ModelRequested, Repaired, RunStarted, TurnRolledBack
 from closeout.journal.store import Store, open_store
-from closeout.run.client_conversation import CONVERSATION
-from closeout.server.proxy import Proxy
-from closeout.server.proxy_record import records_written
+from closeout.lab.client_conversation import CONVERSATION
+from closeout.server.proxy.proxy_record import records_written
+from closeout.server.proxy.proxy_server import Proxy
 from closeout.server.serving import proxy_app
 from closeout.server.upstream import Upstream
 from closeout.testing import (

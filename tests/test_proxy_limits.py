@@ -14,8 +14,9 @@ import pytest
 
 from closeout.messages import ModelReply
 from closeout.models import http, long_steps
-from closeout.server import proxy, proxy_record
 from closeout.server.formats.anthropic_messages import AnthropicMessages
+from closeout.server.proxy import proxy_record
+from closeout.server.proxy import proxy_server as proxy
 from closeout.testing import Turn, answer, once, say
 from serving import WrittenModel, written_model
 from test_proxy import CHAT_TOOLS, MESSAGE_TOOLS, RESPONSE_TOOLS, one_call, proxied

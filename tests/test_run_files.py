@@ -21,7 +21,7 @@ from closeout.journal.check import check_home
 from closeout.journal.store import close_stores, open_store
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from closeout.tools.builtin import python_tool
-from closeout.tools.mcp_result import McpResult
+from closeout.tools.mcp.mcp_result import McpResult
 from journal_file import cut_after, cuts
 
 run_python = python_tool(isolation="none")  # test_python_isolation.py runs scripts in a sandbox

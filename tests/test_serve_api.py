@@ -12,10 +12,10 @@ from aiohttp import ClientSession
 
 from closeout import Agent, Number, tool
 from closeout.errors import ConfigError, JournalError, UsageError
+from closeout.fleet.interruptions import MAX_INTERRUPTIONS
 from closeout.journal.run_journal import Journal
-from closeout.run.interruptions import MAX_INTERRUPTIONS
-from closeout.server.host import AgentHost
 from closeout.server.safety import is_loopback
+from closeout.server.serve.host import AgentHost
 from closeout.server.serving import agent_app
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from closeout.tools.builtin import ask_tool

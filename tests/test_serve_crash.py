@@ -21,7 +21,7 @@ from closeout import Agent, ToolManager
 from closeout.journal.events import TurnAccepted
 from closeout.run.subagents import may_destroy
 from closeout.testing import RequestView, ScriptedClient, ScriptedServer, Turn, answer, call, once, serve_script
-from closeout.tools.mcp_prompts import listed_prompts
+from closeout.tools.mcp.mcp_prompts import listed_prompts
 
 AGENT = """
 llm: {{provider: openai, model_name: scripted, base_url: "{url}", max_retries: 0}}

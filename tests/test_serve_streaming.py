@@ -15,7 +15,7 @@ import pytest
 from closeout import Agent, Boxed
 from closeout.journal.events import ModelReplied, ModelRequested, ReplyStreamed, RunEnded
 from closeout.journal.story import Story
-from closeout.server.reply_text import ReplyText
+from closeout.server.serve.reply_text import ReplyText
 from serving import Served, WrittenModel, serving, written_model
 from test_serve_crash import AGENT, client_of, process
 from test_serve_openai import lookup

@@ -21,7 +21,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from closeout.errors import ConfigError
 from closeout.journal.store import open_store
 from closeout.server import serving
-from closeout.server.proxy import Proxy
+from closeout.server.proxy.proxy_server import Proxy
 from closeout.server.safety import key_check
 from closeout.server.serving import listening, proxy_app, viewer_app
 from closeout.server.upstream import Upstream
@@ -340,7 +340,7 @@ async def test_a_refusal_of_tools_is_learned_for_one_key_and_expires(
         assert [await ask(client, key) for key in ("a", "a", "b")] == [200, 200, 200]
         assert had_tools == [True, False, False, True, False]
         had_tools.clear()
-        monkeypatch.setattr("closeout.server.lessons.LEARNED_SECONDS", 0.0)
+        monkeypatch.setattr("closeout.server.proxy.lessons.LEARNED_SECONDS", 0.0)
         assert [await ask(client, key) for key in ("c", "c")] == [200, 200]
         assert had_tools == [True, False, True, False]
 

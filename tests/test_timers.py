@@ -16,13 +16,13 @@ import pytest
 from cli_process import here
 from closeout import Agent, RunContext, tool
 from closeout.errors import DecisionRefused, RateLimited, RunNotFound, SignalRefused, ToolError, UsageError
+from closeout.fleet.due import DueRuns
 from closeout.homes import DatabaseHome, Home
 from closeout.journal import events as ev
 from closeout.journal.sent_signals import MAX_PAYLOAD, open_signals
 from closeout.journal.store import open_store
-from closeout.run.due import DueRuns
 from closeout.run.lifecycle import replay_run
-from closeout.run.waiting import awaited, record_decisions
+from closeout.run.waits.waiting import awaited, record_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 
 LATER = timedelta(days=3)
@@ -399,7 +399,7 @@ async def test_the_first_of_several_signals_survives_a_kill_before_it_is_marked_
     one = Either(home)
     await one.agent.run("Wait.", run_id="r")
     await one.agent.signal("r", "付款取消", 1)
-    monkeypatch.setattr("closeout.run.timers.mark_received", lambda *_: None)  # the process dies before it
+    monkeypatch.setattr("closeout.run.waits.timers.mark_received", lambda *_: None)  # the process dies before it
     (result,) = await one.agent.resume_due()
     assert [each.id for each in result.waiting] == ["r1.wait2"]
     other = Either(home)

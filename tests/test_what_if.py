@@ -21,8 +21,8 @@ from closeout.errors import ResumeRefused, RunNotFound, UsageError
 from closeout.evaluate import what_if
 from closeout.journal.store import close_store, open_store
 from closeout.journal.usage_totals import usage_totals
+from closeout.lab.recorded_effects import CostLimit
 from closeout.messages import Usage
-from closeout.run.recorded_effects import CostLimit
 from closeout.testing import ScriptedClient, answer, assert_no_regression, call, serve_script
 
 sys.path.insert(0, str(Path(__file__).parent / "harness"))

@@ -21,13 +21,13 @@ from aiohttp import ClientSession
 from cli_process import here, start
 from closeout import Agent, RunContext, tool
 from closeout.errors import AuthenticationFailed, RunNotFound, UsageError
+from closeout.fleet.interruptions import MAX_INTERRUPTIONS, interruptions
+from closeout.fleet.made_deps import DepsMaker
+from closeout.fleet.working import AgentWorker
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.events import ToolStarted
 from closeout.journal.run_journal import Journal
 from closeout.journal.store import Row, Store, open_store
-from closeout.run.interruptions import MAX_INTERRUPTIONS, interruptions
-from closeout.run.made_deps import DepsMaker
-from closeout.run.working import AgentWorker
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from bridge import INSTRUCTIONS, MAX_REQUESTS, MAX_TOKENS, TOOLS, answer_questions
 
 from closeout import Agent, Boxed
-from closeout.models.local import LocalClient
+from closeout.models.local.embedded import LocalClient
 
 client = LocalClient(os.environ["WEAK_MODELS_WEIGHTS"], threads=int(os.environ["WEAK_MODELS_THREADS"]) or None)
 agent = Agent(

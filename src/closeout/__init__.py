@@ -60,6 +60,9 @@ if TYPE_CHECKING:
         UsageError,
     )
     from closeout.file_values import File
+    from closeout.fleet.made_deps import ClientRequest
+    from closeout.fleet.many import ManyRuns, MapProgress
+    from closeout.fleet.personal_data import PersonalData, delete_data, export_data, find_data
     from closeout.journal.events import (
         AnswerSeen,
         CallDecided,
@@ -111,14 +114,11 @@ if TYPE_CHECKING:
     from closeout.run.conversation import Session
     from closeout.run.event_stream import RunStream
     from closeout.run.handoff import Handoff
-    from closeout.run.made_deps import ClientRequest
-    from closeout.run.many import ManyRuns, MapProgress
     from closeout.run.middleware.chain import AgentPlace, Calling, Middleware, Sending
     from closeout.run.orchestrator import Orchestrator
-    from closeout.run.personal_data import PersonalData, delete_data, export_data, find_data
     from closeout.run.result import RunResult
     from closeout.run.strategy import AskOnce, CallFirst, Majority, ModelTurn, RequireCall, Strategy
-    from closeout.run.waiting import Decision, PendingDecision
+    from closeout.run.waits.waiting import Decision, PendingDecision
     from closeout.strategies.small_model import SmallModel
     from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, ToolExecutor
     from closeout.tools.flow import CallLabels, Flow
@@ -387,14 +387,14 @@ _HOMES = {
     "run.conversation": ("Session",),
     "run.event_stream": ("RunStream",),
     "run.handoff": ("Handoff",),
-    "run.made_deps": ("ClientRequest",),
-    "run.many": ("ManyRuns", "MapProgress"),
+    "fleet.made_deps": ("ClientRequest",),
+    "fleet.many": ("ManyRuns", "MapProgress"),
     "run.orchestrator": ("Orchestrator",),
-    "run.personal_data": ("PersonalData", "delete_data", "export_data", "find_data"),
+    "fleet.personal_data": ("PersonalData", "delete_data", "export_data", "find_data"),
     "run.middleware.chain": ("AgentPlace", "Calling", "Middleware", "Sending"),
     "run.result": ("RunResult",),
     "run.strategy": ("AskOnce", "CallFirst", "Majority", "ModelTurn", "RequireCall", "Strategy"),
-    "run.waiting": ("Decision", "PendingDecision"),
+    "run.waits.waiting": ("Decision", "PendingDecision"),
     "strategies.small_model": ("SmallModel",),
     "tools.executor": ("DEMO_SCRAPE_MAX_LENGTH", "ToolExecutor"),
     "tools.flow": ("CallLabels", "Flow"),

@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from closeout.dialects.cot import MakeParser
     from closeout.dialects.protocol import Dialect
     from closeout.file_values import File
+    from closeout.fleet.made_deps import ClientRequest
+    from closeout.fleet.many import ManyRuns, MapProgress, Once, OnceRunner
     from closeout.journal.store import Row, Store
     from closeout.journal.subscribers import Listener
+    from closeout.lab.upgrade import UpgradeReport
     from closeout.models.base import BaseClient
     from closeout.models.fallback import Fallback
     from closeout.parsing.forms import Form
@@ -42,14 +45,11 @@ if TYPE_CHECKING:
     from closeout.run.event_stream import RunStream
     from closeout.run.gate import RequestGate
     from closeout.run.handoff import Handoff
-    from closeout.run.made_deps import ClientRequest
-    from closeout.run.many import ManyRuns, MapProgress, Once, OnceRunner
     from closeout.run.middleware.chain import MakeMiddleware, Middleware
     from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator, OnChange
     from closeout.run.result import RunResult
     from closeout.run.strategy import Strategy
-    from closeout.run.upgrade import UpgradeReport
-    from closeout.run.waiting import Decisions
+    from closeout.run.waits.waiting import Decisions
     from closeout.tools.flow import Flow
     from closeout.tools.manager import AnyTool, ToolManager
     from closeout.tools.run_context import RunContext
@@ -470,10 +470,10 @@ class Agent(Generic[Deps, Value]):
             history: Messages that precede a new conversation.
             user: As for `run`, for each message.
         """
+        from closeout.fleet.many import check_key
         from closeout.journal.run_names import new_run_id
         from closeout.messages import Message
         from closeout.run.conversation import Session
-        from closeout.run.many import check_key
 
         return Session(
             check_key("session_id", session_id or new_run_id()),
@@ -517,7 +517,7 @@ class Agent(Generic[Deps, Value]):
             ResumeRefused: The run has another task, or another agent began it.
             JournalError: The run cannot be recorded, or its record is damaged.
         """
-        from closeout.run.many import check_key
+        from closeout.fleet.many import check_key
 
         keywords = {"deps": deps, **options}
         runner = self._once_runner(retry_failed, despite_changes, keywords)
@@ -564,7 +564,7 @@ class Agent(Generic[Deps, Value]):
             ResumeRefused: While iterating: another agent began a run of this key.
             JournalError: While iterating: runs cannot be recorded.
         """
-        from closeout.run.many import ManyRuns, check_key
+        from closeout.fleet.many import ManyRuns, check_key
 
         tasks = checks.check_tasks(tasks)
         limit = checks.check_limit(limit)
@@ -573,7 +573,7 @@ class Agent(Generic[Deps, Value]):
             key = check_key("key", key)
         run = self._once_runner(retry_failed, despite_changes, options).run if key else self._run_new
         if progress is True:
-            from closeout.run.progress_line import ProgressLine
+            from closeout.fleet.progress_line import ProgressLine
 
             progress = ProgressLine()
         return ManyRuns(
@@ -603,12 +603,12 @@ class Agent(Generic[Deps, Value]):
         return run_here(self.run_many(tasks, deps=deps, **options), instead="await agent.run_many(…)")
 
     async def _run_new(self, task: str, run_id: str, options: Mapping[str, Any], *, wait: bool) -> Once[Value]:
-        from closeout.run.many import Once
+        from closeout.fleet.many import Once
 
         return Once(await self.run(task, **options))
 
     def _once_runner(self, retry_failed: bool, despite_changes: bool, options: Mapping[str, Any]) -> OnceRunner[Value]:
-        from closeout.run.many import OnceRunner
+        from closeout.fleet.many import OnceRunner
 
         return OnceRunner(
             plan=self.plan(streamed=bool(options.get("listeners"))),
@@ -651,9 +651,9 @@ class Agent(Generic[Deps, Value]):
         from dataclasses import replace
 
         from closeout.assembly.files import prepare_task
+        from closeout.fleet.working import prioritise
         from closeout.run.handoff import plan_after
         from closeout.run.lifecycle import start_journal, with_read_result
-        from closeout.run.working import prioritise
 
         if "deps" in settings:
             raise UsageError(
@@ -802,7 +802,7 @@ class Agent(Generic[Deps, Value]):
             RunNotFound: No run in the home has such an id.
             JournalError: The journal cannot be read.
         """
-        from closeout.run.upgrade import check_open_runs
+        from closeout.lab.upgrade import check_open_runs
 
         store = self._kept_runs()
         return await check_open_runs(self.plan(), store, run_ids, on_change=on_change, progress=progress)
@@ -840,7 +840,7 @@ class Agent(Generic[Deps, Value]):
             UsageError: The run has no such point, or it ended there.
             JournalError: The record cannot be read or written.
         """
-        from closeout.run.fork import fork_run
+        from closeout.lab.fork import fork_run
 
         store, plan = self._kept_runs(), self.plan()
         plan.given(deps)
@@ -907,7 +907,7 @@ class Agent(Generic[Deps, Value]):
             UsageError: An argument is not valid, or the agent keeps its runs in memory.
             JournalError: The runs cannot be read.
         """
-        from closeout.run.due import resume_due
+        from closeout.fleet.due import resume_due
 
         store = self._kept_runs()
         listeners = checks.check_listeners(listeners)
@@ -945,8 +945,8 @@ class Agent(Generic[Deps, Value]):
         """
         import asyncio
 
-        from closeout.run.made_deps import DepsMaker
-        from closeout.run.working import AgentWorker
+        from closeout.fleet.made_deps import DepsMaker
+        from closeout.fleet.working import AgentWorker
 
         store, listeners = self._kept_runs(), checks.check_listeners(listeners)
         plan = self.plan(streamed=bool(listeners))
@@ -974,7 +974,7 @@ class Agent(Generic[Deps, Value]):
             RunNotFound: No run in the home has this id.
             JournalError: The run cannot be read.
         """
-        from closeout.run.working import awaited_result
+        from closeout.fleet.working import awaited_result
 
         return await awaited_result(self.plan(), self._kept_runs(), run_id, timeout)
 
@@ -992,7 +992,7 @@ class Agent(Generic[Deps, Value]):
             RunNotFound: No run in the home has this id.
             JournalError: The run cannot be read.
         """
-        from closeout.run.working import followed
+        from closeout.fleet.working import followed
 
         async for row in followed(self._kept_runs(), run_id, after + 1):
             yield row

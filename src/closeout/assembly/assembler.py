@@ -39,7 +39,7 @@ from closeout.journal.scratch import scratch_home
 from closeout.journal.store import Store, open_store
 from closeout.messages import ToolSpec
 from closeout.models.connect import connect
-from closeout.models.local import LocalClient
+from closeout.models.local.embedded import LocalClient
 from closeout.parsing.forms import check_forms
 from closeout.results.encoding import check_encoding
 from closeout.run.gate import RequestGate
@@ -56,7 +56,7 @@ from closeout.tools.builtin.program_sandbox import require_sandbox, sandbox_inst
 from closeout.tools.executor import ToolExecutor
 from closeout.tools.foreign import AdaptedManager, is_foreign_manager
 from closeout.tools.manager import AnyTool, ToolManager
-from closeout.tools.mcp_config import read_servers
+from closeout.tools.mcp.mcp_config import read_servers
 from closeout.tools.secrets import Secret, Secrets
 from closeout.tools.skills import READ_SKILL
 from closeout.tools.tool import ModelTool, Tool

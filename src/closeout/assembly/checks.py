@@ -1,6 +1,6 @@
 """Check what a user passes to an Agent or a run before anything starts. Every error names the fix.
 
-Settings are checked in `config`, tools in `tools`, model names in `models.connect`, servers in `tools.mcp_config`.
+Settings are checked in `config`, tools in `tools`, model names in `models.connect`, servers in `tools.mcp.mcp_config`.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ def check_limit(value: Any) -> int:
 
 def check_priority(value: Any) -> int:
     """Return the priority of a run."""
-    from closeout.run.working import MAX_PRIORITY
+    from closeout.fleet.working import MAX_PRIORITY
 
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PRIORITY:
         raise UsageError(

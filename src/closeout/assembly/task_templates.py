@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from closeout.config import AgentSettings, TaskTemplateSettings
 from closeout.errors import ConfigError
-from closeout.tools.mcp_offers import PromptSlot, PromptTemplate
+from closeout.tools.mcp.mcp_offers import PromptSlot, PromptTemplate
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -16,7 +16,7 @@ from closeout.visible import visible
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
-    from closeout.tools.mcp_client import McpServer
+    from closeout.tools.mcp.mcp_client import McpServer
 
 __all__ = ["ChatTemplates"]
 
@@ -70,7 +70,7 @@ class ChatTemplates:
             return str(template.render(arguments))
         if not colon or server not in self._servers:
             return None
-        from closeout.tools.mcp_prompts import rendered_prompt
+        from closeout.tools.mcp.mcp_prompts import rendered_prompt
 
         act = partial(rendered_prompt, name=prompt, arguments=_arguments(rest))
         return str(self._run(self._servers[server].use(act)))
@@ -104,14 +104,14 @@ class ChatTemplates:
         if name in self._own:
             found: Sequence[str] = self._own[name].slots[argument].values
         else:
-            from closeout.tools.mcp_prompts import completed_argument
+            from closeout.tools.mcp.mcp_prompts import completed_argument
 
             act = partial(completed_argument, name=prompt, argument=argument, value=value)
             found = self._run(asyncio.wait_for(self._servers[server].use(act), COMPLETION_SECONDS))
         return [f"{argument}={shlex.quote(each)}" for each in found if each.startswith(value)]
 
     def _prompts(self, server: str) -> list[dict[str, Any]]:
-        from closeout.tools.mcp_prompts import listed_prompts
+        from closeout.tools.mcp.mcp_prompts import listed_prompts
 
         if server not in self._listed:
             self._listed[server] = self._run(self._servers[server].use(listed_prompts))

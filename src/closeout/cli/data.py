@@ -11,8 +11,8 @@ from closeout.cli.exits import OK, guarded
 from closeout.cli.option_types import Json
 
 if TYPE_CHECKING:
+    from closeout.fleet.personal_data import PersonalData
     from closeout.journal.store import Store
-    from closeout.run.personal_data import PersonalData
 
 __all__ = ["data_app"]
 
@@ -31,7 +31,7 @@ SessionId = Annotated[str, typer.Option("--session", help="The id of a session, 
 def list_users(json: Json = False) -> int:
     """List the persons of whom there is data."""
     from closeout.cli.terminal import amount, print_json
-    from closeout.run.personal_data import list_persons
+    from closeout.fleet.personal_data import list_persons
     from closeout.visible import visible
 
     found = list_persons()
@@ -103,7 +103,7 @@ def list_data(
 ) -> int:
     """List the runs, sessions and budget counters of a person or of a session."""
     from closeout.cli.terminal import amount, one_line, print_json
-    from closeout.run.personal_data import find_data
+    from closeout.fleet.personal_data import find_data
     from closeout.visible import visible
 
     data = find_data(user, session=session, agent=agent)
@@ -130,7 +130,7 @@ def export(
 ) -> int:
     """Write the data into a folder: for each run the conversation as text and its whole record as JSON."""
     from closeout.cli.terminal import amount, print_json
-    from closeout.run.personal_data import export_data
+    from closeout.fleet.personal_data import export_data
 
     data = export_data(output, user, session=session)
     _warn_of_nothing(data)
@@ -158,7 +158,7 @@ def delete(
 ) -> int:
     """Delete the data: runs with all texts, search words, signals, and the counters of the person's budget."""
     from closeout.cli.terminal import amount, confirmed, print_json
-    from closeout.run.personal_data import delete_data
+    from closeout.fleet.personal_data import delete_data
 
     data = delete_data(user, session=session, waiting=waiting, leave_others=leave_others, dry_run=True)
     _warn_of_nothing(data)
@@ -178,7 +178,7 @@ def delete(
 def _note_others(data: PersonalData) -> None:
     """Say which runs of other persons repeat what the person said: they are neither exported nor deleted."""
     if data.others:
-        from closeout.run.personal_data import named_others
+        from closeout.fleet.personal_data import named_others
         from closeout.visible import visible
 
         sessions = ", ".join(dict.fromkeys(each.session for each in data.others))

@@ -13,7 +13,7 @@ from closeout.parsing.numbers import exact_json
 from closeout.visible import visible
 
 if TYPE_CHECKING:
-    from closeout.run.waiting import Decision, PendingDecision
+    from closeout.run.waits.waiting import Decision, PendingDecision
 
 __all__ = ["ask_at_terminal", "can_ask", "describe_pending", "read_arguments", "read_json"]
 
@@ -26,7 +26,7 @@ def describe_pending(run_id: str, pending: Sequence[PendingDecision], agent: str
         pending: What it waits for; empty if all is decided.
         agent: The option that names its agent; see `agent_option`.
     """
-    from closeout.run.waiting import awaited
+    from closeout.run.waits.waiting import awaited
 
     lines = [] if pending else [f"All is decided. Resume it: closeout resume {run_id}{agent}"]
     for each in pending:
@@ -85,7 +85,7 @@ def ask_at_terminal(pending: Sequence[PendingDecision]) -> dict[str, Decision]:
 
 def _ask_together(calls: Sequence[PendingDecision]) -> dict[str, Decision]:
     """Ask about several calls in one question. Empty if a person wants to decide on each."""
-    from closeout.run.waiting import Decision
+    from closeout.run.waits.waiting import Decision
 
     for number, each in enumerate(calls, 1):
         _say(f"\n{number}. {_call(each)}\n{each.reason}")
@@ -101,7 +101,7 @@ def _ask_together(calls: Sequence[PendingDecision]) -> dict[str, Decision]:
 
 
 def _ask_approval(pending: PendingDecision) -> Decision | None:
-    from closeout.run.waiting import Decision
+    from closeout.run.waits.waiting import Decision
 
     _say(f"\n{_call(pending)}\n{pending.reason}")
     while True:
@@ -122,7 +122,7 @@ def _ask_approval(pending: PendingDecision) -> Decision | None:
 
 
 def _ask_answer(pending: PendingDecision) -> Decision | None:
-    from closeout.run.waiting import Decision
+    from closeout.run.waits.waiting import Decision
 
     _say(f"\n{_question(pending)}")
     options = pending.arguments.get("options") or ()
@@ -134,8 +134,8 @@ def _ask_answer(pending: PendingDecision) -> Decision | None:
 
 def _ask_form(pending: PendingDecision, form: Mapping[str, Any]) -> Decision | None:
     """Ask for a form field by field, until the values fit."""
-    from closeout.run.waiting import Decision
-    from closeout.tools.mcp_questions import field_value, read_form
+    from closeout.run.waits.waiting import Decision
+    from closeout.tools.mcp.mcp_questions import field_value, read_form
 
     _say(f"\n{_question(pending)}")
     while True:

@@ -86,7 +86,7 @@ def serve_web_tools(model: str | None, base_url: str | None, config: Config) -> 
     from closeout.run.subagents import PageModel
     from closeout.tools.builtin import web_tools
     from closeout.tools.builtin.search import search_provider
-    from closeout.tools.mcp_server import serve_tools
+    from closeout.tools.mcp.mcp_server import serve_tools
     from closeout.tools.tool import ModelTool
 
     try:
@@ -289,7 +289,7 @@ async def _one_reply(model: str, base_url: str | None, config: Config) -> str:
 
 
 def _weights(model: str) -> HealthCheck:
-    from closeout.models.weights import find_weights
+    from closeout.models.local.weights import find_weights
 
     if not _installed("xllamacpp"):
         return HealthCheck("model", "problem", f"{model} needs the extra 'local': pip install 'closeout[local]'.")
@@ -305,8 +305,8 @@ def _weights(model: str) -> HealthCheck:
 
 def _speed(model: str) -> HealthCheck:
     from closeout.cli.model_commands import speed_advice
-    from closeout.models.local_engine import speeds_of
-    from closeout.models.local_machine import idle_cores, pick_threads, usable_cores
+    from closeout.models.local.local_engine import speeds_of
+    from closeout.models.local.local_machine import idle_cores, pick_threads, usable_cores
 
     try:
         speeds = speeds_of(model)

@@ -519,7 +519,7 @@ def serve(
 
     async def listen() -> None:
         from closeout.run.subagents import clients_of
-        from closeout.server.host import AgentHost
+        from closeout.server.serve.host import AgentHost
         from closeout.server.serving import agent_app, serve_until_stopped
 
         served = AgentHost(
@@ -627,7 +627,7 @@ def proxy(
     from closeout.cli import servers
     from closeout.config import home_folder
     from closeout.journal.store import open_store
-    from closeout.server.proxy import Proxy
+    from closeout.server.proxy.proxy_server import Proxy
     from closeout.server.safety import is_loopback
     from closeout.server.serving import listening, proxy_app, serve_until_stopped, viewer_app
     from closeout.server.upstream import Upstream

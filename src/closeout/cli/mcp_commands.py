@@ -18,7 +18,7 @@ from closeout.cli.option_types import AgentSource, BaseUrl, Json, Mcp, Model, Pr
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from closeout.tools.mcp_config import McpServerConfig
+    from closeout.tools.mcp.mcp_config import McpServerConfig
 
 __all__ = ["mcp_app"]
 
@@ -76,7 +76,7 @@ def list_servers(
 ) -> int:
     """List the MCP servers of the settings, and who is signed in. Nothing is started."""
     from closeout.cli.terminal import print_json
-    from closeout.tools.mcp_logins import same_address, saved_logins
+    from closeout.tools.mcp.mcp_logins import same_address, saved_logins
     from closeout.visible import visible
 
     servers = _servers(agent, mcp, config, profile)
@@ -141,7 +141,7 @@ def list_prompts(
     import asyncio
 
     from closeout.cli.terminal import one_line, print_json
-    from closeout.tools.mcp_prompts import listed_prompts
+    from closeout.tools.mcp.mcp_prompts import listed_prompts
     from closeout.visible import visible
 
     found = asyncio.run(_used(_chosen(name, _servers(agent, mcp, config, profile)), listed_prompts))
@@ -170,7 +170,7 @@ def show_prompt(
     from functools import partial
 
     from closeout.errors import UsageError
-    from closeout.tools.mcp_prompts import rendered_prompt
+    from closeout.tools.mcp.mcp_prompts import rendered_prompt
 
     pairs = [each.partition("=") for each in arguments or ()]
     if bad := next((each for each in pairs if not each[1]), None):
@@ -198,7 +198,7 @@ def login(
 
     from closeout.cli.terminal import amount, print_json
     from closeout.errors import UsageError
-    from closeout.tools.mcp_logins import delete_login, read_login
+    from closeout.tools.mcp.mcp_logins import delete_login, read_login
 
     server = _chosen(name, _servers(agent, mcp, config, profile))
     if not server.url:
@@ -231,15 +231,15 @@ def logout(
     """Revoke the login to a server, where its authorization server can do that, and forget it."""
     import asyncio
 
-    from closeout.tools.mcp_client import require_mcp
-    from closeout.tools.mcp_logins import delete_login, read_login
+    from closeout.tools.mcp.mcp_client import require_mcp
+    from closeout.tools.mcp.mcp_logins import delete_login, read_login
 
     server = _chosen(name, _servers(agent, mcp, config, profile))
     if not server.url or read_login(server.url) is None:
         print(f"There was no login to {server.name}.", file=sys.stderr)
         return FAILED
     require_mcp()
-    from closeout.tools.mcp_oauth import revoke_login
+    from closeout.tools.mcp.mcp_oauth import revoke_login
 
     try:
         problem = asyncio.run(revoke_login(server))
@@ -269,7 +269,7 @@ def pin_tools(
 
     from closeout.cli.terminal import amount, print_json
     from closeout.errors import UsageError
-    from closeout.tools.mcp_lock import LOCK_FILE, is_pinning, pin
+    from closeout.tools.mcp.mcp_lock import LOCK_FILE, is_pinning, pin
 
     pinning = is_pinning.set(True)
     try:
@@ -311,7 +311,7 @@ def _lock_and_servers(
 ) -> tuple[str | Path | None, tuple[McpServerConfig, ...]]:
     """The lock file and the servers of an agent: of its settings and sub-agents, and of `--mcp`."""
     from closeout.cli.options import RunOptions, make_agent, read_settings
-    from closeout.tools.mcp_config import read_servers
+    from closeout.tools.mcp.mcp_config import read_servers
 
     options = RunOptions(agent=agent, mcp=tuple(mcp or ()), config=tuple(config or ()), profile=profile)
     if options.is_python:
@@ -327,8 +327,8 @@ def _lock_and_servers(
 
 def _chosen(name: str, servers: Sequence[McpServerConfig]) -> McpServerConfig:
     from closeout.errors import UsageError
-    from closeout.tools.mcp_config import read_servers
-    from closeout.tools.mcp_logins import same_address
+    from closeout.tools.mcp.mcp_config import read_servers
+    from closeout.tools.mcp.mcp_logins import same_address
 
     is_url = name.lower().startswith(("http://", "https://"))
     for server in servers:
@@ -341,7 +341,7 @@ def _chosen(name: str, servers: Sequence[McpServerConfig]) -> McpServerConfig:
 
 
 async def _offer_of(config: McpServerConfig) -> Any:
-    from closeout.tools.mcp_client import McpServer, require_mcp
+    from closeout.tools.mcp.mcp_client import McpServer, require_mcp
 
     require_mcp()
     server = McpServer(config)
@@ -352,7 +352,7 @@ async def _offer_of(config: McpServerConfig) -> Any:
 
 
 async def _used(config: McpServerConfig, act: Callable[[Any], Awaitable[Any]]) -> Any:
-    from closeout.tools.mcp_client import McpServer, require_mcp
+    from closeout.tools.mcp.mcp_client import McpServer, require_mcp
 
     require_mcp()
     server = McpServer(config)
@@ -365,8 +365,8 @@ async def _used(config: McpServerConfig, act: Callable[[Any], Awaitable[Any]]) -
 async def _sign_in(config: McpServerConfig, scopes: Sequence[str], port: int | None, *, with_browser: bool) -> Any:
     import webbrowser
 
-    from closeout.tools.mcp_auth import McpAuth
-    from closeout.tools.mcp_callback import callback_on
+    from closeout.tools.mcp.mcp_auth import McpAuth
+    from closeout.tools.mcp.mcp_callback import callback_on
 
     auth = config.auth or McpAuth()
     if auth.grant != "authorization_code":
@@ -392,7 +392,7 @@ def _has_screen() -> bool:
 
 
 def _row(server: McpServerConfig) -> dict[str, Any]:
-    from closeout.tools.mcp_logins import read_login
+    from closeout.tools.mcp.mcp_logins import read_login
 
     row: dict[str, Any] = {"name": server.name, "transport": server.transport, "address": server.address, "login": ""}
     if server.url:

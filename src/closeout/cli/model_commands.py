@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from closeout.cli import exits
 from closeout.cli.terminal import print_json, say_error
 from closeout.errors import ModelUnavailable
-from closeout.models.local_machine import Speed
-from closeout.models.weights import (
+from closeout.models.local.local_machine import Speed
+from closeout.models.local.weights import (
     KNOWN_WEIGHTS,
     PullProgress,
     find_weights,
@@ -95,7 +95,7 @@ def bench_command(model: str = "local", as_json: bool = False) -> int:
     Raises:
         ModelUnavailable: No model has this name, or its weights are not downloaded.
     """
-    from closeout.models.local_machine import idle_cores, usable_cores
+    from closeout.models.local.local_machine import idle_cores, usable_cores
 
     cores = usable_cores()
     idle = idle_cores(cores)
@@ -120,7 +120,7 @@ def bench_command(model: str = "local", as_json: bool = False) -> int:
 
 async def _measure(model: str, threads: int) -> Speed:
     from closeout.messages import Constraint, ModelRequest
-    from closeout.models.local import LocalClient
+    from closeout.models.local.embedded import LocalClient
 
     async with LocalClient(model, threads=threads, max_context=2048, pull=False) as client:
         words = " ".join(f"{number} times {number % 7}" for number in range(_BENCH_WORDS // 3))
@@ -131,7 +131,7 @@ async def _measure(model: str, threads: int) -> Speed:
 
 def speed_advice(model: str, cores: int, idle: int) -> Iterator[str]:
     """Advice that makes an embedded model faster on this machine, one sentence each."""
-    from closeout.models.local_engine import unused_instructions
+    from closeout.models.local.local_engine import unused_instructions
 
     if idle < cores:
         busy = cores - idle

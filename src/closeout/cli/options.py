@@ -82,7 +82,7 @@ class RunOptions:
         python = self.agent if self.is_python else None
         docs = None if self.docs is None else _absolute(self.docs)
         kind, _, schema = (self.answer or "").partition(":")
-        from closeout.tools.mcp_config import without_keys
+        from closeout.tools.mcp.mcp_config import without_keys
 
         return {
             **asdict(self),
@@ -259,8 +259,8 @@ async def with_own_deps(agent: Agent, stack: AsyncExitStack, run_id: str) -> Age
         return agent
     from closeout.assembly.named import named_object
     from closeout.errors import RunNotFound
+    from closeout.fleet.made_deps import DepsMaker
     from closeout.journal.events import RunStarted
-    from closeout.run.made_deps import DepsMaker
 
     user, store = "", agent.store()
     if store is not None:
@@ -374,7 +374,7 @@ def _check_commands(servers: Sequence[str]) -> None:
     """Raise ConfigError for a misspelt command before the run costs anything. A later failure is only a warning."""
     if not servers:
         return
-    from closeout.tools.mcp_config import read_servers
+    from closeout.tools.mcp.mcp_config import read_servers
 
     for server in read_servers(servers):
         missing = server.command and server.command not in ("python", "python3") and not shutil.which(server.command)
@@ -385,7 +385,7 @@ def _check_commands(servers: Sequence[str]) -> None:
 
 
 def _check_weights(model: str) -> None:
-    from closeout.models.weights import find_weights
+    from closeout.models.local.weights import find_weights
 
     find_weights(model)  # raises ModelUnavailable
 
@@ -405,7 +405,7 @@ def _check_default(config: Config) -> None:
     """
     from closeout.cli.terminal import agrees
     from closeout.models.connect import named_model
-    from closeout.models.weights import KNOWN_WEIGHTS, find_weights
+    from closeout.models.local.weights import KNOWN_WEIGHTS, find_weights
 
     if named_model(config.llm) is not None or find_weights("local") is not None:
         return

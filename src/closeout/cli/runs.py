@@ -141,7 +141,7 @@ def _print_table(console: Console, columns: Sequence[Column], rows: Sequence[Seq
 
 
 def _waits(store: Store, record: RunRecord) -> str:
-    from closeout.run.waiting import awaited, pending_decisions
+    from closeout.run.waits.waiting import awaited, pending_decisions
 
     pending = pending_decisions(store.rows(record.run_id))
     return f"waits for {', '.join(map(awaited, pending))}" if pending else "decided, can be resumed"
@@ -178,7 +178,7 @@ def _print_outcome(console: Console, record: RunRecord, rows: Sequence[Row]) -> 
     elif record.status in RESUMABLE:
         console.print(f"Resume it: closeout resume {record.run_id}{agent}")
     elif record.status == "waiting":
-        from closeout.run.waiting import pending_decisions
+        from closeout.run.waits.waiting import pending_decisions
 
         console.print(Text(describe_pending(record.run_id, pending_decisions(rows), agent)))
 
@@ -262,7 +262,7 @@ def print_difference(first: str, second: str, *, as_json: bool) -> int:
     """Print the first difference between two runs. Return 0 if they are the same, 1 if they differ."""
     from closeout.config import home_folder
     from closeout.journal.readonly import open_to_read
-    from closeout.run.compare import agent_differences, first_difference
+    from closeout.lab.compare import agent_differences, first_difference
 
     with open_to_read(home_folder()) as store:
         a, b = list(store.rows(first)), list(store.rows(second))

@@ -122,8 +122,8 @@ def serve_mcp(options: RunOptions, *, name: str | None, description: str | None)
     from closeout.journal.events import Event, ToolStarted
     from closeout.journal.subscribers import Progress
     from closeout.run.subagents import may_destroy
-    from closeout.server.mcp_runs import TOOL_DESCRIPTION, tool_name
-    from closeout.tools.mcp_server import serve_tools
+    from closeout.server.serve.mcp_runs import TOOL_DESCRIPTION, tool_name
+    from closeout.tools.mcp.mcp_server import serve_tools
     from closeout.tools.run_context import RunContext
     from closeout.tools.tool import tool
 

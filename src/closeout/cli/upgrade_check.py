@@ -10,8 +10,8 @@ from dataclasses import asdict
 from closeout.agent import Agent
 from closeout.cli import exits
 from closeout.cli.terminal import amount, one_line, print_json, printable
+from closeout.lab.upgrade import RunCheck, UpgradeReport
 from closeout.run.plan import check_on_change
-from closeout.run.upgrade import RunCheck, UpgradeReport
 from closeout.stray_output import stray_output_to_stderr
 
 __all__ = ["upgrade_command"]

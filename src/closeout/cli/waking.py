@@ -29,7 +29,7 @@ def signal_command(run_id: str, name: str, payload: str, *, id: str, as_json: bo
     """Send a signal to a run. Return the exit code."""
     from closeout.journal.sent_signals import send_signal
     from closeout.journal.store import open_store
-    from closeout.run.waiting import pending_decisions
+    from closeout.run.waits.waiting import pending_decisions
 
     value = read_json(f"The payload {payload[:60]!r}", sys.stdin.read() if payload == "-" else payload)
     store = open_store(home_folder())
@@ -89,8 +89,8 @@ def resume_due_runs(source: str | None, model: str | None, base_url: str | None,
 
 
 def _due_runs() -> Sequence[str]:
+    from closeout.fleet.due import DueRuns
     from closeout.journal.readonly import open_to_read
-    from closeout.run.due import DueRuns
 
     with open_to_read(home_folder()) as store:
         return list(DueRuns(store).find())

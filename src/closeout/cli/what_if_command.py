@@ -14,7 +14,7 @@ from closeout.cli import exits
 from closeout.cli.terminal import one_line, print_json, printable
 from closeout.errors import UsageError
 from closeout.evaluate.what_if_report import WhatIfReport, what_if
-from closeout.run.what_if import WhatIfCase
+from closeout.lab.what_if import WhatIfCase
 from closeout.stray_output import stray_output_to_stderr
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from closeout.cli import exits, servers
 from closeout.cli.options import RunOptions, make_agent
 from closeout.cli.terminal import amount, print_json
 from closeout.errors import UsageError
-from closeout.run.made_deps import DepsMaker
-from closeout.run.working import AgentWorker
+from closeout.fleet.made_deps import DepsMaker
+from closeout.fleet.working import AgentWorker
 from closeout.server.app import create_app
 from closeout.server.safety import is_loopback
 from closeout.server.serving import listening, on_first_signal, run_metrics

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from closeout.errors import UsageError
 from closeout.evaluate.estimates import PairedEstimate, paired_estimate
+from closeout.lab.what_if import Lane, WhatIfCase, differs, run_again
 from closeout.records import record
-from closeout.run.what_if import Lane, WhatIfCase, differs, run_again
 
 if TYPE_CHECKING:
     from closeout.agent import Agent

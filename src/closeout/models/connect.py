@@ -156,7 +156,7 @@ def _name_in(settings: LLMSettings, variables: Mapping[str, str]) -> str:
 
 def _available(variables: Mapping[str, str]) -> str:
     """Say which models can be used here, by the keys and addresses in the environment and the weights on the disk."""
-    from closeout.models.weights import KNOWN_WEIGHTS, find_weights
+    from closeout.models.local.weights import KNOWN_WEIGHTS, find_weights
 
     found = []
     for provider in ("openai", "anthropic"):
@@ -207,7 +207,7 @@ def _remote(provider: str, name: str, url: str | None, key: str | None, settings
 
 
 def _local(name: str, settings: LLMSettings) -> BaseClient:
-    from closeout.models.local import LocalClient
+    from closeout.models.local.embedded import LocalClient
 
     try:
         return LocalClient(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from closeout.run.logins import begin_servers
 from closeout.run.plan import AgentPlan, Scope
+from closeout.run.waits.logins import begin_servers
 
 __all__ = ["started_agent"]
 

@@ -28,7 +28,6 @@ from closeout.run.flow_watch import labels_of_task, written_labels
 from closeout.run.handoff import plan_after
 from closeout.run.kept_files import Load, RunFiles, no_content
 from closeout.run.limits import Budget
-from closeout.run.logins import begin_servers, recall_logins
 from closeout.run.middleware.chain import found_in
 from closeout.run.middleware.flow_rules import FlowMiddleware
 from closeout.run.middleware.order import governed
@@ -38,8 +37,9 @@ from closeout.run.plan import AgentPlan, RunParts, Scope
 from closeout.run.result import AgentResult, RunResult, Status
 from closeout.run.subagents import check_flow_names, read_result_tool
 from closeout.run.task import Task, dump_texts, load_texts
-from closeout.run.timers import wait_for_start
-from closeout.run.waiting import noted_due, pending_of
+from closeout.run.waits.logins import begin_servers, recall_logins
+from closeout.run.waits.timers import wait_for_start
+from closeout.run.waits.waiting import noted_due, pending_of
 from closeout.tools.manager import ToolManager
 
 __all__ = [

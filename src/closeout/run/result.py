@@ -34,7 +34,7 @@ from closeout.notebook import html_table
 from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
-from closeout.run.waiting import PendingDecision
+from closeout.run.waits.waiting import PendingDecision
 
 if TYPE_CHECKING:
     from closeout.answers.citations import Citation

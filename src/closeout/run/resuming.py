@@ -32,7 +32,7 @@ from closeout.run.lifecycle import as_recorded, beginning, execute_on, execute_r
 from closeout.run.offered_tools import dump_definitions, load_specs, with_server_tools
 from closeout.run.plan import AgentPlan, OnChange, check_on_change, differences, missing_servers
 from closeout.run.result import RunResult
-from closeout.run.waiting import Decisions, record_decisions
+from closeout.run.waits.waiting import Decisions, record_decisions
 from closeout.tools.kept_tools import RemovedTool, keep_tools
 
 __all__ = ["Continuation", "check_same", "continuation", "resume_run"]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from closeout.run.attempt import Attempt
     from closeout.run.plan import AgentPlan, Scope
     from closeout.run.result import AgentResult
-    from closeout.tools.mcp_config import McpServerConfig
+    from closeout.tools.mcp.mcp_config import McpServerConfig
 
 __all__ = [
     "PageModel",

@@ -17,16 +17,16 @@ from aiohttp import web
 from closeout.errors import ConfigError
 from closeout.homes import Home
 from closeout.messages import Usage
-from closeout.server.anthropic_chat import add_messages
 from closeout.server.api_errors import api_errors, log
 from closeout.server.app import LOOPBACK_HOSTS, create_app
-from closeout.server.host import AgentHost
-from closeout.server.mcp_endpoint import add_mcp
-from closeout.server.openai_chat import add_chat
-from closeout.server.proxy import Proxy
-from closeout.server.responses import add_responses
-from closeout.server.runs_api import add_runs_api
+from closeout.server.proxy.proxy_server import Proxy
 from closeout.server.safety import is_loopback, key_check, origin_check, separate_clients
+from closeout.server.serve.anthropic_chat import add_messages
+from closeout.server.serve.host import AgentHost
+from closeout.server.serve.mcp_endpoint import add_mcp
+from closeout.server.serve.openai_chat import add_chat
+from closeout.server.serve.responses import add_responses
+from closeout.server.serve.runs_api import add_runs_api
 from closeout.server.viewer.routes import add_viewer
 
 __all__ = [

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
+    from closeout.lab.upgrade import UpgradeReport
     from closeout.run.plan import OnChange
-    from closeout.run.upgrade import UpgradeReport
 
 __all__ = ["assert_runs_continue"]
 

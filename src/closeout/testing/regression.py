@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import UsageError
-from closeout.run.what_if import WhatIfCase, run_again
+from closeout.lab.what_if import WhatIfCase, run_again
 
 if TYPE_CHECKING:
     from closeout.agent import Agent

@@ -18,9 +18,9 @@ from closeout.errors import Suspended, ToolDefinitionError, ToolError, UsageErro
 from closeout.messages import ToolSpec
 from closeout.overrides import is_overridden
 from closeout.tools.call_records import Progress
-from closeout.tools.mcp_client import LoginNeeded, McpServer, McpServerFailed, ServerOffer, require_mcp, wait_out
-from closeout.tools.mcp_config import McpEntry, McpServerConfig, read_servers
-from closeout.tools.mcp_lock import PinnedTools
+from closeout.tools.mcp.mcp_client import LoginNeeded, McpServer, McpServerFailed, ServerOffer, require_mcp, wait_out
+from closeout.tools.mcp.mcp_config import McpEntry, McpServerConfig, read_servers
+from closeout.tools.mcp.mcp_lock import PinnedTools
 from closeout.tools.run_context import RunContext, reporting_to
 from closeout.tools.search_tools import make_search_tools
 from closeout.tools.shipped_policies import governed

@@ -108,7 +108,7 @@ Sample: TypeAlias = "Callable[[ModelRequest], Awaitable[ModelReply]]"
 
 
 class ServerQuestions(Protocol):
-    """Asks what an MCP server asks during one call: see `run.server_questions.CallQuestions`."""
+    """Asks what an MCP server asks during one call: see `run.waits.server_questions.CallQuestions`."""
 
     async def recall(self, *, by_person: bool) -> list[ServerAnswer]: ...
 

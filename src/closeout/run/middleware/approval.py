@@ -11,7 +11,7 @@ from closeout.journal.events import DecisionMade, DecisionRequested, ToolStarted
 from closeout.messages import ToolCall, ToolSpec
 from closeout.results.tool_output import ToolOutput
 from closeout.run.middleware.chain import Calling, ScopeMiddleware
-from closeout.run.waiting import call_digest, decide
+from closeout.run.waits.waiting import call_digest, decide
 from closeout.tools.running import stopped_output
 from closeout.tools.tool import takes_context
 

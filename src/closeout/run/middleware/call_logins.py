@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Self
 
 from closeout.results.tool_output import ToolOutput
-from closeout.run.logins import take_logins
 from closeout.run.middleware.chain import AgentPlace, Call, Calling, Middleware
 from closeout.run.plan import Scope
+from closeout.run.waits.logins import take_logins
 
 __all__ = ["LoginMiddleware"]
 

@@ -31,8 +31,8 @@ from closeout.server.viewer.shapes import cut, event_shape, hit_shape, run_shape
 from closeout.server.viewer.story_items import StoryItems
 
 if TYPE_CHECKING:
-    from closeout.run.waiting import PendingDecision
-    from closeout.server.host import AgentHost
+    from closeout.run.waits.waiting import PendingDecision
+    from closeout.server.serve.host import AgentHost
     from closeout.server.viewer.sign_in import SignIns
 
 __all__ = ["add_viewer"]
@@ -226,8 +226,8 @@ class _Viewer:
         """List what the run waits for, and whether this server continues it once that is decided."""
 
         def read(store: Store, run_id: str) -> list[dict[str, Any]]:
-            from closeout.run.due import has_login, waits_since
-            from closeout.run.waiting import pending_decisions
+            from closeout.fleet.due import has_login, waits_since
+            from closeout.run.waits.waiting import pending_decisions
             from closeout.server.viewer.decision_requests import pending_shape
 
             rows = list(store.rows(run_id))
@@ -242,7 +242,7 @@ class _Viewer:
 
     async def decide(self, request: web.Request) -> web.Response:
         """Record a decision on what was shown. The run continues by itself if this server has its agent."""
-        from closeout.run.waiting import record_decisions
+        from closeout.run.waits.waiting import record_decisions
         from closeout.server.viewer.decision_requests import check_own_page, pending_shape, read_decision
 
         check_own_page(request, self._token)
@@ -261,7 +261,7 @@ class _Viewer:
 
     async def sign_in(self, request: web.Request) -> web.Response:
         """Begin to sign in to the MCP server that the run waits for. Returns the address of the page to open."""
-        from closeout.run.waiting import pending_decisions
+        from closeout.run.waits.waiting import pending_decisions
         from closeout.server.viewer.decision_requests import check_own_page, read_name
         from closeout.server.viewer.sign_in import SignIns
 
@@ -519,7 +519,7 @@ def _evaluations_in(home: Home) -> list[str]:
 def _reason(store: Store, record: RunRecord) -> str:
     """Return why a run has no answer: its error, why it stopped, or what it waits for; empty for other runs."""
     if record.status == "waiting":
-        from closeout.run.waiting import awaited, pending_decisions
+        from closeout.run.waits.waiting import awaited, pending_decisions
 
         waits = ", ".join(map(awaited, pending_decisions(store.rows(record.run_id))))
         return f"Waits for {waits}."[:LONGEST_REASON] if waits else ""

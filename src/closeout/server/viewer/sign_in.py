@@ -18,9 +18,9 @@ from urllib.parse import parse_qs, urlsplit
 from aiohttp import web
 
 from closeout.errors import CloseoutError, UsageError
-from closeout.tools.mcp_auth import McpAuth
-from closeout.tools.mcp_config import McpServerConfig, read_servers
-from closeout.tools.mcp_logins import same_address
+from closeout.tools.mcp.mcp_auth import McpAuth
+from closeout.tools.mcp.mcp_config import McpServerConfig, read_servers
+from closeout.tools.mcp.mcp_logins import same_address
 
 __all__ = ["CALLBACK", "SignIns"]
 
@@ -103,7 +103,7 @@ class SignIns:
         return response
 
     async def _sign_in(self, address: str, config: McpServerConfig, signing: _SignIn) -> None:
-        from closeout.tools.mcp_client import McpServer, require_mcp
+        from closeout.tools.mcp.mcp_client import McpServer, require_mcp
 
         self._problems.pop(address, None)
         try:

@@ -1,0 +1,1 @@
+"""The Model Context Protocol: the client, its logins and offers, and the server that offers tools."""
