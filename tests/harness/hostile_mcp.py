@@ -34,6 +34,7 @@ LONG = "\x1b[31mred\x07 " + "word " * 200_000
 FORM = {"message": "Your password?", "requestedSchema": {"type": "object", "properties": {"p": {"type": "string"}}}}
 SAMPLE = {"messages": [{"role": "user", "content": {"type": "text", "text": "Say hi."}}], "maxTokens": 9}
 DEEP = "[" * 100_000
+NESTED = json.loads("[" * 900 + "]" * 900)
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ NO_ANSWER = r"did not answer within 3 s"
 ENDED_IN_CALL = r"ended during the call of act"
 BROKEN = r"breaks the protocol: tools|could not be started: its answer breaks the protocol"
 ODD = r".*It sends what is not a message of the protocol"
+UNSURE = r".*may or may not have taken effect"
+UNREAD = r"gave a result that cannot be used: its answer breaks the protocol" + UNSURE
 UNUSABLE = r"gave a result that cannot be used|its result breaks a rule"
 
 KINDS = (
@@ -129,7 +132,13 @@ KINDS = (
     stdio("never_answers", NO_ANSWER, at_call=True, calls=[["hang"]]),
     stdio("answers_another_call", NO_ANSWER, at_call=True, calls=[["id", "x"]]),
     stdio("breaks_off_a_line", NO_ANSWER, at_call=True, calls=[["write", '{"jsonrpc": "2.0", "id": ']]),
-    stdio("result_is_a_text", NO_ANSWER + ODD, at_call=True, calls=[["result", "done"]]),
+    stdio("writes_words_instead", NO_ANSWER + ODD, at_call=True, calls=[["write", "Working ...\n"], ["hang"]]),
+    stdio("result_is_a_text", UNREAD, at_call=True, calls=[["result", "done"]]),
+    stdio("result_is_nothing", UNREAD, at_call=True, calls=[["result", None]]),
+    stdio("error_of_a_call_is_a_text", UNREAD, at_call=True, calls=[["error", "no"]]),
+    stdio("nested_result", UNREAD, at_call=True, calls=[["result", {"content": [], "a": NESTED}]]),
+    stdio("batch_of_results", UNREAD, at_call=True, calls=[["batch", {"content": []}]]),
+    stdio("asks_with_the_id_of_the_call", at_call=True, calls=[["request", 5]]),
     stdio("content_is_unknown", UNUSABLE, at_call=True, calls=[["result", {"content": [{"type": "weird"}]}]]),
     stdio("result_breaks_its_schema", UNUSABLE, at_call=True,
           lists=[["result", {"tools": [{**TOOL, "outputSchema": {"type": "object", "required": ["a"]}}]}]],
@@ -137,7 +146,7 @@ KINDS = (
     stdio("fails_with_nothing", r"failed and said nothing", at_call=True, calls=[["result", {"content": [], "isError": True}]]),
     stdio("fails_with_a_long_text", r"red", at_call=True, calls=[["error", {"code": -1, "message": LONG}]]),
     stdio("not_a_number", at_call=True, calls=[["write", '{"jsonrpc": "2.0", "id": 1e999, "result": NaN}\n'], ["twice"]]),
-    stdio("half_a_character", NO_ANSWER + ODD, at_call=True, calls=[["result", {"content": [{"type": "text", "text": "acted \ud800"}]}]]),
+    stdio("half_a_character", UNREAD, at_call=True, calls=[["result", {"content": [{"type": "text", "text": "acted \ud800"}]}]]),
     stdio("asks_a_person", r"", at_call=True, calls=[["ask", "elicitation/create", FORM]]),
     stdio("asks_the_model", r"", at_call=True, calls=[["ask", "sampling/createMessage", SAMPLE]]),
     stdio("asks_for_folders", r"", at_call=True, calls=[["ask", "roots/list", {}]]),
@@ -171,10 +180,12 @@ KINDS = (
     http("hangs_up_in_a_call", ENDED_IN_CALL, at_call=True, calls=[["close"]]),
     http("never_answers_over_http", NO_ANSWER, at_call=True, calls=[["hang"]]),
     http("accepts_a_call_only", r"answered a request with 202", at_call=True, calls=[["http", [202, {}, ""]]]),
-    http("empty_answer", r"Failed to parse JSON", at_call=True, calls=[["http", [200, J, ""]]]),
-    http("ends_the_stream", r"SSE stream ended without a response", at_call=True, calls=[["http", [200, SSE, ""]], ["close"]]),
+    http("result_is_a_number", r"Failed to parse JSON" + UNSURE, at_call=True, calls=[["result", 5]]),
+    http("empty_answer", r"Failed to parse JSON" + UNSURE, at_call=True, calls=[["http", [200, J, ""]]]),
+    http("ends_the_stream", r"SSE stream ended without a response" + UNSURE, at_call=True, calls=[["http", [200, SSE, ""]], ["close"]]),
+    http("call_gets_a_page", r"Unexpected content type" + UNSURE, at_call=True, calls=[["http", [200, {"Content-Type": "text/html"}, "Hi"]]]),
     http("status_429", r"'status_429' answered HTTP 429", at_call=True, calls=[["http", [429, {"Retry-After": "3600"}, "slow down"]]]),
-    http("status_500_in_a_call", r"'status_500_in_a_call' answered HTTP 500", at_call=True, calls=[["http", [500, {}, "<h1>no</h1>"]]]),
+    http("status_500_in_a_call", r"'status_500_in_a_call' answered HTTP 500" + UNSURE, at_call=True, calls=[["http", [500, {}, "<h1>no</h1>"]]]),
     http("forgets_each_session", r"forgot", at_call=True,
          initialize=[["http", [200, {**J, "Mcp-Session-Id": "s"}, json.dumps({"jsonrpc": "2.0", "id": 2, "result": INIT})]]],
          calls=[["http", [404, {}, ""]]]),

@@ -40,6 +40,12 @@ def lines(message: dict[str, Any], steps: list[list[Any]]) -> list[tuple[str, An
         if operation in ("result", "error"):
             happens.append(("send", {"jsonrpc": "2.0", "id": number, operation: argument}))
             is_answered = True
+        elif operation in ("batch", "request"):  # a list of one answer; an invalid request with the id of the call
+            send = {"jsonrpc": "2.0", "id": number}
+            happens.append(
+                ("send", [{**send, "result": argument}] if operation == "batch" else {**send, "method": argument})
+            )
+            is_answered = operation == "batch"
         elif operation == "id":
             happens.append(("send", {"jsonrpc": "2.0", "id": argument, **answer}))
             is_answered = True

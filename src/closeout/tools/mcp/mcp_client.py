@@ -33,7 +33,7 @@ from closeout.tools.call_records import MAX_EXTENSION, Progress, extensible_time
 from closeout.tools.mcp.mcp_answers import CallAnswers, roots_of
 from closeout.tools.mcp.mcp_config import McpServerConfig
 from closeout.tools.mcp.mcp_logins import read_login
-from closeout.tools.mcp.mcp_mending import broken_rule, first_error, use_valid_parts
+from closeout.tools.mcp.mcp_mending import broken_rule, end_request, first_error, use_valid_parts
 from closeout.tools.mcp.mcp_pages import all_pages
 from closeout.tools.mcp.mcp_resources import call_resource_tool, resource_tools
 from closeout.tools.mcp.mcp_result import McpResult
@@ -85,6 +85,7 @@ MAX_DESCRIPTION = 10_000  # characters; every request carries it
 # Characters that the parameters of a tool may take.
 MAX_SCHEMA = 200_000
 CLOSED = "Connection closed"  # the library's message
+NO_RESULT = ("SSE stream", "Unexpected content type")  # how the library begins if an answer over HTTP has no result
 SESSION_HEADER = "mcp-session-id"
 SESSION_UNKNOWN = -32001  # the code that the specification's own servers use; others use it for a timeout
 _UNDERSTOOD = re.compile(r"-3260[123]\b")  # the server read the message: no such method, invalid parameters, failed
@@ -385,7 +386,7 @@ class _ServerSession:
         answers: CallAnswers | None,
     ) -> McpResult:
         from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED
+        from mcp.types import CONNECTION_CLOSED, PARSE_ERROR
 
         deadline, extend = extensible_timeout(timeout, receiver)
         has_progressed = False
@@ -427,7 +428,11 @@ class _ServerSession:
                 raise failed from None
             status = self._errors.post_status
             about = f"MCP server {self.config.name!r} answered HTTP {status}: " if status else ""
-            raise ToolError(f"{about}{told}") from None
+            if error.code == PARSE_ERROR or error.message.startswith(NO_RESULT):
+                told = f"{name} gave a result that cannot be used: {told}"
+            elif (status or 0) < 500:
+                raise ToolError(f"{about}{told}") from None
+            raise CallUnsure(f"{about}{told}") from None
         except (RuntimeError, ValueError, TimeoutError) as error:  # too late, or a result that breaks its schema
             if deadline.expired():
                 if answers is not None:
@@ -641,6 +646,8 @@ class _ServerSession:
         """Note that the server's tools have changed, or that it sent what is not a message."""
         if isinstance(message, Exception):
             self._errors.odd = "It sends what is not a message of the protocol."
+            if self._client is not None:
+                end_request(self._client.session, message)
         if type(message).__name__ == "ToolListChangedNotification":
             self._changed.set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,13 @@ if TYPE_CHECKING:
     from mcp.client.session import ClientSession
     from mcp.types import CallToolResult
 
-__all__ = ["broken_rule", "first_error", "use_valid_parts"]
+__all__ = ["broken_rule", "end_request", "first_error", "use_valid_parts"]
 
 _RULE = "closeout/broken_rule"  # in a result's `_meta`
+_WHOLE = ("JSONRPCRequest",)  # where the library finds fault with a whole message
+# The id of a message that is nested too deeply, before or after everything else.
+_ID = re.compile(r'\A\s*\{[^][{}]*?"id"\s*:\s*(-?\d+|"[^"\\]*")|"id"\s*:\s*(-?\d+|"[^"\\]*")\s*\}\s*\Z')
+MAX_QUOTED = 300  # characters of an answer that cannot be read
 
 
 def use_valid_parts(session: ClientSession, refused: list[str]) -> None:
@@ -43,6 +48,32 @@ def use_valid_parts(session: ClientSession, refused: list[str]) -> None:
 
     dispatcher.send_raw_request = sent  # type: ignore[method-assign]
     session.validate_tool_result = validated  # type: ignore[method-assign]
+
+
+def end_request(session: ClientSession, unread: Exception) -> None:
+    """End the request that a message answers which is not valid: the library would wait for another answer."""
+    from mcp.types import PARSE_ERROR, ErrorData
+
+    for answer in _answers(unread):
+        number, text = answer.get("id"), json.dumps(answer, ensure_ascii=False)
+        if isinstance(number, int | float | str) and "method" not in answer:
+            about = f"its answer breaks the protocol: {visible(text[:MAX_QUOTED])}{' …' if text[MAX_QUOTED:] else ''}"
+            session._dispatcher._resolve_pending(number, ErrorData(code=PARSE_ERROR, message=about))  # type: ignore[attr-defined]
+
+
+def _answers(unread: Exception) -> list[dict[str, Any]]:
+    """The messages that the library could not read, as far as they can be: an id is enough."""
+    problems = unread.errors(include_url=False) if isinstance(unread, ValidationError) else []
+    found: list[Any] = [each["input"] for each in problems if each["loc"] in (_WHOLE, (*_WHOLE, "method"))]
+    if problems and problems[0]["type"] == "json_invalid":
+        text = problems[0]["input"]
+        try:
+            found = [json.loads(text)]  # reads half of a surrogate pair
+            json.dumps(found)
+        except (ValueError, RecursionError):
+            found = [{"id": json.loads(match[1] or match[2])} for match in [_ID.search(text)] if match]
+    messages = found[0] if found and isinstance(found[0], list) else found[:1]
+    return [each for each in messages if isinstance(each, dict)]
 
 
 def broken_rule(result: CallToolResult) -> str:
