@@ -44,7 +44,7 @@ from closeout.visible import visible
 
 if TYPE_CHECKING:
     import httpx2
-    from mcp import Client
+    from mcp import Client, MCPError
     from mcp.client.extension import ClientExtension
     from mcp.shared.dispatcher import ProgressFnT
     from mcp.types import (
@@ -386,7 +386,7 @@ class _ServerSession:
         answers: CallAnswers | None,
     ) -> McpResult:
         from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED, PARSE_ERROR
+        from mcp.types import CONNECTION_CLOSED
 
         deadline, extend = extensible_timeout(timeout, receiver)
         has_progressed = False
@@ -426,13 +426,7 @@ class _ServerSession:
                 failed = self._login_failed(sent_call, answers)
                 self._errors.login = None  # other calls of the session may still be allowed
                 raise failed from None
-            status = self._errors.post_status
-            about = f"MCP server {self.config.name!r} answered HTTP {status}: " if status else ""
-            if error.code == PARSE_ERROR or error.message.startswith(NO_RESULT):
-                told = f"{name} gave a result that cannot be used: {told}"
-            elif (status or 0) < 500:
-                raise ToolError(f"{about}{told}") from None
-            raise CallUnsure(f"{about}{told}") from None
+            raise self._call_error(name, error, told) from None
         except (RuntimeError, ValueError, TimeoutError) as error:  # too late, or a result that breaks its schema
             if deadline.expired():
                 if answers is not None:
@@ -451,6 +445,16 @@ class _ServerSession:
         if result.is_error:
             raise ToolError(outcome.text or f"{name} failed and said nothing.")
         return outcome
+
+    def _call_error(self, name: str, error: MCPError, told: str) -> ToolError:
+        """Return the error for a call that was answered with one, or with what cannot be read."""
+        from mcp.types import PARSE_ERROR
+
+        status = self._errors.post_status
+        about = f"MCP server {self.config.name!r} answered HTTP {status}: " if status else ""
+        if error.code == PARSE_ERROR or error.message.startswith(NO_RESULT):
+            return CallUnsure(f"{about}{name} gave a result that cannot be used: {told}")
+        return (CallUnsure if (status or 0) >= 500 else ToolError)(f"{about}{told}")
 
     async def _sent(
         self, client: Client, name: str, sent: dict[str, Any], report: ProgressFnT, answers: CallAnswers | None
