@@ -13,10 +13,22 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from closeout.errors import JournalDamaged, JournalError, Suspended
 from closeout.file_values import File
-from closeout.journal.events import DecisionRequested, Event, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
+from closeout.journal.events import (
+    CallDecided,
+    DecisionRequested,
+    Event,
+    FlowDecided,
+    Noted,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    ToolFinished,
+    ToolStarted,
+)
 from closeout.journal.inbox import Inbox, Mailbox
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.run_names import new_run_id
@@ -31,6 +43,8 @@ logger = logging.getLogger("closeout")
 # How long an event may wait for others to be committed with it. A kill within that time costs at most a reply of the
 # model, which is then asked again; calls that must not be repeated do not wait.
 COMMIT_SECONDS = 0.025
+
+Decided = TypeVar("Decided", CallDecided, DecisionRequested, FlowDecided)
 
 LOGGED_LENGTH = 1000  # characters of a message in the log; the journal has all of it
 
@@ -224,6 +238,13 @@ class Journal:
     def recorded(self, kind: type[Event], agent: str, key: str) -> Event | None:
         """Return a recorded event that the run has not reached yet, None if there is no such event."""
         return self._recorded.find(kind, agent, key)
+
+    def decision_on(self, kind: type[Decided], started: ToolStarted, key: str) -> Decided | None:
+        """Return the recorded decision on a call, None if there is none or it was on another call in this place."""
+        found = self.recorded(kind, started.agent, key)
+        if isinstance(found, kind) and (found.name, found.arguments) == (started.name, started.arguments):
+            return found
+        return None
 
     def outcome_of(self, kind: type[Event], agent: str, key: str) -> Event | None:
         """Return the recorded outcome of an intent of this kind that the run has not reached yet, None without one."""

@@ -33,7 +33,7 @@ from closeout.tools.run_context import Sample, context_factory
 from closeout.tools.running import stopped_output
 from closeout.tools.threads import run_in_thread
 
-__all__ = ["ToolCalls", "recorded_output", "refusal_note", "refused_calls"]
+__all__ = ["ToolCalls", "refusal_note", "refused_calls"]
 
 
 class ToolCalls:
@@ -43,9 +43,17 @@ class ToolCalls:
         scope: The agent.
         first: The number of its first call.
         sampling: Makes what asks the agent's model for the MCP server of a call, given the call's handle.
+        reads: Whether the middleware takes note of the results. False if it has done so before.
     """
 
-    def __init__(self, scope: Scope, first: int = 1, *, sampling: Callable[[str], Sample] | None = None) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        first: int = 1,
+        *,
+        sampling: Callable[[str], Sample] | None = None,
+        reads: bool = True,
+    ) -> None:
         self._scope = scope
         chain: Sequence[Middleware] = scope.chain
         self._begin = overrides(chain, "begin")
@@ -53,7 +61,7 @@ class ToolCalls:
         self._approved = overrides(chain, "approved")
         self._call = called_through(chain, _start)
         self._record = overrides(chain, "record")
-        self._read = overrides(chain, "read")
+        self._read = overrides(chain, "read") if reads else []
         self._contexts = CallContexts(scope, sampling)
         self.publish_progress = self._contexts.publish_progress
         self._turn = 0
@@ -142,7 +150,7 @@ class ToolCalls:
             read(finished, served)
         if calling.output is not None:
             return plan, calling.output
-        return plan, recorded_output(finished, self._scope.files.load)
+        return plan, _recorded_output(finished, self._scope.files.load)
 
     async def _make(self, calling: Calling) -> ToolFinished:
         """Make a call, and return its outcome as it is recorded."""
@@ -255,7 +263,7 @@ def _finished(agent: str, plan: PlannedCall, output: ToolOutput, began: float) -
     )
 
 
-def recorded_output(finished: ToolFinished, load: Callable[[str], bytes]) -> ToolOutput:
+def _recorded_output(finished: ToolFinished, load: Callable[[str], bytes]) -> ToolOutput:
     """Return the output of a recorded call, with the files that it left."""
     output = ToolOutput.from_record(json.loads(finished.record))
     if finished.files:

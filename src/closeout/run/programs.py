@@ -8,32 +8,25 @@ are fixed by the run's id, so that the second execution does the same. See docs/
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from closeout.codec import json_of_any
 from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, answer_function, call_form, functions_of, takes_any
 from closeout.errors import ToolError
-from closeout.journal.events import (
-    AttemptStarted,
-    CallDecided,
-    DecisionMade,
-    FlowDecided,
-    Repaired,
-    ToolFinished,
-    ToolStarted,
-)
+from closeout.journal.events import AttemptStarted, Event, Repaired, ToolFinished, ToolStarted
+from closeout.journal.run_journal import Journal
+from closeout.journal.store import Row
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.results.normal import normalise
 from closeout.results.tool_output import ToolOutput
-from closeout.run.calls import ToolCalls, recorded_output
+from closeout.run.calls import ToolCalls
 from closeout.run.flow_watch import FlowWatch
-from closeout.run.kept_files import Load
 from closeout.run.limits import Limits
-from closeout.run.middleware.approval import as_decided
 from closeout.run.middleware.chain import found_in
 from closeout.run.middleware.flow_rules import FlowMiddleware
 from closeout.run.middleware.order import below
@@ -48,9 +41,9 @@ from closeout.tools.builtin.program_sandbox import (
     ProgramSandbox,
     labels_at,
 )
-from closeout.tools.executor import CallOutcome, PlannedCall, ToolExecutor
+from closeout.tools.executor import CallOutcome, ToolExecutor
 from closeout.tools.flow import CallLabels, Labels
-from closeout.tools.running import failed_output, stopped_output
+from closeout.tools.running import failed_output
 from closeout.tools.tool import tool
 
 __all__ = ["Programs", "answer_given", "program_tool"]
@@ -96,46 +89,25 @@ def answer_given(outcomes: Sequence[CallOutcome], answers: Answers) -> str | Non
 
 
 @dataclass(slots=True)
-class _Recorded:
-    """A program of the record, with the outcomes of its calls, and the decisions on them, by their handles."""
+class _Past:
+    """A program of the record that the sandbox has not executed, with the events of its calls."""
 
     code: str
-    load: Load
-    outcomes: dict[str, ToolFinished] = field(default_factory=dict)
-    decisions: dict[str, DecisionMade] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)  # what the calls ended with that were not allowed
+    rows: list[Row] = field(default_factory=list)
     done: bool = False
-    made: int = 0  # calls so far, when it is executed again
 
-    async def execute(
-        self,
-        executor: ToolExecutor,
-        calls: Sequence[ToolCall],
-        *,
-        agent: str,
-        allow_duplicates: bool,
-        labels: CallLabels | None = None,
-    ) -> list[CallOutcome]:
-        """Return the recorded outcomes of calls, which `ToolCalls.execute` made."""
-        first, self.made = self.made + 1, self.made + len(calls)
-        plans = executor.plan_calls(
-            calls, agent=agent, allow_duplicates=allow_duplicates, handles=lambda index: f"r{first + index}"
-        )
-        ran = {index: self._recorded(executor, plan) for index, plan in enumerate(plans) if plan.runs}
-        return await executor.judge_calls(plans, ran, agent=agent, allow_duplicates=allow_duplicates)
 
-    def _recorded(self, executor: ToolExecutor, plan: PlannedCall) -> tuple[PlannedCall, ToolOutput]:
-        if plan.handle in self.refusals:
-            return plan, stopped_output(plan.tool.name, self.refusals[plan.handle], "Denied")
-        made = self.decisions.get(plan.handle)
-        if made is not None and (made.verdict == "approve" or plan.handle not in self.outcomes):
-            approved = as_decided(made, plan.call, plan.tool)
-            if isinstance(approved, ToolOutput):
-                return plan, approved
-            plan = plan if approved is plan.call else executor.edited(plan, approved)
-        if plan.handle not in self.outcomes:
-            return plan, failed_output(plan.tool.name, "This call is not in the record.", "ToolError")
-        return plan, recorded_output(self.outcomes[plan.handle], self.load)
+class _PastJournal(Journal):
+    """The record of one program, to execute it again. A call without an outcome has failed."""
+
+    def _doing(self, started: Event, run: Callable[[], Awaitable[Event]]) -> Callable[[], Awaitable[Event]]:
+        async def not_recorded() -> Event:
+            assert isinstance(started, ToolStarted)
+            output = failed_output(started.name, "This call is not in the record.", "ToolError")
+            record = json_of_any(output.lean_record())
+            return ToolFinished(started.agent, started.handle, started.name, ok=False, record=record)
+
+        return not_recorded
 
 
 class Programs:
@@ -161,7 +133,7 @@ class Programs:
         self._tools = tools
         self._sandbox = ProgramSandbox(scope.journal.started_at, scope.journal.run_id)
         self._answer_function = answer_function(answers.schema)
-        self._past: dict[str, _Recorded] = {}  # programs of the record that the sandbox has not executed, by handle
+        self._past: dict[str, _Past] = {}  # by handle
         self._stack = AsyncExitStack()
         self._functions: Mapping[str, ToolSpec] = {}
         self._flow: ProgramFlow | None = None
@@ -207,28 +179,16 @@ class Programs:
             self._past.clear()
             self._sandbox.forget()
         elif isinstance(event, ToolStarted) and event.agent == path and event.name == RUN_PROGRAM:
-            self._past[event.handle] = _Recorded(_code_of(event), self._scope.files.load)
+            self._past[event.handle] = _Past(_code_of(event))
         elif isinstance(event, ToolFinished) and event.agent == path and event.handle in self._past:
             if LOST_KEY in ToolOutput.from_record(json.loads(event.record)).metadata:
                 self._past.clear()
             else:
                 self._past[event.handle].done = True
-        elif isinstance(event, ToolFinished | DecisionMade | FlowDecided | CallDecided) and event.agent.endswith(
-            f":{PROGRAM}"
-        ):
+        elif event.agent.startswith(f"{path}/") and event.agent.endswith(f":{PROGRAM}"):
             past = self._past.get(event.agent.removeprefix(f"{path}/").removesuffix(f":{PROGRAM}"))
-            if past is None:
-                return
-            if isinstance(event, ToolFinished):
-                past.outcomes[event.handle] = event
-            elif isinstance(event, FlowDecided):
-                if event.decision == "refuse":
-                    past.refusals[event.handle] = f"Not allowed: {event.reason}"
-            elif isinstance(event, CallDecided):
-                if event.decision == "refuse":
-                    past.refusals[event.request.partition(".")[0]] = event.reason
-            elif event.verdict in ("approve", "deny"):
-                past.decisions[event.request] = event
+            if past is not None:
+                past.rows.append(Row(len(past.rows), 0.0, event))
 
     async def run(self, code: str, scope: Scope) -> ToolOutput:
         """Execute a program as the call `scope.handle`.
@@ -267,10 +227,12 @@ class Programs:
             if handle == running or not past.done:
                 continue
             view = self._scope.files.before(self._scope.path, handle)
+            journal = _PastJournal(self._scope.journal.run_id, None, 0, recorded=past.rows)
+            then = replace(self._scope, run=replace(self._scope.run, journal=journal, waits=[]), handle=handle)
             again = ProgramExecution(
                 self._sandbox,
                 functions,
-                self._caller(past),
+                self._caller(ToolCalls(below(then, PROGRAM, Limits()), reads=False)),
                 self._accept_again,
                 self._answer_function,
                 view=view,
@@ -279,7 +241,7 @@ class Programs:
             await again.run(past.code)
             del self._past[handle]
 
-    def _caller(self, calls: ToolCalls | _Recorded) -> Call:
+    def _caller(self, calls: ToolCalls) -> Call:
         """Return what makes the calls of one program, which are numbered r1, r2, …"""
 
         async def call(spec: ToolSpec, arguments: dict[str, Any], labels: CallLabels | None) -> CallOutcome:

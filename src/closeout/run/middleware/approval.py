@@ -15,7 +15,7 @@ from closeout.run.waits.waiting import call_digest, decide
 from closeout.tools.running import stopped_output
 from closeout.tools.tool import takes_context
 
-__all__ = ["ApprovalMiddleware", "as_decided"]
+__all__ = ["ApprovalMiddleware"]
 
 
 class ApprovalMiddleware(ScopeMiddleware):
@@ -42,10 +42,10 @@ class ApprovalMiddleware(ScopeMiddleware):
         call, spec, handle = calling.plan.call, calling.served, calling.plan.handle
         journal, path = self._scope.journal, self._scope.path
         digest, arguments = call_digest(spec, call.arguments), json_of_any(call.arguments)
-        recorded = journal.recorded(DecisionRequested, path, handle)
-        if isinstance(recorded, DecisionRequested) and (recorded.name, recorded.arguments) == (spec.name, arguments):
+        recorded = journal.decision_on(DecisionRequested, calling.started(call, spec), handle)
+        if recorded is not None:
             if recorded.digest == digest or self._is_settled(recorded, calling):
-                return as_decided(await decide(self._scope, recorded), call, spec)
+                return _as_decided(await decide(self._scope, recorded), call, spec)
             reason: str | None = f"{recorded.reason} The tool has changed since this was asked."
         else:
             # A rule may be a function that would decide otherwise now. What has begun without approval needs none.
@@ -57,7 +57,7 @@ class ApprovalMiddleware(ScopeMiddleware):
         request = DecisionRequested(
             path, handle, "approval", name=spec.name, arguments=arguments, digest=digest, reason=reason
         )
-        return as_decided(await decide(self._scope, request), call, spec)
+        return _as_decided(await decide(self._scope, request), call, spec)
 
     async def _approval_reason(self, call: ToolCall, spec: ToolSpec, handle: str) -> str | None:
         """Why a call needs an approval, None if it needs none. A rule that raises asks for one."""
@@ -85,7 +85,7 @@ class ApprovalMiddleware(ScopeMiddleware):
             return True
         made = journal.outcome_of(DecisionRequested, path, handle)
         if isinstance(made, DecisionMade) and made.digest == request.digest:
-            decided = as_decided(made, call, spec)
+            decided = _as_decided(made, call, spec)
             if isinstance(decided, ToolOutput):
                 return True
             call = decided
@@ -94,7 +94,7 @@ class ApprovalMiddleware(ScopeMiddleware):
         return spec.policy.crash_rule == "report" or journal.outcome_of(ToolStarted, path, handle) is not None
 
 
-def as_decided(made: DecisionMade, call: ToolCall, spec: ToolSpec) -> ToolCall | ToolOutput:
+def _as_decided(made: DecisionMade, call: ToolCall, spec: ToolSpec) -> ToolCall | ToolOutput:
     """Return the call as it was approved, or the output of a denied one."""
     if made.verdict == "approve":
         return call if made.arguments is None else replace(call, arguments=json.loads(made.arguments), text="")

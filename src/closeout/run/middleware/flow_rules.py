@@ -59,13 +59,8 @@ class FlowMiddleware(Middleware):
         calling.labels = labels = watch.made_under(self._agent, replace(labels, tool=served))
         watch.given(f"{self._agent}/{plan.handle}", labels.all)
         started = calling.started(plan.call, served)
-        recorded = self._journal.recorded(FlowDecided, started.agent, plan.handle)
-        if isinstance(recorded, FlowDecided) and (recorded.name, recorded.arguments) == (
-            plan.call.name,
-            started.arguments,
-        ):
-            decided: FlowDecided | None = recorded
-        else:
+        decided = self._journal.decision_on(FlowDecided, started, plan.handle)
+        if decided is None and not self._journal.has_started(started):  # what has begun was allowed without a word
             decided = watch.decide(started, plan.call, labels)
         if decided is None:
             return

@@ -37,8 +37,8 @@ async def _decide(middleware: Middleware, by: str, scope: Scope, calling: Callin
     await middleware.decide(calling)
     decided = _decided_now(by, scope, calling, calling.reasons[len(before) :])
     journal, started = scope.journal, calling.started(calling.plan.call, calling.plan.tool)
-    recorded = journal.recorded(CallDecided, scope.path, decided.request)
-    if isinstance(recorded, CallDecided) and (recorded.name, recorded.arguments) == (decided.name, decided.arguments):
+    recorded = journal.decision_on(CallDecided, started, decided.request)
+    if recorded is not None:
         then = recorded
     elif journal.has_started(started):  # allowed without a word
         then = replace(decided, decision="allow", reason="")
