@@ -20,9 +20,8 @@ from typing import Any
 import json_repair
 import jsonschema_rs
 
-from closeout import repair_arguments, repair_json
+from closeout import ToolExecutor, repair_arguments, repair_json
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
-from closeout.tools.executor import ToolExecutor
 from closeout.tools.judge import judge
 from closeout.tools.manager import ToolManager
 

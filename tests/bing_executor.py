@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from closeout.tools.executor import ToolExecutor
+from closeout import ToolExecutor
 
 
 class Bing(ToolExecutor):

@@ -13,7 +13,7 @@ import pytest
 from closeout.answers.contracts import Choice, Json
 from closeout.answers.experience import FAILURE_SUMMARY_ASSISTANT_PREFIX, FAILURE_SUMMARY_PROMPT
 from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, OutputFormatter
-from closeout.answers.generator import AnswerGenerator
+from closeout.compat.answer_generator import AnswerGenerator
 from closeout.errors import (
     AuthenticationFailed,
     BadRequest,

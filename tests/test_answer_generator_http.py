@@ -10,10 +10,10 @@ import pytest
 
 from closeout.answers.experience import FAILURE_SUMMARY_PROMPT
 from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, OutputFormatter
-from closeout.answers.generator import AnswerGenerator
+from closeout.compat.answer_generator import AnswerGenerator
+from closeout.compat.stream_handler import StreamHandler
+from closeout.compat.task_log import TaskLog
 from closeout.config import AgentSettings
-from closeout.journal.stream_handler import StreamHandler
-from closeout.journal.task_log import TaskLog
 from closeout.models.openai import OpenAIClient
 from closeout.models.retry import RetryPolicy
 from closeout.testing import RequestView, answer, call, once, serve_script

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 import closeout
+from closeout.compat.tool_executor import DEMO_SCRAPE_MAX_LENGTH, ToolExecutor
 from closeout.compat.wrapper import UnifiedToolWrapper
 from closeout.errors import ToolError
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry
-from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, CallOutcome, PlannedCall, ToolExecutor
+from closeout.tools.executor import CallOutcome, PlannedCall
 
 SEARCH = {"type": "object", "properties": {"q": {"type": "string"}, "num": {"type": "integer"}}, "required": ["q"]}
 PATH = {

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from bing_executor import Bing
-from closeout import Agent
+from closeout import Agent, ToolExecutor
 from closeout.answers.formatter import OutputFormatter
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.testing import ScriptedClient, answer
-from closeout.tools.executor import CallOutcome, ToolExecutor
+from closeout.tools.executor import CallOutcome
 from closeout.tools.manager import ToolManager
 from closeout.tools.tool import tool
 

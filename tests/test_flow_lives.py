@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from closeout import Agent, Flow, RunContext, ToolOutput, tool
+from closeout.compat.stream_handler import StreamHandler
 from closeout.evaluate.atif import from_atif, to_atif
 from closeout.evaluate.export import conversation
 from closeout.file_values import File
 from closeout.journal import events as ev
-from closeout.journal.stream_handler import StreamHandler
 from closeout.run.result import RunResult
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 from closeout.tools.builtin.python_runner import run_python

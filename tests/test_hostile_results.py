@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from closeout import ToolExecutor
 from closeout.compat.wrapper import UnifiedToolWrapper
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.results.normal import compact_json, normalise
 from closeout.results.present import present
 from closeout.results.summary import summarise
 from closeout.results.tool_output import ResponseFormat, ToolOutput
-from closeout.tools.executor import ToolExecutor
 from closeout.tools.judge import judge
 
 sys.path.insert(0, str(Path(__file__).parent / "harness"))

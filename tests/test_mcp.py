@@ -25,7 +25,7 @@ from rich.console import Console
 
 from bing_executor import Bing
 from cli_process import here
-from closeout import Agent
+from closeout import Agent, ToolExecutor
 from closeout.cli.display import Display
 from closeout.cli.options import RunOptions
 from closeout.dialects.mcp_xml import McpXml
@@ -37,7 +37,6 @@ from closeout.results.escape import escape_markers
 from closeout.results.tool_output import ToolOutput
 from closeout.testing import ScriptedClient, answer, call
 from closeout.tools.call_records import CallOutcome
-from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
 from closeout.tools.mcp import mcp_client
 from closeout.tools.mcp.mcp_config import read_servers

@@ -410,7 +410,7 @@ async def test_a_run_does_not_wait_for_an_override_that_never_returns(monkeypatc
         async def end_llm(self, agent_name: str) -> None:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr("closeout.journal.stream_handler.LAST_SECONDS", 0.01)
+    monkeypatch.setattr("closeout.compat.stream_handler.LAST_SECONDS", 0.01)
     agent = Agent(ScriptedClient([answer("42")]), answer=Boxed(), home=False)
     assert (await agent.run("What is a?", listeners=[Stuck()])).answer == "42"
 

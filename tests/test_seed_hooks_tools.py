@@ -319,7 +319,7 @@ async def test_a_formatter_whose_value_cannot_be_used_is_a_warning(returned: Any
     result, client = await asked(None, output_formatter=Wrong())
     assert shown(client) == "the value of abcd is 4"
     (warning,) = result.warnings
-    assert "format_tool_result_for_llm" in warning
+    assert "Wrong.format_tool_result_for_user" in warning
     assert "by default" in warning
 
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeout import Agent, TaskLog, tool
+from closeout.compat.task_log import StepLog
 from closeout.journal import events as ev
 from closeout.journal.store import Row
-from closeout.journal.task_log import StepLog
 from closeout.testing import ScriptedClient, answer, call, say
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cli_process import here, on_terminal
-from closeout import Agent, Decision, RunContext, ToolManager, tool
+from closeout import Agent, Decision, RunContext, ToolExecutor, ToolManager, tool
 from closeout.cli.deciding import describe_pending
 from closeout.config import load_config
 from closeout.errors import ConfigError, DecisionRefused, JournalLocked, ToolDefinitionError, UsageError
@@ -28,7 +28,6 @@ from closeout.run.waits.waiting import PendingDecision, call_digest, pending_dec
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
 from closeout.testing.scripted_server import ScriptedServer
 from closeout.tools.builtin import ask_tool, ask_user
-from closeout.tools.executor import ToolExecutor
 from closeout.visible import visible
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import closeout as closeout_package
 from cli_process import closeout, here
-from closeout import Agent
+from closeout import Agent, ToolExecutor
 from closeout.config import ToolSettings, WebSettings
 from closeout.errors import ToolError
 from closeout.journal.store import open_store
@@ -23,7 +23,6 @@ from closeout.messages import ToolCall
 from closeout.testing import ScriptedClient, Turn, answer, call, say, serve_script
 from closeout.tools.builtin import extract_tool, scrape_and_extract_info, web_tools
 from closeout.tools.builtin.web import PageReader
-from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
 
 KEY = "secret-key-0123456789"

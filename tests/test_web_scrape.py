@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from closeout import Agent
+from closeout import Agent, ToolExecutor
 from closeout.errors import ToolError
 from closeout.messages import ToolCall
 from closeout.results.tokens import estimate_tokens
@@ -18,7 +18,6 @@ from closeout.testing import ScriptedClient, answer, call
 from closeout.tools.builtin import scrape_tool, scrape_website
 from closeout.tools.builtin.scrape import split_text
 from closeout.tools.builtin.web import PageReader, _links, is_public
-from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
 from serving import listening
 

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from closeout import Agent
+from closeout import Agent, ToolExecutor
 from closeout.config import WebSettings, load_config
 from closeout.errors import ConfigError, ToolError
 from closeout.messages import ToolCall
 from closeout.testing import ScriptedClient, answer, call
 from closeout.tools.builtin import search_tool
 from closeout.tools.builtin.search import SearchAnswer, SearchHit, SearchQuery, search_provider
-from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
 from serving import listening
 

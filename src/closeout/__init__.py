@@ -24,10 +24,10 @@ if TYPE_CHECKING:
         extract_failure_experience_summary,
     )
     from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, TOOL_RESULT_MAX_LENGTH, OutputFormatter
-    from closeout.answers.generator import AnswerGenerator
     from closeout.answers.grading import grade, judge
     from closeout.answers.reading import AnswerContract, Candidate, ContractReading
     from closeout.answers.user_checks import Check, CheckedCall, CheckedRun
+    from closeout.compat.answer_generator import AnswerGenerator
     from closeout.compat.runners import (
         AppRunner,
         AssistantPromptMessage,
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
         TextPromptMessageContent,
         UserPromptMessage,
     )
+    from closeout.compat.stream_handler import StreamHandler
+    from closeout.compat.task_log import TaskLog
+    from closeout.compat.tool_executor import DEMO_SCRAPE_MAX_LENGTH, ToolExecutor
     from closeout.compat.wrapper import UnifiedToolWrapper
     from closeout.config import Config, load_config
     from closeout.context.policy import ContextPolicy, ContextState, Eviction, EvictionPolicy
@@ -78,9 +81,7 @@ if TYPE_CHECKING:
         TurnAccepted,
         TurnRolledBack,
     )
-    from closeout.journal.stream_handler import StreamHandler
     from closeout.journal.subscribers import Progress
-    from closeout.journal.task_log import TaskLog
     from closeout.journal.usage_totals import UsageTotal, usage_totals
     from closeout.messages import (
         Capabilities,
@@ -120,7 +121,6 @@ if TYPE_CHECKING:
     from closeout.run.strategy import AskOnce, CallFirst, Majority, ModelTurn, RequireCall, Strategy
     from closeout.run.waits.waiting import Decision, PendingDecision
     from closeout.strategies.small_model import SmallModel
-    from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, ToolExecutor
     from closeout.tools.flow import CallLabels, Flow
     from closeout.tools.manager import ToolManager
     from closeout.tools.run_context import RunContext
@@ -300,7 +300,7 @@ _HOMES = {
         "extract_failure_experience_summary",
     ),
     "answers.formatter": ("FORMAT_ERROR_MESSAGE", "TOOL_RESULT_MAX_LENGTH", "OutputFormatter"),
-    "answers.generator": ("AnswerGenerator",),
+    "compat.answer_generator": ("AnswerGenerator",),
     "answers.grading": ("grade", "judge"),
     "answers.reading": ("AnswerContract", "Candidate", "ContractReading"),
     "answers.user_checks": ("Check", "CheckedCall", "CheckedRun"),
@@ -351,9 +351,9 @@ _HOMES = {
         "TurnAccepted",
         "TurnRolledBack",
     ),
-    "journal.stream_handler": ("StreamHandler",),
+    "compat.stream_handler": ("StreamHandler",),
     "journal.subscribers": ("Progress",),
-    "journal.task_log": ("TaskLog",),
+    "compat.task_log": ("TaskLog",),
     "journal.usage_totals": ("UsageTotal", "usage_totals"),
     "messages": (
         "Capabilities",
@@ -396,7 +396,7 @@ _HOMES = {
     "run.strategy": ("AskOnce", "CallFirst", "Majority", "ModelTurn", "RequireCall", "Strategy"),
     "run.waits.waiting": ("Decision", "PendingDecision"),
     "strategies.small_model": ("SmallModel",),
-    "tools.executor": ("DEMO_SCRAPE_MAX_LENGTH", "ToolExecutor"),
+    "compat.tool_executor": ("DEMO_SCRAPE_MAX_LENGTH", "ToolExecutor"),
     "tools.flow": ("CallLabels", "Flow"),
     "tools.manager": ("ToolManager",),
     "tools.run_context": ("RunContext",),

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from closeout.answers.reading import AnswerContract, Value
     from closeout.answers.user_checks import Check, CheckFunction
     from closeout.assembly.assembler import Assembler
+    from closeout.compat.answer_generator import MakeGenerator
+    from closeout.compat.tool_executor import MakeExecutor
     from closeout.config import ConfigSource
     from closeout.context.policy import ContextPolicy
     from closeout.dialects.cot import MakeParser
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from closeout.run.gate import RequestGate
     from closeout.run.handoff import Handoff
     from closeout.run.middleware.chain import MakeMiddleware, Middleware
-    from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator, OnChange
+    from closeout.run.plan import AgentPlan, OnChange
     from closeout.run.result import RunResult
     from closeout.run.strategy import Strategy
     from closeout.run.waits.waiting import Decisions

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
     from closeout.answers.formatter import OutputFormatter
-    from closeout.answers.generator import AnswerGenerator
     from closeout.answers.reading import AnswerContract
     from closeout.answers.user_checks import Check
+    from closeout.compat.answer_generator import MakeGenerator
+    from closeout.compat.tool_executor import MakeExecutor
     from closeout.context.policy import ContextPolicy
     from closeout.dialects.cot import MakeParser
     from closeout.dialects.protocol import Dialect
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from closeout.results.telemetry import TelemetryCollector
     from closeout.results.tool_output import ToolOutput
     from closeout.run.strategy import Strategy
-    from closeout.tools.executor import ToolExecutor
     from closeout.tools.flow import Flow
     from closeout.tools.secrets import Secrets
     from closeout.tools.skills import Skills
@@ -63,8 +63,8 @@ class AgentSpec:
     context: ContextPolicy | None = None
     strategy: Strategy | None = None
     output_formatter: OutputFormatter | None = None
-    tool_executor: Callable[..., ToolExecutor] | None = None
-    answer_generator: Callable[..., AnswerGenerator] | None = None
+    tool_executor: MakeExecutor | None = None
+    answer_generator: MakeGenerator | None = None
     output_parser: MakeParser | None = None
     format_observation: Callable[[ToolOutput], str] | None = None
     forms: tuple[Form, ...] = ()

@@ -32,12 +32,21 @@ __all__ = [
     "FinalizedAnswer",
     "LLMCallResult",
     "generate_agent_summarize_prompt",
+    "max_final_answer_retries",
 ]
+
+DEFAULT_MAX_FINAL_ANSWER_RETRIES = 3
 
 TURNS_SPENT = "Task incomplete - reached maximum turns. Will retry with failure experience."
 CUT = ("length", "context_full", "cut")  # finish reasons of a reply that ends at a limit
 
 History = list[dict[str, Any]]
+
+
+def max_final_answer_retries(cfg: Any) -> int:
+    """Return how often the answer is asked for at most: once if old tool results leave the prompt."""
+    return DEFAULT_MAX_FINAL_ANSWER_RETRIES if cfg.agent.keep_tool_result == -1 else 1
+
 
 # ------------------------------------------------------------------------------------------------ return types
 #

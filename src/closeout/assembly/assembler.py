@@ -11,7 +11,6 @@ from typing import Any
 
 from closeout.answers.contracts import Text
 from closeout.answers.formatter import OutputFormatter, extracted_by
-from closeout.answers.generator import AnswerGenerator
 from closeout.answers.reading import AnswerContract
 from closeout.answers.typed import contract_of
 from closeout.answers.user_checks import read_checks
@@ -29,6 +28,8 @@ from closeout.assembly.checks import (
 )
 from closeout.assembly.parts import Parts, without_parts
 from closeout.assembly.toolset import check_deps_types, check_sub_agents, configured_sub_agents, with_settings
+from closeout.compat.tool_executor import ToolExecutor
+from closeout.compat.user_generator import own_generator
 from closeout.config import Config, LLMSettings, SubAgentSettings, home_folder, load_config
 from closeout.dialects.prompts import examples_slots, program_slots
 from closeout.dialects.protocol import Dialect, get_dialect, serves
@@ -53,7 +54,6 @@ from closeout.spec import AgentSpec
 from closeout.strategies.small_model import SmallModel
 from closeout.tools.builtin.documents import document_tools
 from closeout.tools.builtin.program_sandbox import require_sandbox, sandbox_installed
-from closeout.tools.executor import ToolExecutor
 from closeout.tools.foreign import AdaptedManager, is_foreign_manager
 from closeout.tools.manager import AnyTool, ToolManager
 from closeout.tools.mcp.mcp_config import read_servers
@@ -295,8 +295,8 @@ class Assembler:
             stream=spec.stream,
             record_prompts=config.journal.prompts,
             output_formatter=formatter,
-            make_executor=spec.tool_executor or ToolExecutor,
-            make_generator=spec.answer_generator or AnswerGenerator,
+            make_executor=None if spec.tool_executor is ToolExecutor else spec.tool_executor,
+            make_generator=own_generator(spec.answer_generator),
             strategy=spec.strategy or self._own_strategy(),
             search_budget=self._search_budget(),
         )

@@ -1,7 +1,7 @@
-"""The seeds' names and shapes over these packages: an index of their vocabulary, runners and wrapped tools.
+"""The seeds' names, shapes and hooks over these packages, and an index of their vocabulary.
 
-Nothing below imports this package; what a run calls are objects that users pass in. `VOCABULARY` has the public names
-of each seed in the order of its sections; `docs/seeds` says what each is here.
+What users override is called where a run was passed it, and nowhere else. `VOCABULARY` has the public names of each
+seed in the order of its sections; `docs/seeds` says what each is here.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+from closeout.answers.dialogue import FinalizedAnswer
 from closeout.answers.experience import CallFact, experience_from
 from closeout.answers.reading import ContractReading
 from closeout.context.history import History
@@ -44,14 +46,30 @@ from closeout.run.review import (
     review_unrun_call,
 )
 from closeout.run.session import ModelSession
-from closeout.run.user_generator import UserGenerator
-from closeout.tools.executor import CallOutcome, ToolExecutor
+from closeout.tools.executor import CallExecutor, CallOutcome
 from closeout.tools.search_tools import called_through, written_through
 
 __all__ = ["AgentWork", "Attempt", "AttemptTurn"]
 
 MAX_NON_ANSWERS = 2  # replies in a row that neither act nor answer, before the contract's closing takes over
 MAX_REOPENED = 3  # Times that an attempt continues because closing was answered with a tool call.
+
+
+class ClosingGenerator(Protocol):
+    """Closes an attempt in a way of the user's.
+
+    Attributes:
+        decides: Whether it is also asked about an answer that the model gave before closing.
+        falls_back: Whether it is also asked where the model has failed.
+    """
+
+    decides: bool
+    falls_back: bool
+
+    async def close(
+        self, history: list[dict[str, Any]], info: RequestInfo, **options: Any
+    ) -> FinalizedAnswer | Reading | None:
+        """Return the end of the attempt, a reply that calls a tool instead, or None if it cannot close it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +83,11 @@ class AgentWork:
     history: History
     keeper: ContextKeeper
     session: ModelSession
-    executor: ToolExecutor
+    executor: CallExecutor
     tool_calls: ToolCalls
     answers: Answers
     format: FinalFormat
-    generator: UserGenerator | None  # None: closing asks by itself
+    generator: ClosingGenerator | None  # None: closing asks by itself
     handoffs: Mapping[str, Handoff]  # keyed by the names of their tools
 
     @property

@@ -28,7 +28,7 @@ from closeout.run.middleware.chain import Calling, CallLabels, Middleware, calle
 from closeout.run.middleware.own_decisions import deciders
 from closeout.run.plan import Scope, enter, leave
 from closeout.tools.call_records import CallOutcome
-from closeout.tools.executor import UNSURE, PlannedCall, ToolExecutor
+from closeout.tools.executor import UNSURE, CallExecutor, PlannedCall
 from closeout.tools.run_context import Sample, context_factory
 from closeout.tools.running import stopped_output
 from closeout.tools.threads import run_in_thread
@@ -85,7 +85,7 @@ class ToolCalls:
 
     async def execute(
         self,
-        executor: ToolExecutor,
+        executor: CallExecutor,
         calls: Sequence[ToolCall],
         *,
         turn: int = 0,
@@ -100,7 +100,7 @@ class ToolCalls:
             calls: The calls.
             turn: The number of the turn.
             agent: The name of the agent.
-            allow_duplicates: As for `ToolExecutor.plan_calls`.
+            allow_duplicates: As for `CallExecutor.plan_calls`.
             labels: What the calls depend on, if it is known better than that it is all that the agent has read.
 
         Raises:
@@ -126,7 +126,7 @@ class ToolCalls:
         return replace(plan, agent=agent, turn=self._turn, runs=True) if begun else plan
 
     async def _run(
-        self, executor: ToolExecutor, labels: CallLabels | None, plan: PlannedCall
+        self, executor: CallExecutor, labels: CallLabels | None, plan: PlannedCall
     ) -> tuple[PlannedCall, ToolOutput]:
         """Make a call, or take its recorded result. Returns the plan as it was approved, and the output."""
         # The record may say what its server offered at an earlier time.

@@ -20,11 +20,11 @@ from closeout.answers.dialogue import (
     LLMCallResult,
     Outcome,
     enforceable,
+    max_final_answer_retries,
     unfinished,
 )
 from closeout.answers.experience import experience_from
 from closeout.answers.formatter import FORMAT_ERROR_MESSAGE
-from closeout.answers.generator import AnswerGenerator, max_final_answer_retries
 from closeout.answers.reading import ContractReading, said, shorten
 from closeout.answers.replies import problem_of
 from closeout.answers.selection import AnswerCandidate, select_answer
@@ -90,7 +90,7 @@ def with_summary(plan: AgentPlan, result: AgentResult, usage: Usage, journal: Jo
     if not result.summary:
         formatted = final_format.format(result.text)
         result = replace(result, summary=formatted.summary_text, usage_log=result.usage_log or formatted.log_string)
-    if result.usage_log and (final_format.states_usage or plan.make_generator is not AnswerGenerator):
+    if result.usage_log and (final_format.states_usage or plan.make_generator is not None):
         with suppress(JournalError):  # the summary is not lost with it
             journal.append(Noted("main", "info", "Main Agent | Usage", message=result.usage_log))
     return result

@@ -8,12 +8,12 @@ from typing import Any
 
 from closeout.answers.formatter import NO_USAGE, FinalSummary, FormattedAnswer, OutputFormatter, using_contract
 from closeout.answers.reading import ContractReading
+from closeout.compat.history_methods import owner_of
 from closeout.errors import JournalError
 from closeout.journal.events import Noted
 from closeout.journal.run_journal import Journal
 from closeout.messages import Usage
 from closeout.models.base import UsageSummary, summarise_usage
-from closeout.models.history_methods import owner_of
 from closeout.overrides import is_overridden
 from closeout.run.plan import AgentPlan
 

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from closeout.compat.stream_handler import StreamHandler
+from closeout.compat.task_log import TaskLog
 from closeout.errors import CloseoutError, Failure, JournalError, Suspended, ToolError, UsageError
 from closeout.file_values import File
 from closeout.journal.events import Noted, RunEnded, RunResumed, RunStarted
 from closeout.journal.run_journal import Journal, cancel_again
 from closeout.journal.store import Row, Store
-from closeout.journal.stream_handler import StreamHandler
 from closeout.journal.subscribers import Listener
-from closeout.journal.task_log import TaskLog
 from closeout.journal.totals import RunTotals
 from closeout.messages import Message, ToolSpec, Usage
 from closeout.redaction import redact

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from closeout.answers.experience import FailureExperience, render_experiences
-from closeout.answers.generator import AnswerGenerator
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.dialects.functions import RUN_PROGRAM
@@ -37,7 +36,6 @@ from closeout.run.result import AgentResult, Stop
 from closeout.run.review import Answers
 from closeout.run.sampling import CallSampling
 from closeout.run.session import ModelSession
-from closeout.run.user_generator import UserGenerator
 
 __all__ = ["Orchestrator"]
 
@@ -89,8 +87,8 @@ class Orchestrator:
         executor.offer(tools.specs)
         session = ModelSession(plan, scope, task or question, tools, keeper, answers)
         generator = None
-        if plan.make_generator is not AnswerGenerator:
-            generator = UserGenerator(
+        if plan.make_generator is not None:
+            generator = plan.make_generator(
                 plan, scope, session, final_format.client, seen=answers.seen, question=task or question
             )
         self.attempt: Attempt | None = None  # the last one

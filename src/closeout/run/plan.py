@@ -9,12 +9,14 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from inspect import Parameter, isawaitable, signature
-from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin
+from inspect import isawaitable
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.formatter import OutputFormatter
-from closeout.answers.generator import AnswerGenerator
+from closeout.compat.stream_handler import StreamHandler
+from closeout.compat.task_log import StepLog, TaskLog
+from closeout.compat.tool_executor import MakeExecutor, made_executor
 from closeout.config import AgentSettings, Config, LLMSettings, SubAgentSettings, load_config
 from closeout.context.policy import ContextPolicy, EvictionPolicy, best_batch
 from closeout.dialects.functions import RUN_PROGRAM
@@ -23,9 +25,7 @@ from closeout.errors import McpServerUnavailable, UsageError
 from closeout.homes import Home
 from closeout.journal.events import DecisionRequested, InstructionsWritten, Noted
 from closeout.journal.run_journal import Journal
-from closeout.journal.stream_handler import StreamHandler
 from closeout.journal.subscribers import Subscribers
-from closeout.journal.task_log import StepLog, TaskLog
 from closeout.messages import ToolSpec
 from closeout.models.base import BaseClient
 from closeout.models.catalog import find_price
@@ -41,7 +41,7 @@ from closeout.run.limits import Budget, Limits
 from closeout.run.strategy import Strategy
 from closeout.spec import AgentSpec
 from closeout.spelling import suggestion
-from closeout.tools.executor import ToolExecutor
+from closeout.tools.executor import CallExecutor
 from closeout.tools.flow import Flow
 from closeout.tools.manager import ToolManager
 from closeout.tools.run_context import RunContext
@@ -52,8 +52,6 @@ __all__ = [
     "MAX_DEPTH",
     "OVERRIDES",
     "AgentPlan",
-    "MakeExecutor",
-    "MakeGenerator",
     "OnChange",
     "RunParts",
     "Scope",
@@ -82,17 +80,11 @@ OVERRIDES = {
 
 LIMITS = ("max_turns", "max_cost", "max_seconds", "budget")  # those at which a run stops for a reason of that name
 
-MakeExecutor: TypeAlias = Callable[..., ToolExecutor]
-"""A `ToolExecutor` class, or a function that takes the same arguments by keyword."""
-
 ToolProgress: TypeAlias = Callable[[str, float, float | None, str], None]
 """Receives the handle of a call, how much is done, of how much in total (None: unknown), and a message."""
 
 WriteInstructions: TypeAlias = Callable[[RunContext[Any]], str | Awaitable[str]]
 """Writes an agent's instructions, once in a run."""
-
-MakeGenerator: TypeAlias = Callable[..., AnswerGenerator]
-"""An `AnswerGenerator` class, or a function that takes the same arguments."""
 
 
 OnChange: TypeAlias = Literal["keep", "take", "refuse"]
@@ -135,8 +127,8 @@ class AgentPlan:
     stream: bool = False
     record_prompts: bool = True  # the journal keeps the prompts
     output_formatter: OutputFormatter = field(default_factory=OutputFormatter)
-    make_executor: MakeExecutor = ToolExecutor
-    make_generator: MakeGenerator = AnswerGenerator
+    make_executor: MakeExecutor | None = None
+    make_generator: Callable[..., Any] | None = None  # makes what closes an attempt; None: closing asks by itself
     strategy: Strategy | None = None  # None: ask once
     search_budget: int | None = None  # tokens of tool definitions above which the model searches for tools
     overrides: Mapping[str, Any] = field(default_factory=dict)  # settings of this run only
@@ -244,21 +236,13 @@ class AgentPlan:
             compaction=self.settings.compaction,
         )
 
-    def executor(self, on_progress: ToolProgress, scope: Scope) -> ToolExecutor:
+    def executor(self, on_progress: ToolProgress, scope: Scope) -> CallExecutor:
         """Make the executor of one agent of one run.
 
         Args:
             on_progress: Receives the progress of its tools.
             scope: The agent's place in the run.
         """
-        arguments: dict[str, Any] = {
-            "main_agent_tool_manager": self.manager,
-            "sub_agent_tool_managers": {},
-            "output_formatter": self.output_formatter,
-            "task_log": scope.task_log,
-            "stream_handler": scope.run.stream_handler,
-            "max_consecutive_rollbacks": self.settings.max_consecutive_rollbacks,
-        }
         options: dict[str, Any] = {
             "result_budget": self.settings.result_budget,
             "max_parallel": self.settings.max_parallel_calls,
@@ -268,13 +252,14 @@ class AgentPlan:
             "encodings": self.spec.encodings,
             "markers": self.call_markers,
         }
-        if self.make_executor is ToolExecutor:
-            return ToolExecutor(**arguments, **options)
+        rollbacks = self.settings.max_consecutive_rollbacks
+        if self.make_executor is None:
+            return CallExecutor(self.manager, self.output_formatter, max_consecutive_rollbacks=rollbacks, **options)
         below = {each.spec.name: getattr(each, "plan_of", None) for each in self.manager.local_tools}
-        arguments["sub_agent_tool_managers"] = {
-            name: plan_of(False).manager for name, plan_of in below.items() if plan_of is not None
-        }
-        return _made(self.make_executor, arguments, options)
+        managers = {name: plan_of(False).manager for name, plan_of in below.items() if plan_of is not None}
+        log, stream = scope.task_log, scope.run.stream_handler
+        parts = (self.manager, managers, self.output_formatter, log, stream, rollbacks)
+        return made_executor(self.make_executor, parts, options)
 
     def _cache_ratio(self) -> float:
         """The price of a cached input token relative to a fresh one."""
@@ -366,25 +351,6 @@ class AgentPlan:
         if self.strategy is not None:
             found["strategy"] = f"{self.strategy.name} {self.strategy.version}"
         return found
-
-
-_Made = TypeVar("_Made")
-
-
-def _made(make: Callable[..., _Made], arguments: Mapping[str, Any], options: Mapping[str, Any]) -> _Made:
-    """Make an object of a user's class, with the options that its constructor does not take as attributes.
-
-    An option stays as it is if the class has chosen another value than its base class.
-    """
-    parameters = signature(make).parameters
-    # The `**` of a class passes on to classes that may take less.
-    takes_all = not isinstance(make, type) and any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
-    made = make(**arguments, **{name: value for name, value in options.items() if takes_all or name in parameters})
-    defaults = signature(ToolExecutor).parameters
-    for name, value in options.items():
-        if not takes_all and name not in parameters and getattr(made, name) == defaults[name].default:
-            setattr(made, name, value)
-    return made
 
 
 def note_problems(manager: ToolManager, journal: Journal, agent: str) -> None:

@@ -41,7 +41,7 @@ from closeout.tools.builtin.program_sandbox import (
     ProgramSandbox,
     labels_at,
 )
-from closeout.tools.executor import CallOutcome, ToolExecutor
+from closeout.tools.executor import CallExecutor, CallOutcome
 from closeout.tools.flow import CallLabels, Labels
 from closeout.tools.running import failed_output
 from closeout.tools.tool import tool
@@ -123,7 +123,7 @@ class Programs:
     def __init__(
         self,
         scope: Scope,
-        executor: ToolExecutor,
+        executor: CallExecutor,
         answers: Answers,
         tools: Callable[[], tuple[ToolSpec, ...]],
     ) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from closeout.codec import json_of_any
+from closeout.compat.history_methods import as_reply, asks_by_methods, complete_by_methods
 from closeout.context.keeper import ContextKeeper, PromptSize, message_size
 from closeout.errors import Failure, Interrupted, JournalError, LimitReached, ModelError, ModelTimeout
 from closeout.journal.events import Event, ModelFailed, ModelReplied, ModelRequested, ModelRetried, Noted
@@ -18,7 +19,6 @@ from closeout.journal.recorded import CANCELLED, REPLY_INTERRUPTED
 from closeout.journal.token_record import dump_tokens, load_tokens
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, Usage
 from closeout.models.base import BaseClient, OnDelta, price_of
-from closeout.models.history_methods import as_reply, asks_by_methods, complete_by_methods
 from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
 from closeout.redaction import mask, redact
 from closeout.run.middleware.chain import Sending, sent_through

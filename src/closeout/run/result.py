@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal
 from closeout.answers.experience import FailureExperience
 from closeout.answers.reading import Value
 from closeout.answers.sources import sources_of
+from closeout.compat.task_log import TaskLog
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import Failure
 from closeout.file_values import File
@@ -26,7 +27,6 @@ from closeout.journal.events import (
 )
 from closeout.journal.store import Row
 from closeout.journal.story import AgentThought, CallStory, Story, agent_thoughts
-from closeout.journal.task_log import TaskLog
 from closeout.journal.totals import RequestUsage, usage_by_request
 from closeout.messages import Capabilities, Message, ModelReply, Reading, Repair, Step, Usage
 from closeout.models.base import assistant_message

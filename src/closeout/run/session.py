@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from closeout.answers.contracts import Boxed, Text
+from closeout.compat.history_methods import UpdatedHistory, owner_of
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
@@ -37,7 +38,6 @@ from closeout.messages import (
     ToolSpec,
     Usage,
 )
-from closeout.models.history_methods import UpdatedHistory, owner_of
 from closeout.models.retry import RetryPolicy
 from closeout.parsing.read_reply import read_reply, salvaged_form
 from closeout.parsing.readers import Reader

@@ -1,7 +1,7 @@
 """Govern tool calls: resolve, repair, check for duplicates, run, judge, present.
 
-`ToolExecutor` is a class to subclass: `execute_calls` calls its documented methods for every call of a run. A call that
-fails gives an outcome, not an exception.
+A call that fails gives an outcome, not an exception. A subclass may decide otherwise at the places below "what a
+subclass may decide"; `compat` has one with the methods of the original systems.
 """
 
 from __future__ import annotations
@@ -9,25 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.errors import Suspended, ToolDefinitionError
 from closeout.messages import Repair, ToolCall, ToolPolicy, ToolSpec
-from closeout.parsing.json_text import repair_json
 from closeout.records import record
 from closeout.repair.argument_repair import RepairedArguments
 from closeout.repair.schema_rules import SchemaRules
 from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
 from closeout.results.encoding import Encoding, known_encodings
 from closeout.results.escape import break_markers
-from closeout.results.normal import EncodingError, compact_json, is_large, normalise
+from closeout.results.normal import EncodingError, is_large, normalise
 from closeout.results.present import Presented, present
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter
@@ -36,13 +32,12 @@ from closeout.results.tool_output import ToolOutput, observation_of, present_out
 from closeout.tools.call_records import (
     CallMemory,
     CallOutcome,
-    DuplicateCheck,
     EarlierCall,
     Status,
     cache_name,
     query_key,
 )
-from closeout.tools.judge import has_no_organic_results, judge, names_unknown_tool, says_tool_failed, shorten_text
+from closeout.tools.judge import Judgement, judge, names_unknown_tool, says_tool_failed, shorten_text
 from closeout.tools.manager import LOCAL
 from closeout.tools.running import (
     AnyCallSpent,
@@ -53,13 +48,21 @@ from closeout.tools.running import (
     failed_output,
     images_of,
     run_tool,
-    succeeded,
 )
-from closeout.tools.shipped_policies import DEMO_SCRAPE_MAX_LENGTH
 from closeout.tools.threads import run_in_thread
 from closeout.tools.toolbox import Toolbox
 
-__all__ = ["DEMO_SCRAPE_MAX_LENGTH", "UNSURE", "CallOutcome", "PlannedCall", "SingleCall", "ToolExecutor", "is_unsure"]
+__all__ = [
+    "UNSURE",
+    "CallExecutor",
+    "CallOutcome",
+    "MethodFailed",
+    "PlannedCall",
+    "is_unsure",
+    "renamed",
+    "result_record",
+    "with_result",
+]
 
 # A rough rate for a call's arguments, used only in telemetry.
 CHARACTERS_A_TOKEN = 4
@@ -68,20 +71,6 @@ UNSURE = "Interrupted"  # the code of a call that repeats an interrupted one
 MADE_BEFORE = "An earlier attempt has made this call. It is not made again; its result was:"
 
 logger = logging.getLogger(__name__)
-
-
-class SingleCall(NamedTuple):
-    """The result of `execute_single_tool_call`.
-
-    Attributes:
-        tool_result: The manager's result, or `{"error": …}`.
-        duration_ms: Milliseconds.
-        tool_calls_data: Records to log.
-    """
-
-    tool_result: dict[str, Any]
-    duration_ms: int
-    tool_calls_data: list[dict[str, Any]]
 
 
 @record(kw_only=True)
@@ -114,20 +103,16 @@ class PlannedCall:
         return self.spec
 
 
-class ToolExecutor:
-    """Governs the tool calls of one run and its agents.
+class MethodFailed(Exception):
+    """A subclass could not decide. The text says which method failed, and how."""
 
-    Subclass it and pass the class to `Agent(tool_executor=…)`. A run calls every method below "methods to override",
-    and what an override returns is what happens. One that raises fails its call, not the run; of
-    `format_tool_result_for_llm`, the result is then shown as it is by default. A constructor may take the first six
-    arguments only: the others are then set as attributes.
+
+class CallExecutor:
+    """Governs the tool calls of one run and its agents.
 
     Args:
         main_agent_tool_manager: The tools. Methods that only look at values work without.
-        sub_agent_tool_managers: An agent's name → its tools; other agents use the main ones.
-        output_formatter: Its `format_tool_result_for_user` writes every result that the model is shown.
-        task_log: `execute_single_tool_call` logs to its `log_step`.
-        stream_handler: Kept for subclasses.
+        output_formatter: Writes every result that the model is shown.
         max_consecutive_rollbacks: How many turns a run rolls back in a row.
         result_budget: Tokens of a result that the model is shown.
         max_parallel: How many calls of a reply run at once.
@@ -142,12 +127,9 @@ class ToolExecutor:
     def __init__(
         self,
         main_agent_tool_manager: ToolSource | None = None,
-        sub_agent_tool_managers: Mapping[str, ToolSource] | None = None,
         output_formatter: Any = None,
-        task_log: Any = None,
-        stream_handler: Any = None,
-        max_consecutive_rollbacks: int = 5,
         *,
+        max_consecutive_rollbacks: int = 5,
         result_budget: int | None = 4000,
         max_parallel: int = 8,
         retry_delay: float = 0.5,
@@ -158,10 +140,7 @@ class ToolExecutor:
         markers: Sequence[str] = (),
     ) -> None:
         self.main_agent_tool_manager = main_agent_tool_manager
-        self.sub_agent_tool_managers = dict(sub_agent_tool_managers or {})
         self.output_formatter = output_formatter
-        self.task_log = task_log
-        self.stream = stream_handler
         self.max_consecutive_rollbacks = max_consecutive_rollbacks
         self.result_budget = result_budget
         self.max_parallel = max_parallel
@@ -172,7 +151,6 @@ class ToolExecutor:
         self.encodings = encodings
         self.markers = markers
         self._toolbox = Toolbox(main_agent_tool_manager)
-        self._toolboxes = {name: Toolbox(manager) for name, manager in self.sub_agent_tool_managers.items()}
         self._memory = CallMemory()
         self._accepts_empty: set[tuple[str, str]] = set()  # (agent, tool) whose next empty result is evidence
         self._hinted: set[tuple[str, ...]] = set()  # server, tool, argument and format of each hint that was given
@@ -235,8 +213,8 @@ class ToolExecutor:
         unsure: set[str] = set()
         for call in calls:
             try:
-                query = self._call_method("get_query_str_from_tool_call", call.spec.name, dict(call.arguments))
-            except _MethodFailed:
+                query = self._query_of(call.spec, call.arguments)
+            except MethodFailed:
                 query = query_key(call.spec.name, call.arguments, call.spec.policy)
             if query is None:
                 continue
@@ -288,7 +266,7 @@ class ToolExecutor:
             arguments, made, errors = self._repaired(call, spec, toolbox)
         except ToolDefinitionError as error:
             return refused(refusal=f"{spec.name} cannot be called: {error}", code="ToolDefinitionError")
-        except _MethodFailed as error:
+        except MethodFailed as error:
             return refused(refusal=str(error), code="ToolExecutorError")
         if errors:
             return refused(repairs=repairs, refusal=errors[0], code="InvalidArguments")
@@ -302,8 +280,8 @@ class ToolExecutor:
             text = "" if repairs else call.text  # the history shows the call as it was made
             call = replace(call, name=spec.name, arguments=arguments, server_name=server, text=text)
         try:
-            query = self._call_method("get_query_str_from_tool_call", spec.name, arguments)
-        except _MethodFailed as error:
+            query = self._query_of(spec, arguments)
+        except MethodFailed as error:
             return refused(repairs=repairs, refusal=str(error), code="ToolExecutorError")
         if not self._spent.get(agent, frozenset()).isdisjoint((spec.name, query)):
             refusal = f"{spec.name} has reached its limit and would again. Do without it, or give your answer."
@@ -311,55 +289,16 @@ class ToolExecutor:
         planned = partial(PlannedCall, call=call, spec=spec, repairs=repairs, handle=handle)
         if query is None:
             return planned()
-        repeated, earlier = self._memory.look(agent, spec.name, query)
-        if self._overrides("is_duplicate_query"):
-            try:
-                repeated = bool(self._call_method("is_duplicate_query", cache_name(agent, spec.name), query)[0])
-            except _MethodFailed as error:
-                return refused(repairs=repairs, refusal=str(error), code="ToolExecutorError")
-            earlier = earlier if repeated else None
+        try:
+            repeated, earlier, is_certain = self._look(agent, spec, query)
+        except MethodFailed as error:
+            return refused(repairs=repairs, refusal=str(error), code="ToolExecutorError")
         if query in self._unsure.get(agent, ()):
             return planned(query=query, repeated=True, code=UNSURE)
         of_attempts = self._made.get(agent)
-        if of_attempts and query in of_attempts and (repeated or not self._overrides("is_duplicate_query")):
+        if of_attempts and query in of_attempts and (repeated or not is_certain):
             return planned(query=query, repeated=True, earlier=earlier, made=of_attempts[query])
         return planned(query=query, repeated=repeated, earlier=earlier)
-
-    def _repaired(self, call: ToolCall, spec: ToolSpec, toolbox: Toolbox) -> RepairedArguments:
-        """The arguments, repaired, with the last word of `fix_tool_call_arguments` on them."""
-        arguments = call.arguments
-        found = toolbox.repair(spec, arguments, call.text)
-        if not self._overrides("fix_tool_call_arguments"):
-            return found
-        given = arguments if isinstance(arguments, Mapping) else found.arguments if found.ok else _as_object(arguments)
-        if not isinstance(given, Mapping) or (not found.ok and not given):
-            return found
-        fixed = self._call_method("fix_tool_call_arguments", spec.name, dict(given))
-        unchanged = found.arguments if found.ok else given
-        if fixed in (unchanged, ToolExecutor.fix_tool_call_arguments(self, spec.name, dict(given))):
-            return found
-        again = toolbox.repair(spec, fixed)
-        if not again.ok:
-            return again
-        repair = Repair("fix_tool_call_arguments", "arguments", summarise(given), after=summarise(again.arguments))
-        return again._replace(repairs=(*found.repairs, repair))
-
-    def _overrides(self, name: str) -> bool:
-        """Return whether a method is not the one of ToolExecutor."""
-        return getattr(type(self), name) is not getattr(ToolExecutor, name) or name in self.__dict__
-
-    def _call_method(self, name: str, *arguments: Any) -> Any:
-        """Return the value of an overridable method. Raises `_MethodFailed` instead of what an override raises."""
-        try:
-            return getattr(self, name)(*arguments)
-        except ToolDefinitionError:
-            raise
-        except Exception as error:
-            raise self._method_failed(name, error) from error
-
-    def _method_failed(self, name: str, error: Exception) -> _MethodFailed:
-        logger.error("%s.%s failed.", type(self).__name__, name, exc_info=error)
-        return _MethodFailed(f"{type(self).__name__}.{name} raised {type(error).__name__}: {error}")
 
     # ------------------------------------------------------------------------------------ run
 
@@ -372,42 +311,7 @@ class ToolExecutor:
         run = partial(run_tool, source, plan.tool, retry_delay=self.retry_delay, progress=progress)
         if guard is not None:
             run = partial(run, guard=guard)
-        if self._overrides("execute_single_tool_call"):
-            return self._start_by_override(plan, _GovernedManager(source, plan.tool, run))
-        return run(plan.call.arguments)
-
-    async def _start_by_override(self, plan: PlannedCall, manager: _GovernedManager) -> ToolOutput:
-        """Make a call by an override of `execute_single_tool_call`, which also post-processes its result."""
-        spec, meter = plan.tool, CallMeter()
-        assert isinstance(plan.call.arguments, Mapping)
-        server, agent = spec.server_name or LOCAL, plan.agent.rpartition(":")[2]
-        try:
-            returned = await self.execute_single_tool_call(
-                manager, server, spec.name, dict(plan.call.arguments), agent, plan.turn
-            )
-            tool_result = returned[0]
-        except Suspended:
-            raise
-        except Exception as error:
-            failed = self._method_failed("execute_single_tool_call", error)
-            return failed_output(spec.name, str(failed), "ToolExecutorError", meter)
-        meter.stop()
-        output = manager.output
-        if output is None:  # the override did without the tool
-            output = succeeded(spec, None, None, meter, 0)
-        return _post_processed(spec, output, output.result, tool_result)
-
-    def post_process(self, plan: PlannedCall, output: ToolOutput) -> ToolOutput:
-        """Return the output as `post_process_tool_call_result` leaves it: what is recorded, judged and shown."""
-        if self._overrides("execute_single_tool_call"):  # what it returns is final
-            return output
-        before = _result_record(plan.tool, output)
-        shown = before.get("result")
-        try:
-            after = self._call_method("post_process_tool_call_result", plan.tool.name, before)
-        except _MethodFailed as error:
-            return failed_output(plan.tool.name, str(error), "ToolExecutorError")
-        return _post_processed(plan.tool, output, shown, after)
+        return self._make(plan, source, run)
 
     def as_served(self, plan: PlannedCall) -> ToolSpec:
         """Return the tool of a planned call as its server defines it at this moment."""
@@ -525,9 +429,8 @@ class ToolExecutor:
     async def _finish(self, plan: PlannedCall, output: ToolOutput, agent: str, is_spent: bool) -> CallOutcome:
         """The outcome of a call that ran. `is_spent`: no more rollbacks are allowed."""
         spec = plan.tool
-        tool_result = _result_record(spec, output)
-        status, reason, rollback = self._judge(output, tool_result, spec, agent)
-        rollback = rollback and not (is_spent and self._has_own_rule)
+        status, reason, rollback = self._judge(output, spec, agent)
+        rollback = rollback and not (is_spent and self._insists)
         show = partial(
             present_output,
             output,
@@ -541,7 +444,7 @@ class ToolExecutor:
         )
         presented = await run_in_thread(show) if is_large(output.result) else show()
         presented, own_problem = self._observed(output, plan.handle, presented)
-        text, tokens, warning = self._formatted(tool_result, presented, plan.handle)
+        text, tokens, warning = self._formatted(result_record(spec, output), presented, plan.handle)
         own_problem = own_problem or _state_problem(spec, output)
         if note := plan.note or self._format_hint(plan):
             text, tokens = f"{note}\n{text}", tokens + count_tokens(note, self.model)
@@ -573,14 +476,11 @@ class ToolExecutor:
             changes = spec.policy.destructive or (spec.policy.idempotent and not spec.policy.read_only)
             if changes and plan.made is None:
                 self._memory.something_changed(agent)
-            with suppress(_MethodFailed):  # the call is over, and its result is good
-                self._call_method("record_query", cache_name(agent, spec.name), plan.query)
+            self._count(agent, spec, plan.query)
             self._memory.keep(agent, plan.query, outcome)
         return outcome
 
-    def _judge(
-        self, output: ToolOutput, tool_result: _NormalRecord, spec: ToolSpec, agent: str
-    ) -> tuple[Status, str, bool]:
+    def _judge(self, output: ToolOutput, spec: ToolSpec, agent: str) -> tuple[Status, str, bool]:
         """Status, reason, and whether the turn is better rolled back."""
         telemetry = output.telemetry
         failure = "" if telemetry.success else telemetry.error_message or output.summary
@@ -589,20 +489,16 @@ class ToolExecutor:
         if telemetry.error_code == "Denied":
             return "refused", failure, False
         place = (agent, spec.name)
-        tool_result.is_evidence = place in self._accepts_empty
+        judgement = judge(output.result, spec.policy, spec.name, is_normal=True) if telemetry.success else None
+        is_evidence = place in self._accepts_empty  # if it is empty: the one before was too, in other words
         try:
-            shown = output.result if telemetry.success else failure
-            rollback = bool(self._call_method("should_rollback_result", spec.name, shown, tool_result))
-        except _MethodFailed as error:
+            rollback = self._rolls_back(spec, output, failure, judgement, is_evidence)
+        except MethodFailed as error:
             return "error", str(error), False
-        if not telemetry.success:
-            # The built-in rule takes any error of a server back. A run shows it as the result of the call instead: it
-            # says what to do otherwise, and the call may have taken effect.
-            rollback = rollback and (self._overrides("should_rollback_result") or names_unknown_tool(failure))
+        if judgement is None:
             return "error", failure, rollback
-        judgement = judge(output.result, spec.policy, spec.name, is_normal=True)
         quality, reason = judgement.quality, judgement.reason
-        if quality == "empty" and judgement.ask_again and not tool_result.is_evidence:
+        if quality == "empty" and judgement.ask_again and not is_evidence:
             self._accepts_empty.add(place)
         else:
             self._accepts_empty.discard(place)
@@ -610,11 +506,6 @@ class ToolExecutor:
             return "ok", "", False
         reason = reason or f"The result of {spec.name} is not usable: make another call."
         return "error" if quality == "error" else "low_quality", reason, rollback
-
-    @property
-    def _has_own_rule(self) -> bool:
-        """True if a subclass may ask for a rollback of the same result again and again."""
-        return self._overrides("should_rollback_result") or self._overrides("is_google_search_empty_result")
 
     def _observed(self, output: ToolOutput, handle: str, presented: Presented) -> tuple[Presented, str]:
         """The result as `format_observation` writes it, and a warning if it failed; without one as it is presented."""
@@ -643,14 +534,14 @@ class ToolExecutor:
         outcome = {**tool_result, "text": presented.text, "handle": handle}
         problem = ""
         try:
-            part = self._call_method("format_tool_result_for_llm", outcome)
+            part = self._part(outcome)
             text = part.get("text") if isinstance(part, Mapping) else None
             if not isinstance(text, str):
-                text = None
-                name, wanted = type(self).__name__, '{"type": "text", "text": "…"}'
-                problem = f"{name}.format_tool_result_for_llm must return {wanted}, got {part!r:.80}"
-        except _MethodFailed as error:
-            text, problem = None, str(error)
+                text, wanted = None, '{"type": "text", "text": "…"}'
+                problem = f"{self._writer} must return {wanted}, got {part!r:.80}"
+        except Exception as error:
+            logger.error("%s failed.", self._writer, exc_info=error)
+            text, problem = None, f"{self._writer} raised {type(error).__name__}: {error}"
         if problem:
             problem = f"{problem}. The result is shown as it is by default."
         if text is None or text == presented.text:
@@ -731,174 +622,65 @@ class ToolExecutor:
             warning=warning,
         )
 
-    # ------------------------------------------------------------------------------------ whose tool
+    # ------------------------------------------------------------------------------------ what a subclass may decide
 
     def _toolbox_of(self, agent: str) -> Toolbox:
-        if not self._toolboxes:
-            return self._toolbox
-        return self._toolboxes.get(agent) or self._toolboxes.get(agent.rsplit(":", 1)[-1]) or self._toolbox
+        """The tools of an agent."""
+        return self._toolbox
 
-    def _toolbox_with(self, tool_name: str) -> Toolbox:
-        """The toolbox that holds a tool, whichever agent it is for."""
-        toolboxes = (self._toolbox, *self._toolboxes.values())
-        return next((toolbox for toolbox in toolboxes if toolbox.named(tool_name) is not None), self._toolbox)
+    def _repaired(self, call: ToolCall, spec: ToolSpec, toolbox: Toolbox) -> RepairedArguments:
+        return toolbox.repair(spec, call.arguments, call.text)
 
-    def _policy(self, tool_name: str) -> ToolPolicy:
-        return self._toolbox_with(tool_name).policy(tool_name)
+    def _query_of(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> str | None:
+        """The key that two calls share if they are the same call; None if it may be repeated."""
+        return query_key(spec.name, arguments, spec.policy)
 
-    # ------------------------------------------------------------------------------------ methods to override
+    def _look(self, agent: str, spec: ToolSpec, query: str) -> tuple[bool, CallOutcome | None, bool]:
+        """Whether a call repeats another, its outcome, and whether that holds for calls of earlier attempts too."""
+        return (*self._memory.look(agent, spec.name, query), False)
 
-    def fix_tool_call_arguments(self, tool_name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of the arguments, repaired as the tool's policy and schema allow.
+    def _count(self, agent: str, spec: ToolSpec, query: str) -> None:
+        """Count a call that did not fail."""
+        self._memory.record(cache_name(agent, spec.name), query)
 
-        Called before every call. What it changes is recorded as a repair, and must fit the tool's schema. Arguments
-        that cannot be repaired are returned unchanged; if the tool is unknown, its policy's aliases and defaults apply.
-        """
-        toolbox = self._toolbox_with(tool_name)
-        spec = toolbox.named(tool_name)
-        if spec is None:
-            return renamed(_as_object(arguments), self._policy(tool_name))
-        repaired = toolbox.repair(spec, arguments)
-        return dict(repaired.arguments if repaired.ok else _as_object(arguments))
+    def _make(
+        self, plan: PlannedCall, source: ToolSource, run: Callable[[Mapping[str, Any]], Awaitable[ToolOutput]]
+    ) -> Awaitable[ToolOutput]:
+        """Call the tool: `run` does, with its deadline, its retries and the guard."""
+        assert isinstance(plan.call.arguments, Mapping)
+        return run(plan.call.arguments)
 
-    def get_query_str_from_tool_call(self, tool_name: str, arguments: dict[str, Any]) -> str | None:
-        """Return the key that two calls share if they are the same call, such as `google_search_<q>`.
+    def post_process(self, plan: PlannedCall, output: ToolOutput) -> ToolOutput:
+        """Return the output as it is recorded, judged and shown; with DEMO_MODE=1, with scraped texts shortened."""
+        length = plan.tool.policy.demo_length
+        if length is None or not output.telemetry.success or os.environ.get("DEMO_MODE") != "1":
+            return output
+        return with_result(output, shorten_text(output.result, length))
 
-        Called for every call. None means that the call may be repeated.
-        """
-        return query_key(tool_name, _as_object(arguments), self._policy(tool_name))
-
-    def post_process_tool_call_result(self, tool_name: str, tool_call_result: dict[str, Any]) -> dict[str, Any]:
-        """Return the result as it is judged, stored and shown; with DEMO_MODE=1, with scraped texts shortened.
-
-        Called after every call that ran, before its outcome is recorded. A resumed run reuses the recorded outcome.
-        Called by `execute_single_tool_call` if that is overridden.
-
-        Args:
-            tool_name: The tool's name.
-            tool_call_result: `server_name`, `tool_name`, and `result` or `error`. Not changed.
-        """
-        length = self._policy(tool_name).demo_length
-        if "result" not in tool_call_result or length is None or os.environ.get("DEMO_MODE") != "1":
-            return tool_call_result
-        result = tool_call_result["result"]
-        if self._overrides("get_scrape_result"):
-            text = result if isinstance(result, str) else compact_json(normalise(result))
-            return {**tool_call_result, "result": self.get_scrape_result(text)}
-        return {**tool_call_result, "result": shorten_text(result, length)}
-
-    def should_rollback_result(self, tool_name: str, result: Any, tool_result: dict[str, Any]) -> bool:
-        """Return whether a turn with this result is better rolled back: the tool failed, found nothing, was blocked.
-
-        Called for every call that ran. An override decides: the turn is rolled back as long as rollbacks are left, then
-        the model is shown the result. By the built-in rules, a second empty result in a row is accepted as evidence.
-
-        Args:
-            tool_name: The tool's name.
-            result: The result, or the error's text.
-            tool_result: `server_name`, `tool_name`, and `result` or `error`.
-        """
-        if says_tool_failed(result) or says_tool_failed(tool_result.get("error")):
-            return True
-        if tool_result.get("error"):
-            return False
-        found, is_normal = tool_result.get("result", result), isinstance(tool_result, _NormalRecord)
-        judgement = judge(found, self._policy(tool_name), tool_name, is_normal=is_normal)
-        if self._overrides("is_google_search_empty_result"):
-            if self.is_google_search_empty_result(tool_name, tool_result):
-                return True
-            if ToolExecutor.is_google_search_empty_result(self, tool_name, tool_result):
-                return False
-        is_evidence = judgement.quality == "empty" and getattr(tool_result, "is_evidence", False)
-        return judgement.ask_again and not is_evidence
-
-    def format_tool_result_for_llm(self, tool_result: dict[str, Any]) -> dict[str, Any]:
-        """Return the result as a message part, `{"type": "text", "text": …}`; the output formatter's, if there is one.
-
-        Called for every result. What it returns is what the model is shown.
-
-        Args:
-            tool_result: `server_name`, `tool_name`, and `result` or `error`. In a run also `text`, the result as it is
-                shown by default (inside its budget, markers escaped), and its `handle`.
-        """
-        if self.output_formatter is not None:
-            part: dict[str, Any] = self.output_formatter.format_tool_result_for_user(tool_result)
-            return part
-        if "text" in tool_result:
-            return {"type": "text", "text": tool_result["text"]}
-        return _as_text_part(tool_result, self.result_budget)
+    def _rolls_back(
+        self, spec: ToolSpec, output: ToolOutput, failure: str, judgement: Judgement | None, is_evidence: bool
+    ) -> bool:
+        """Whether the turn of a result is better rolled back; `judgement` is None if the call failed."""
+        if judgement is None:  # any other error says what to do, and the call may have taken effect
+            return names_unknown_tool(failure)
+        return says_tool_failed(output.result) or (
+            judgement.ask_again and not (judgement.quality == "empty" and is_evidence)
+        )
 
     @property
-    def used_queries(self) -> dict[str, dict[str, int]]:
-        """Cache name, such as "main_google_search" → query → how often it was made."""
-        return self._memory.counts
+    def _insists(self) -> bool:
+        """True if a subclass may ask for a rollback of the same result again and again."""
+        return False
 
-    @used_queries.setter
-    def used_queries(self, counts: dict[str, dict[str, int]]) -> None:
-        self._memory.counts = counts
+    @property
+    def _writer(self) -> str:
+        return f"{type(self.output_formatter).__name__}.format_tool_result_for_user"
 
-    def is_duplicate_query(self, cache_name: str, query_str: str) -> DuplicateCheck:
-        """Return whether a query was recorded in a cache ("main_google_search"), and how often.
-
-        Called for every call with a query; one that an override finds new runs.
-        """
-        return self._memory.check(cache_name, query_str)
-
-    def record_query(self, cache_name: str, query_str: str) -> None:
-        """Count one more execution of a query. Called after every call with a query that did not fail."""
-        self._memory.record(cache_name, query_str)
-
-    def is_google_search_empty_result(self, tool_name: str, tool_result: dict[str, Any]) -> bool:
-        """Return whether a search has no organic results; False for tools without them and for unreadable results.
-
-        An override is called by `should_rollback_result`, for the results of every tool.
-        """
-        return "organic" in self._policy(tool_name).empty_at and has_no_organic_results(tool_result.get("result"))
-
-    def get_scrape_result(self, result: str) -> str:
-        """Return a scraped text of at most DEMO_SCRAPE_MAX_LENGTH characters; in JSON, only its "text" is cut.
-
-        An override is called by `post_process_tool_call_result` for the text of each page while DEMO_MODE=1.
-        """
-        return str(shorten_text(result, DEMO_SCRAPE_MAX_LENGTH))
-
-    async def execute_single_tool_call(
-        self,
-        tool_manager: Any,
-        server_name: str,
-        tool_name: str,
-        arguments: dict[str, Any],
-        agent_name: str = "main",
-        turn_count: int = 0,
-    ) -> SingleCall:
-        """Make one call through `tool_manager.execute_tool_call`, measured and logged. Raises only cancellation.
-
-        A run calls an override for every call. The `tool_result` that it returns, with `result` or `error`, is what is
-        recorded, judged and shown. Its `tool_manager` keeps the deadline and the retries of the tool.
-        """
-        began = time.perf_counter()
-        entry: dict[str, Any] = {"server_name": server_name, "tool_name": tool_name, "arguments": arguments}
-        try:
-            found = await tool_manager.execute_tool_call(
-                server_name=server_name, tool_name=tool_name, arguments=arguments
-            )
-            if not isinstance(found, Mapping):  # the bare result
-                found = {"server_name": server_name, "tool_name": tool_name, "result": found}
-            tool_result = self.post_process_tool_call_result(tool_name, dict(found))
-            entry["result"] = tool_result
-            level, message = "info", f"Tool {tool_name} completed in {{}}ms"
-        except Suspended:
-            raise
-        except (Exception, SystemExit) as error:
-            tool_result = {"error": f"Tool call failed: {error}", "server_name": server_name, "tool_name": tool_name}
-            entry["error"] = str(error)
-            level, message = "error", f"Tool {tool_name} failed to execute after {{}}ms: {error}"
-        duration_ms = int((time.perf_counter() - began) * 1000)
-        entry |= {"duration_ms": duration_ms, "call_time": datetime.now(UTC).isoformat()}
-        if self.task_log is not None:
-            step = f"{agent_name} | Turn: {turn_count} | Tool Call"
-            self.task_log.log_step(level, step, message.replace("{}", str(duration_ms), 1))
-        return SingleCall(tool_result, duration_ms, [entry])
+    def _part(self, tool_result: dict[str, Any]) -> Any:
+        """The result as a message part."""
+        if self.output_formatter is None:
+            return tool_result
+        return self.output_formatter.format_tool_result_for_user(tool_result)
 
 
 def _state_problem(spec: ToolSpec, output: ToolOutput) -> str:
@@ -915,37 +697,6 @@ def _state_problem(spec: ToolSpec, output: ToolOutput) -> str:
 def _shortened(text: str) -> str:
     """A text that a user's function wrote, cut to the longest that a result may have."""
     return f"{text[:TOOL_RESULT_MAX_LENGTH]}\n{TRUNCATED}" if len(text) > TOOL_RESULT_MAX_LENGTH else text
-
-
-class _MethodFailed(Exception):
-    """An overridden method raised. The text says which and what."""
-
-
-class _GovernedManager:
-    """A tool manager as a run passes it to `execute_single_tool_call`. Its one call keeps deadline, retries and output.
-
-    Attributes:
-        output: The tool's output, once it was called.
-    """
-
-    def __init__(
-        self, source: ToolSource, spec: ToolSpec, run: Callable[[Mapping[str, Any]], Awaitable[ToolOutput]]
-    ) -> None:
-        self.output: ToolOutput | None = None
-        self._source = source
-        self._spec = spec
-        self._run = run
-
-    async def execute_tool_call(self, server_name: str, tool_name: str, arguments: Mapping[str, Any]) -> Any:
-        if tool_name != self._spec.name:
-            return await self._source.execute_tool_call(  # type: ignore[attr-defined] # another tool of the manager
-                server_name=server_name, tool_name=tool_name, arguments=arguments
-            )
-        self.output = await self._run(arguments)
-        return _result_record(self._spec, self.output)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
 
 
 def is_unsure(spec: ToolSpec | None, output: ToolOutput) -> bool:
@@ -983,14 +734,9 @@ def _with_twins(plans: Sequence[PlannedCall]) -> list[PlannedCall]:
     return marked
 
 
-class _NormalRecord(dict[str, Any]):
-    """A result in the shape that the overridable methods take, already normal: walking a large one takes seconds."""
-
-    is_evidence = False  # if it is empty: the one before was too, and the model asked in other words
-
-
-def _result_record(spec: ToolSpec, output: ToolOutput) -> _NormalRecord:
-    named = _NormalRecord(server_name=spec.server_name or LOCAL, tool_name=spec.name)
+def result_record(spec: ToolSpec, output: ToolOutput) -> dict[str, Any]:
+    """Return a result in the shape that formatters and overridable methods take."""
+    named: dict[str, Any] = {"server_name": spec.server_name or LOCAL, "tool_name": spec.name}
     if output.telemetry.success:
         named["result"] = output.result
     else:
@@ -998,27 +744,12 @@ def _result_record(spec: ToolSpec, output: ToolOutput) -> _NormalRecord:
     return named
 
 
-def _post_processed(spec: ToolSpec, output: ToolOutput, before: Any, after: Any) -> ToolOutput:
-    """The output with the result that `post_process_tool_call_result` returned in place of `before`."""
-    if not isinstance(after, Mapping):
-        message = f"post_process_tool_call_result must return a dict, got {type(after).__name__}."
-        return failed_output(spec.name, message, "ToolExecutorError")
-    if after.get("error"):
-        if not output.telemetry.success and after["error"] == (output.telemetry.error_message or output.summary):
-            return output
-        return failed_output(spec.name, str(after["error"]), output.telemetry.error_code or "ToolError")
-    if "result" not in after or (output.telemetry.success and after["result"] is before):
-        return output
-    result = normalise(after["result"])
+def with_result(output: ToolOutput, value: Any) -> ToolOutput:
+    """Return an output that succeeded with another result."""
+    result = normalise(value)
     summary = summarise(result)
     telemetry = output.telemetry.model_copy(update={"success": True, "error_code": None, "error_message": None})
     return output.with_written(observation_of(summary), result=result, summary=summary, telemetry=telemetry)
-
-
-def _as_object(arguments: Any) -> Mapping[str, Any]:
-    """Arguments that may still be the model's text, or missing."""
-    value = repair_json(arguments).value if isinstance(arguments, str) else arguments
-    return value if isinstance(value, Mapping) else {}
 
 
 def renamed(arguments: Mapping[str, Any], policy: ToolPolicy) -> dict[str, Any]:
@@ -1029,16 +760,3 @@ def renamed(arguments: Mapping[str, Any], policy: ToolPolicy) -> dict[str, Any]:
         if parameter not in fixed and alias is not None:
             fixed[parameter] = fixed.pop(alias)
     return {**policy.defaults, **fixed}
-
-
-def _as_text_part(tool_result: Mapping[str, Any], budget: int | None) -> dict[str, Any]:
-    """A tool result as a message part, without an output formatter."""
-    name, server = tool_result.get("tool_name", "the tool"), tool_result.get("server_name")
-    if tool_result.get("error"):
-        where = f" on {server}" if server else ""
-        text = present(f"Tool call to {name}{where} failed. Error: {tool_result['error']}", budget=budget).text
-    elif tool_result.get("result") is not None:
-        text = present(tool_result["result"], budget=budget).text
-    else:
-        text = f"Tool call to {name} completed, but produced no output."
-    return {"type": "text", "text": text}

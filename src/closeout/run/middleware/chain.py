@@ -23,7 +23,7 @@ from closeout.results.tool_output import ToolOutput
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.reply_listener import ReplyListener
 from closeout.run.task import Task
-from closeout.tools.executor import PlannedCall, ToolExecutor
+from closeout.tools.executor import CallExecutor, PlannedCall
 from closeout.tools.flow import CallLabels
 from closeout.tools.run_context import RunContext
 from closeout.tools.running import CallGuard, stopped_output
@@ -118,7 +118,7 @@ class Calling:
 
     plan: PlannedCall
     served: ToolSpec
-    executor: ToolExecutor
+    executor: CallExecutor
     started: Callable[[ToolCall, ToolSpec], ToolStarted]
     labels: CallLabels | None = None
     reasons: list[str] = field(default_factory=list)

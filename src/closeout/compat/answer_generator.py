@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from closeout.answers.contracts import AnswerContract, Boxed
 from closeout.answers.dialogue import (
     CUT,
+    DEFAULT_MAX_FINAL_ANSWER_RETRIES,
     TURNS_SPENT,
     ClosingDialogue,
     Dialogue,
@@ -25,6 +26,7 @@ from closeout.answers.dialogue import (
     Outcome,
     enforceable,
     generate_agent_summarize_prompt,
+    max_final_answer_retries,
     unfinished,
 )
 from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, FormattedAnswer, OutputFormatter, answer_of
@@ -39,15 +41,9 @@ __all__ = [
     "FinalAnswer",
     "FinalizedAnswer",
     "LLMCallResult",
+    "MakeGenerator",
     "generate_agent_summarize_prompt",
 ]
-
-DEFAULT_MAX_FINAL_ANSWER_RETRIES = 3
-
-
-def max_final_answer_retries(cfg: Any) -> int:
-    """Return how often the answer is asked for at most: once if old tool results leave the prompt."""
-    return DEFAULT_MAX_FINAL_ANSWER_RETRIES if cfg.agent.keep_tool_result == -1 else 1
 
 
 class AnswerGenerator:
@@ -367,3 +363,7 @@ async def _save(callback: Callable[[str, History], Any] | None, system_prompt: s
         saved = callback(system_prompt, history)
         if inspect.isawaitable(saved):
             await saved
+
+
+MakeGenerator: TypeAlias = Callable[..., AnswerGenerator]
+"""An `AnswerGenerator` class, or a function that takes the same arguments."""

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from closeout.answers.dialogue import FinalAnswer, FinalizedAnswer, History, LLMCallResult
 from closeout.answers.formatter import using_contract
-from closeout.answers.generator import AnswerGenerator
+from closeout.compat.answer_generator import AnswerGenerator, MakeGenerator
+from closeout.compat.history_methods import system_and_history
 from closeout.errors import JournalError, LimitReached
 from closeout.journal.events import Noted
 from closeout.messages import SHOULD_BREAK, Message, ModelReply, ModelRequest, Reading, RequestInfo, ToolCall, Usage
@@ -24,14 +26,13 @@ from closeout.models.base import (
     tool_call_infos,
 )
 from closeout.models.connect import read_tool_call
-from closeout.models.history_methods import system_and_history
 from closeout.overrides import is_overridden
 from closeout.run.final_format import UsageReport
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.reply_listener import ReplyListener
 from closeout.run.session import ModelSession
 
-__all__ = ["SessionClient", "UserGenerator"]
+__all__ = ["SessionClient", "UserGenerator", "own_generator"]
 
 # Overrides that decide on the answer, so they are called too if the model has answered or failed before closing.
 FINAL = ("generate_and_finalize_answer", "generate_final_answer_with_retries")
@@ -142,6 +143,7 @@ class UserGenerator:
     """A user's AnswerGenerator through one agent's run. An override that raises is noted and costs nothing else.
 
     Args:
+        make: Makes the generator.
         plan: The agent.
         scope: Its place in the run.
         session: Its conversation.
@@ -152,6 +154,7 @@ class UserGenerator:
 
     def __init__(
         self,
+        make: MakeGenerator,
         plan: AgentPlan,
         scope: Scope,
         session: ModelSession,
@@ -168,7 +171,7 @@ class UserGenerator:
         self._one_at_a_time = asyncio.Lock()
         self._agent_type = scope.agent_type
         with using_contract(plan.contract):
-            self._generator = generator = plan.make_generator(
+            self._generator = generator = make(
                 llm_client=self._client,
                 output_formatter=plan.output_formatter,
                 task_log=scope.task_log,
@@ -299,6 +302,11 @@ class UserGenerator:
                 self._note(error)
                 return None
         return asked.acted if asked.acted is not None else ended
+
+
+def own_generator(make: MakeGenerator | None) -> Callable[..., UserGenerator] | None:
+    """Return what makes the UserGenerator of a run; None for AnswerGenerator itself, as closing does the same."""
+    return None if make in (None, AnswerGenerator) else partial(UserGenerator, make)
 
 
 def _listed(infos: Any) -> list[Mapping[str, Any]]:
