@@ -18,7 +18,8 @@ from closeout import Agent, Check, Cited, Quote, Report, cited, tool
 from closeout.answers.citations import citations_of, quotes_in
 from closeout.answers.sources import Evidence
 from closeout.errors import ToolError
-from closeout.testing import ScriptedClient, answer, call, say
+from closeout.messages import ModelReply
+from closeout.testing import ScriptedClient, answer, call, say, serve_script
 
 # Paragraphs of Wikipedia from HotpotQA and MuSiQue; data/README.md names the sources.
 PASSAGES = Path(closeout.__file__).parent / "evaluate" / "benchmarks" / "data" / "multihop_passages.jsonl"
@@ -134,6 +135,28 @@ def test_a_quote_that_cuts_a_word_or_a_number_does_not_count(quote: str, text: s
     assert not is_right(quote, source(text))
 
 
+def test_the_place_of_a_quote_is_found_in_the_text_as_it_was_read() -> None:
+    chance = random.Random(13)
+    kinds = list(TYPESET.items())
+    for number, (page, quote) in zip(range(240), spans(chance, pages()), strict=False):
+        name, typeset = kinds[number % len(kinds)]
+        (evidence,) = source({"text": typeset(page)}).values()
+        place = evidence.passage(quote)
+        assert place is not None
+        read = evidence.texts[place.text][1][place.start : place.end]
+        assert is_right(quote, source(f"[{read}" if read.count("](") > read.count("[") else read)), (name, quote, read)
+        assert len(read) < 8 * len(quote), (name, quote, read)  # and hardly more than that
+    for page, quote, read in (
+        ("e\u0301te\u0301 un ｶﾞ ab", "été un ガ", "e\u0301te\u0301 un ｶﾞ"),
+        ("한국 가 나", "가 나", "가 나"),
+        ("  the  [long lock](https://x.org/a) opened", "lock opened", "lock](https://x.org/a) opened"),
+    ):
+        (evidence,) = source(page).values()
+        place = evidence.passage(quote)
+        assert place is not None
+        assert page[place.start : place.end] == read
+
+
 def test_chinese_quotes_count_across_line_breaks_and_full_width_signs() -> None:
     sources = source("大运河全长约１７９４公里，\n开凿于\n公元前486年。")
     assert is_right("全长约1794公里，开凿于公元前486年", sources)
@@ -242,3 +265,38 @@ def test_cite_prints_every_quote_with_its_source() -> None:
     assert wrong.code == 1
     assert "NOT FOUND" in wrong.out
     assert "has no quotes" in here("cite", Agent(ScriptedClient([say("Long.")])).run_sync("Long?").run_id).out
+
+
+async def test_pages_that_a_provider_cites_are_kept_and_shown_by_the_same_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "The canal opened in 1832."
+    url, title = "https://example.org/canal", "Canal"
+    page = {"url": url, "title": title}
+    annotation = {"start_index": 0, "end_index": len(said), **page}
+    grounded = {
+        "groundingChunks": [{"web": {"uri": url, "title": title}}],
+        "groundingSupports": [{"segment": {"endIndex": 25, "text": said}, "groundingChunkIndices": [0, 7]}],
+    }
+    openai = {"annotations": [{"type": "url_citation", "url_citation": annotation}]}
+    block = {
+        "type": "text",
+        "text": said,
+        "citations": [{"type": "web_search_result_location", "cited_text": said} | page],
+    }
+    replies = {
+        "openai:m": {"message": openai},
+        "openai:flat": {"message": {"annotations": [{"type": "url_citation", **annotation}] * 2}},
+        "openai:gemini": {"message": {"extra_content": {"google": {"grounding_metadata": grounded}}}},
+        "anthropic:m": {"content": [block]},
+    }
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
+    for model, attached in replies.items():
+        reply = ModelReply("" if model.startswith("anthropic") else said, attached=attached)
+        for stream in (False, True):
+            async with serve_script([reply]) as server:
+                base_url = server.base_url.removesuffix("/v1") if model.startswith("anthropic") else server.base_url
+                agent = Agent(model, base_url=base_url, api_key="k", stream=stream)
+                result = await agent.run("When?")
+            (citation,) = result.citations
+            assert citation.by_provider, model
+            assert (citation.quote.text, citation.address, citation.title) == (said, url, title), (model, stream)
+            assert citation.source is None

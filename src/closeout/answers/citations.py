@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, Field
 
-from closeout.answers.sources import Evidence
+from closeout.answers.sources import Evidence, sources_of
 from closeout.answers.user_checks import CheckedRun, CheckFunction
+from closeout.journal.events import ModelReplied, has_conversation
+from closeout.journal.store import Row
 
-__all__ = ["Citation", "Cited", "Claim", "Quote", "Report", "citations_of", "cited", "quotes_in"]
+__all__ = ["Citation", "Cited", "Claim", "Quote", "Report", "citations_in", "citations_of", "cited", "quotes_in"]
 
 T = TypeVar("T")
 
@@ -103,14 +105,51 @@ class Citation:
     """A quote of an answer, and where it was found.
 
     Attributes:
-        quote: The quote as the answer has it.
+        quote: The quote as the answer has it. Of a citation by the model's provider it is what the provider cites, or
+            the words of the answer that it stands behind.
         source: The result that contains it; None if none does.
         problem: Why it does not count, in a sentence for the model; empty if it was found.
+        address: The web address of the source, if it has one.
+        title: The title of the source, if a provider told one.
+        by_provider: Whether the provider's own search tool cites it: the run has not read the page.
     """
 
     quote: Quote
     source: Evidence | None
     problem: str = ""
+    address: str = ""
+    title: str = ""
+    by_provider: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the citation as JSON data, without the text of its source."""
+        source = self.source
+        names = ("handle", "tool", "arguments", "time")
+        about = None if source is None else {name: getattr(source, name) for name in names} | {"sha256": source.digest}
+        record = {name: getattr(self, name) for name in ("problem", "address", "title", "by_provider")}
+        return {"quote": self.quote.text, "source": about, **record}
+
+
+def citations_in(rows: Sequence[Row], answer: str, value: Any = None) -> list[Citation]:
+    """Return the citations of a run's answer: its quotes, and those of the provider's own search tool.
+
+    Args:
+        rows: The record of the run.
+        answer: The answer as text.
+        value: The answer in its own type, if it is known.
+    """
+    quotes = quotes_in(answer, value)
+    replies = (row.event for row in reversed(rows) if isinstance(row.event, ModelReplied))
+    last = next((reply for reply in replies if has_conversation(reply.agent)), None)
+    cited_pages = last.reply().attached.get("citations") if last is not None else None
+    return [*(citations_of(quotes, sources_of(rows)) if quotes else ()), *_of_provider(cited_pages)]
+
+
+def _of_provider(found: Any) -> Iterator[Citation]:
+    """Yield what `models.cited_pages` kept of a reply."""
+    for each in found if isinstance(found, list) else ():
+        text, address, title = (str(each.get(name) or "") for name in ("text", "url", "title"))
+        yield Citation(Quote(text=text), None, address=address, title=title, by_provider=True)
 
 
 def citations_of(quotes: Iterable[Quote], sources: Mapping[str, Evidence]) -> list[Citation]:
@@ -127,7 +166,7 @@ def _looked_up(quote: Quote, sources: Mapping[str, Evidence]) -> Citation:
         return Citation(quote, None, f"{shown} cannot be quoted from {quote.handle[:40] or 'a result'}: there is none.")
     found = next((source for source in named if source.contains(quote.text)), None)
     if found is not None:
-        return Citation(quote, found)
+        return Citation(quote, found, address=found.address(quote.text))
     where = f"result {quote.handle[:40]}" if quote.handle else "any result"
     elsewhere = next((source.handle for source in sources.values() if source.contains(quote.text)), "")
     if elsewhere:

@@ -12,6 +12,7 @@ from closeout.codec import decode_json, encode_json, join_surrogates
 from closeout.messages import Capabilities, Constraint, Message, ModelReply, ModelRequest, ToolCall, ToolSpec, Usage
 from closeout.models import transport
 from closeout.models.catalog import Price, known_context
+from closeout.models.cited_pages import cited_by_anthropic, with_citations
 from closeout.models.http import HTTPClient
 from closeout.models.retry import RetryPolicy
 from closeout.models.sent_names import safe_name
@@ -219,9 +220,8 @@ def _attached(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     if all(block.keys() <= _PLAIN.get(str(block.get("type")), frozenset()) for block in blocks):
         return {}
-    return {
-        "content": [_without(block, "name", "input") if _is(block, "tool_use") else dict(block) for block in blocks]
-    }
+    content = [_without(block, "name", "input") if _is(block, "tool_use") else dict(block) for block in blocks]
+    return with_citations({"content": content}, cited_by_anthropic(blocks))
 
 
 def _is(block: Mapping[str, Any], kind: str) -> bool:

@@ -24,6 +24,7 @@ from closeout.messages import (
 )
 from closeout.models import transport
 from closeout.models.catalog import Price, known_context
+from closeout.models.cited_pages import CitedPage, cited_by_gemini, cited_by_openai, with_citations
 from closeout.models.http import HTTPClient
 from closeout.models.http_errors import error_from_response
 from closeout.models.message_changes import message_changes
@@ -468,7 +469,10 @@ def read_completion(value: Any) -> ModelReply | None:
         finish_reason="tool_calls" if calls and finish == "stop" else finish,
         usage=usage,
         model=model,
-        attached=as_attached(added_to_message(message), added, reasoning, field),
+        attached=with_citations(
+            as_attached(added_to_message(message), added, reasoning, field),
+            [*cited_by_openai(message.get("annotations"), text), *cited_by_gemini(choice, message)],
+        ),
         tokens=tokens,
     )
 
@@ -580,12 +584,14 @@ def _count(value: Mapping[str, Any], *names: str) -> int:
 class OpenAIStream(StreamReader):
     """Reads the chunks of a chat or text completion. Calls `note_field` with the name of the reasoning field."""
 
-    __slots__ = ("_added", "_field", "_note_field", "_of_calls", "_tokens")
+    __slots__ = ("_added", "_annotations", "_cited", "_field", "_note_field", "_of_calls", "_tokens")
 
     def __init__(self, builder: ReplyBuilder, note_field: Callable[[str], None]) -> None:
         super().__init__(builder)
         self._added: dict[str, Any] = {}  # fields that the server adds to the message
         self._of_calls: dict[int, dict[str, Any]] = {}  # and to its calls, by our index
+        self._annotations: list[Any] = []  # with places in the whole text
+        self._cited: list[CitedPage] = []
         self._field: str | None = None  # the name of the reasoning
         self._note_field = note_field
         self._tokens = TokenReader()
@@ -598,7 +604,8 @@ class OpenAIStream(StreamReader):
     def attached(self) -> dict[str, Any]:
         ids = self.builder.call_ids()
         of_calls = {ids[place]: more for place, more in self._of_calls.items() if place in ids}
-        return as_attached(self._added, of_calls, self.builder.reasoning, self._field)
+        attached = as_attached(self._added, of_calls, self.builder.reasoning, self._field)
+        return with_citations(attached, [*cited_by_openai(self._annotations, self.builder.text), *self._cited])
 
     def take(self, event: dict[str, Any]) -> None:
         builder = self.builder
@@ -614,6 +621,7 @@ class OpenAIStream(StreamReader):
         delta = choice.get("delta") or choice.get("message")
         if isinstance(delta, dict):
             self._take_delta(delta)
+            self._cited += cited_by_gemini(choice, delta)
         elif isinstance(text := choice.get("text"), str):
             builder.add_text(text)
         if choice.get("finish_reason"):  # gateways send "" with every piece, even after the reason
@@ -636,6 +644,8 @@ class OpenAIStream(StreamReader):
             builder.add_text(text)
         if isinstance(refusal := delta.get("refusal"), str):
             builder.add_text(refusal)
+        if isinstance(annotations := delta.get("annotations"), list):
+            self._annotations += annotations
         for field, value in added_to_message(delta).items():
             self._added[field] = grown(self._added.get(field), value)
         calls = delta.get("tool_calls")

@@ -244,6 +244,11 @@ class ReplyBuilder:
         return bool(self._text.length or self._reasoning.length or self._calls)
 
     @property
+    def text(self) -> str:
+        """The text so far."""
+        return self._text.whole()
+
+    @property
     def characters(self) -> int:
         """The length so far, from which the output tokens of an incomplete stream are estimated."""
         return self._text.length + self._reasoning.length + sum(c.arguments.length for c in self._calls.values())

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from closeout.answers.experience import FailureExperience
 from closeout.answers.reading import Value
-from closeout.answers.sources import sources_of
 from closeout.compat.task_log import TaskLog
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import Failure
@@ -213,11 +212,13 @@ class RunResult(Generic[Value]):
 
     @cached_property
     def citations(self) -> tuple[Citation, ...]:
-        """The quotes of the answer, each with the result that has it. Read from the journal at the first access."""
-        from closeout.answers.citations import citations_of, quotes_in
+        """The quotes of the answer, each with the result that has it. Read from the journal at the first access.
 
-        quotes = quotes_in(self.answer or "", self.value)
-        return tuple(citations_of(quotes, sources_of(self.read_rows()))) if quotes else ()
+        Citations by the provider's own search tool follow.
+        """
+        from closeout.answers.citations import citations_in
+
+        return tuple(citations_in(self.read_rows(), self.answer or "", self.value))
 
     @cached_property
     def agent_thoughts(self) -> tuple[AgentThought, ...]:

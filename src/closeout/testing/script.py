@@ -39,7 +39,8 @@ CHARACTERS_PER_TOKEN = 4  # the usual rule of thumb; good enough for usage that 
 class Turn:
     """One turn, independent of any dialect: a thought, then calls or an answer; or `text`, sent unchanged.
 
-    `answer` is put in a box. `usage` None is estimated at four characters per token.
+    `answer` is put in a box. `usage` None is estimated at four characters per token. `attached` is what the server adds
+    to the message, as in `ModelReply.attached`.
     """
 
     thought: str = ""
@@ -49,6 +50,7 @@ class Turn:
     reasoning: str = ""
     finish_reason: str | None = None
     usage: Usage | None = None
+    attached: Mapping[str, Any] = field(default_factory=dict)
 
 
 def call(tool: str, /, **arguments: Any) -> ToolCall:
@@ -142,6 +144,7 @@ def as_turn(item: Any) -> Turn:
             reasoning=item.reasoning,
             finish_reason=item.finish_reason,
             usage=item.usage,
+            attached=item.attached,
         )
     raise TypeError(
         f"A script item must be a turn, call, text, reply, exception or callable, got {type(item).__name__}."
@@ -166,7 +169,7 @@ def write(turn: Turn, view: RequestView, dialect: Dialect | None = None) -> Mode
     else:
         reply = ModelReply(text=_write_text(turn, view, dialect))
     finish = turn.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
-    reply = replace(reply, reasoning=turn.reasoning, finish_reason=finish, model="scripted")
+    reply = replace(reply, reasoning=turn.reasoning, finish_reason=finish, model="scripted", attached=turn.attached)
     return replace(reply, usage=turn.usage or _estimate(view, reply))
 
 

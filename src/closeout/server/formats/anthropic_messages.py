@@ -115,7 +115,7 @@ class AnthropicMessages(NativeFormat):
             "usage": messages_usage(reply.usage),
         }
 
-    def writer(self, body: Mapping[str, Any]) -> Writer:
+    def writer(self, body: Mapping[str, Any]) -> _MessagesWriter:
         return _MessagesWriter(body)
 
 
@@ -255,6 +255,10 @@ class _MessagesWriter(Writer):
         if not self._open:
             yield from self._start({"type": "text", "text": ""})
         yield self._delta({"type": "text_delta", "text": piece})
+
+    def citation(self, citation: Mapping[str, Any]) -> bytes:
+        """Return the event that adds a citation to the text."""
+        return self._delta({"type": "citations_delta", "citation": dict(citation)})
 
     def finish(self, reply: ModelReply) -> Iterator[bytes]:
         yield from self.begin()

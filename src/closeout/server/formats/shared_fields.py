@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from closeout.messages import ToolSpec
@@ -89,9 +89,9 @@ def text_or_parts(parts: list[dict[str, Any]]) -> Any:
     return parts
 
 
-def output_text(text: str) -> dict[str, Any]:
+def output_text(text: str, annotations: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """Return the content part of a message that Responses returns."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": list(annotations), "logprobs": []}
 
 
 def untranslatable(kind: Any, param: str) -> ApiError:

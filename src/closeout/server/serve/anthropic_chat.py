@@ -12,6 +12,7 @@ from closeout.messages import ModelReply
 from closeout.server.api_errors import ApiError, error_response, json_body
 from closeout.server.app import json_response
 from closeout.server.formats.anthropic_messages import AnthropicMessages
+from closeout.server.serve.answer_sources import search_results
 from closeout.server.serve.host import AgentHost
 from closeout.server.serve.messages_in import chat_conversation, user_of
 from closeout.server.serve.openai_chat import answer_of, followed_answer, run_while_connected
@@ -60,9 +61,13 @@ class _Messages:
             if body.get("stream"):
                 return await send_events(request, self._events(run_id, body), run_headers(run_id))
             await self._host.wait(run_id)
-            totals = RunTotals([row.event for row in await self._host.rows(run_id)])
-            reply = self._reply(answer_of(self._host, run_id, totals.ended), totals)
-            return json_response(_FORMAT.whole(body, reply) | {"id": f"msg_{run_id}"}, run_headers(run_id))
+            rows = await self._host.rows(run_id)
+            totals = RunTotals([row.event for row in rows])
+            answer = answer_of(self._host, run_id, totals.ended)
+            whole = _FORMAT.whole(body, self._reply(answer, totals)) | {"id": f"msg_{run_id}"}
+            if citations := search_results(rows, run_id, answer):
+                whole["content"] = [{**block, "citations": citations} for block in whole["content"]]
+            return json_response(whole, run_headers(run_id))
 
     def _reply(self, answer: str, totals: RunTotals) -> ModelReply:
         return ModelReply(answer, finish_reason="stop", usage=totals.usage, model=self._host.name)
@@ -77,10 +82,12 @@ class _Messages:
                 for sent in writer.text(piece):
                     yield sent
         try:
-            answer_of(self._host, run_id, totals.ended)
+            answer = answer_of(self._host, run_id, totals.ended)
         except ApiError as error:
             yield event_bytes(_error(error), name="error")
             return
+        for each in search_results(await self._host.rows(run_id), run_id, answer):
+            yield writer.citation(each)
         for sent in writer.finish(self._reply("", totals)):
             yield sent
 

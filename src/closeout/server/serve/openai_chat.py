@@ -16,6 +16,7 @@ from closeout.journal.totals import RunTotals
 from closeout.server.api_errors import ApiError, error_body, json_body
 from closeout.server.app import json_response
 from closeout.server.safety import client_of
+from closeout.server.serve.answer_sources import chat_annotations
 from closeout.server.serve.host import AgentHost
 from closeout.server.serve.messages_in import Conversation, chat_conversation, user_of
 from closeout.server.serve.reply_text import ReplyText
@@ -78,13 +79,16 @@ class _Chat:
 
     async def _completion(self, run_id: str) -> web.Response:
         await self._host.wait(run_id)
-        events = [row.event for row in await self._host.rows(run_id)]
+        rows = await self._host.rows(run_id)
+        events = [row.event for row in rows]
         totals = RunTotals(events)
         reasoning = "".join(map(_activity, events))
         answer = answer_of(self._host, run_id, totals.ended)
         message: dict[str, Any] = {"role": "assistant", "content": answer, "refusal": None}
         if reasoning:
             message["reasoning_content"] = reasoning
+        if annotations := chat_annotations(rows, run_id, answer):
+            message["annotations"] = annotations
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
         completion = {
             **self._head(run_id, "chat.completion"),
@@ -109,10 +113,12 @@ class _Chat:
             if text := _activity(event):
                 yield chunk({"reasoning_content": text})
         try:
-            answer_of(self._host, run_id, totals.ended)
+            answer = answer_of(self._host, run_id, totals.ended)
         except ApiError as error:
             yield event_bytes(error_body(error))
             return
+        if annotations := chat_annotations(await self._host.rows(run_id), run_id, answer):
+            yield chunk({"annotations": annotations})
         yield chunk({}, "stop")
         if with_usage:
             yield event_bytes({**head, "choices": [], "usage": chat_usage(totals.usage)})

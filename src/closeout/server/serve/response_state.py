@@ -11,6 +11,7 @@ from closeout.journal.events import (
     DecisionMade,
     DecisionRequested,
     Event,
+    ModelReplied,
     RunEnded,
     RunResumed,
     RunStarted,
@@ -20,10 +21,12 @@ from closeout.journal.events import (
     TurnRolledBack,
     has_conversation,
 )
+from closeout.journal.store import Row
 from closeout.journal.story import Change, Story
 from closeout.journal.totals import RunTotals
 from closeout.run.waits.waiting import PendingDecision, awaited, pending_of
 from closeout.server.formats.shared_fields import output_text
+from closeout.server.serve.answer_sources import url_citations
 from closeout.server.serve.reply_text import ReplyText
 from closeout.server.usage import responses_usage
 
@@ -137,9 +140,14 @@ class ResponseState:
         self._written: list[str] = []  # its text, in pieces
         self._announced = False
         self._made: list[dict[str, Any]] = []  # events of the stream that have not been returned
+        # What the answer may cite.
+        self._rows: list[Row] = [] if after is None else after._rows
 
-    def read(self, event: Event, at: float) -> list[dict[str, Any]]:
+    def read(self, row: Row) -> list[dict[str, Any]]:
         """Read the next event of the run. Returns the events of the stream that follow from it, without numbers."""
+        event, at = row.event, row.time
+        if isinstance(event, ToolStarted | ToolFinished | ModelReplied):
+            self._rows.append(row)
         self._totals(event)
         place = self._story.feed(event)
         if has_conversation(event.agent):
@@ -287,7 +295,7 @@ class ResponseState:
                 continue
             self._write_message(change.text)
             if change.ends:
-                self._end_message()
+                self._end_message(is_answer=True)
 
     def _write_message(self, text: str) -> None:
         if self._message is None:
@@ -303,12 +311,16 @@ class ResponseState:
         assert self._message is not None
         return {**self._about(self._message), "content_index": 0}
 
-    def _end_message(self, *, withdrawn: bool = False) -> None:
+    def _end_message(self, *, withdrawn: bool = False, is_answer: bool = False) -> None:
         """Complete the message. One that is withdrawn is left without content."""
         place, text = self._place(), "".join(self._written)
+        annotations = url_citations(self._rows, self.id.run_id, text) if is_answer else []
+        for number, each in enumerate(annotations):
+            about = {**place, "annotation_index": number}
+            self._emit("response.output_text.annotation.added", **about, annotation=each)
         self._emit("response.output_text.done", **place, text=text, logprobs=[])
-        self._emit("response.content_part.done", **place, part=output_text(text))
-        content = [] if withdrawn else [output_text(text)]
+        self._emit("response.content_part.done", **place, part=output_text(text, annotations))
+        content = [] if withdrawn else [output_text(text, annotations)]
         self._done(place["output_index"], content=content, status="incomplete" if withdrawn else "completed")
         self._message = None
 

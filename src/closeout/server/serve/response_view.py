@@ -60,7 +60,7 @@ class ResponseView:
             state.notes = event.origin.get("serve", {})
         elif isinstance(event, Noted) and event.name == RESPONSE_NOTE:
             state.notes = event.metadata
-        made = state.read(event, row.time)
+        made = state.read(row)
         if self.parts < self._wanted:
             return []
         for number, each in enumerate(made, self._next):

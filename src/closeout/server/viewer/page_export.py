@@ -12,6 +12,7 @@ from closeout.codec import encode_json
 from closeout.journal.events import ModelRequested
 from closeout.journal.store import Store
 from closeout.server.file_download import files_shape, run_files
+from closeout.server.viewer.cited_sources import all_sources
 from closeout.server.viewer.shapes import event_shape, run_shape
 from closeout.server.viewer.story_items import StoryItems
 
@@ -38,9 +39,8 @@ def export_run(store: Store, run_id: str) -> str:
     requests = [event_shape(row) for row in rows if isinstance(row.event, ModelRequested)]
     trial = trial_shape(store, run_id)
     found = files_shape(run_files(store, (row.event for row in rows)))
-    data = encode_json(
-        {"run": run, "story": story.take(), "requests": requests, "trial": trial, "files": found}
-    ).decode()
+    parts = {"run": run, "story": story.take(), "requests": requests, "trial": trial, "files": found}
+    data = encode_json({**parts, "sources": all_sources(rows)}).decode()
     data = data.replace("<", "\\u003c")  # so that no text in it can end the script element
     script, style = joined_modules("main"), (STATIC / "style.css").read_text("utf-8")
     # With these hashes no other script can run, whatever the data contains.

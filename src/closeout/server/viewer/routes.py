@@ -81,6 +81,7 @@ def add_viewer(app: web.Application, *, host: AgentHost | None = None) -> None:
     route.add_get("/viewer/api/runs/{run_id}/export", viewer.export)
     route.add_get("/viewer/api/runs/{run_id}/files", viewer.list_files)
     route.add_get("/viewer/api/runs/{run_id}/files/{name:.+}", viewer.send_run_file)
+    route.add_get("/viewer/api/runs/{run_id}/sources", viewer.show_sources)
     route.add_get("/viewer/api/evaluations", viewer.list_evaluations)
     route.add_get("/viewer/api/evaluations/{name}", viewer.show_evaluation)
     route.add_get("/viewer/api/usage", viewer.show_usage)
@@ -475,6 +476,18 @@ class _Viewer:
             return file_response(file, file.data)
 
         return await self._in_store(read, request)
+
+    async def show_sources(self, request: web.Request) -> web.Response:
+        """The citations of the run's answer and what the run read; with `handle` one result with its text."""
+        handle = request.query.get("handle", "")
+
+        def read(store: Store, run_id: str) -> dict[str, Any]:
+            from closeout.server.viewer.cited_sources import list_sources, show_source
+
+            rows = list(store.rows(run_id))
+            return show_source(rows, handle) if handle else list_sources(rows)
+
+        return json_response(await self._in_store(read, request))
 
     async def _in_store(self, read: Callable[[Store, str], T], request: web.Request) -> T:
         run_id = request.match_info["run_id"]

@@ -172,7 +172,7 @@ function shellWord(text) {
 }
 
 /** A link out of the viewer that names its host, whatever the address looks like; the address as text if it is no link. */
-function outsideLink(address, label) {
+export function outsideLink(address, label) {
   const url = URL.canParse(address) ? new URL(address) : null;
   if (!url || !/^https?:$/.test(url.protocol)) return h("code", null, revealed(address));
   const link = h("a.button.outside", { target: "_blank", rel: "noopener noreferrer", dir: "auto" }, t(label, { host: url.host }), " ↗");

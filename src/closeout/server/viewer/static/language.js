@@ -1,6 +1,14 @@
 // The words of the pages, in English and Chinese. The English text is the key.
 
 const CHINESE = {
+  "This file has the cited sources only.": "此文件只包含被引用的来源。",
+  "The model's provider cites this page. The run has not read it, so it is not kept here.": "该页面由模型提供方引用。本次运行没有读取它,因此这里没有保存。",
+  "The answer quotes nothing.": "答案没有引用任何内容。",
+  "Sources": "来源",
+  "Read": "读取时间",
+  "not found": "未找到",
+  "Also read": "其他已读内容",
+  "Address": "地址",
   "(no task)": "(无任务)",
   "1 evaluation": "1 个评测",
   "1 run": "1 次运行",

@@ -9,6 +9,7 @@ import { showPrompts } from "./prompts.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 import { exportedRun } from "./source.js";
+import { showSources } from "./sources.js";
 import { showUsage } from "./usage.js";
 
 const THEMES = ["auto", "light", "dark"];
@@ -24,15 +25,16 @@ const header = h("header.top");
 const main = h("main", { id: "main", tabindex: "-1" });
 const helpDialog = h("dialog", { id: "help" });
 
-/** #/, #/run/ID?e=SEQ, #/run/ID/prompts?e=SEQ, #/compare/ID/ID or …/ID/ID/ID, #/evaluations, #/evaluation/NAME?show=OUTCOME, #/usage?by=GROUPS. An exported file shows its run wherever it is opened. */
+/** #/, #/run/ID?e=SEQ, #/run/ID/prompts?e=SEQ, #/run/ID/sources?c=CITATION or ?r=HANDLE, #/compare/ID/ID or …/ID/ID/ID, #/evaluations, #/evaluation/NAME?show=OUTCOME, #/usage?by=GROUPS. An exported file shows its run wherever it is opened. */
 function readAddress() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...ids] = path.split("/").map(decode);
   const parameters = new URLSearchParams(query ?? "");
   const event = /^\d{1,15}$/.test(parameters.get("e") ?? "") ? Number(parameters.get("e")) : null;
   const exported = exportedRun();
-  if (exported) return { name: ids[1] === "prompts" ? "prompts" : "run", id: exported.run_id, ids, event, query: parameters };
-  if (name === "run" && ids[0]) return { name: ids[1] === "prompts" ? "prompts" : "run", id: ids[0], ids, event, query: parameters };
+  const ofRun = ["prompts", "sources"].includes(ids[1]) ? ids[1] : "run";
+  if (exported) return { name: ofRun, id: exported.run_id, ids, event, query: parameters };
+  if (name === "run" && ids[0]) return { name: ofRun, id: ids[0], ids, event, query: parameters };
   if (name === "compare" && ids[0]) return { name: "compare", ids: ids.filter(Boolean).slice(0, 3), event, query: parameters };
   if (name === "evaluation" && ids[0]) return { name, id: ids[0], ids, event, query: parameters };
   if (name === "evaluations" || name === "usage") return { name, ids, event, query: parameters };
@@ -47,9 +49,9 @@ function decode(text) {
   }
 }
 
-const PAGES = { runs: showRuns, run: showRun, prompts: showPrompts, compare: showCompare, evaluations: showEvaluations, evaluation: showEvaluation, usage: showUsage };
+const PAGES = { runs: showRuns, run: showRun, prompts: showPrompts, sources: showSources, compare: showCompare, evaluations: showEvaluations, evaluation: showEvaluation, usage: showUsage };
 /** The pages of the header, with the names of the pages below each. */
-const SECTIONS = { "#/": ["Runs", "runs", "run", "prompts", "compare"], "#/evaluations": ["Evaluations", "evaluations", "evaluation"], "#/usage": ["Usage", "usage"] };
+const SECTIONS = { "#/": ["Runs", "runs", "run", "prompts", "sources", "compare"], "#/evaluations": ["Evaluations", "evaluations", "evaluation"], "#/usage": ["Usage", "usage"] };
 
 async function show() {
   const route = readAddress();

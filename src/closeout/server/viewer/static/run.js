@@ -204,6 +204,7 @@ class RunPage {
       ),
       h("div.actions", null,
         h("a.button", { href: `#/run/${encodeURIComponent(this.runId)}/prompts` }, t("Prompts")),
+        h("a.button", { href: `#/run/${encodeURIComponent(this.runId)}/sources` }, t("Sources")),
         exportedRun() ? null : h("a.button", { href: `#/compare/${encodeURIComponent(this.runId)}` }, t("Compare")),
         exportedRun() ? null : h("a.button", { href: exportAddress(this.runId), download: `${this.runId}.html` }, t("Export"))),
     );

@@ -44,6 +44,16 @@ export async function loadTrial(id) {
   return fetchJson(`${runPath(id)}/trial`);
 }
 
+/** The citations of a run's answer, and what the run read: {citations, sources}. */
+export async function listSources(id) {
+  return exportedData ? exportedData.sources : fetchJson(`${runPath(id)}/sources`);
+}
+
+/** One result with its texts in pieces; null if an exported file does not have it. */
+export async function loadSource(id, handle) {
+  return exportedData ? exportedData.sources.texts[handle] ?? null : fetchJson(`${runPath(id)}/sources`, { handle });
+}
+
 /** The files of a run: {name, media_type, size, left, image} each. */
 export async function listFiles(id) {
   if (exportedData) return exportedData.files;
