@@ -231,7 +231,7 @@ async def test_the_clock_of_the_database_decides(database: DatabaseHome, monkeyp
 
 
 async def test_news_of_a_database_come_without_polling(database: DatabaseHome, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("run.lookout.LOOK_SECONDS", "journal.following.FIRST_LOOK", "journal.following.LAST_LOOK"):
+    for name in ("fleet.lookout.LOOK_SECONDS", "journal.following.FIRST_LOOK", "journal.following.LAST_LOOK"):
         monkeypatch.setattr(f"closeout.{name}", 600.0)
     with closing(Store(database)) as store:
         paid: list[str] = []
