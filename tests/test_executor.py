@@ -14,6 +14,7 @@ from closeout.compat.wrapper import UnifiedToolWrapper
 from closeout.errors import ToolError
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry
+from closeout.tools import running
 from closeout.tools.executor import CallOutcome, PlannedCall
 
 SEARCH = {"type": "object", "properties": {"q": {"type": "string"}, "num": {"type": "integer"}}, "required": ["q"]}
@@ -290,6 +291,7 @@ async def test_what_managers_report_as_failed_is_an_error_to_roll_back() -> None
         (SystemExit(3), "Error: SystemExit: 3"),
         (RuntimeError(), "Error: RuntimeError"),
         (asyncio.CancelledError(), "Error: CancelledError"),
+        (GeneratorExit(), "Error: GeneratorExit"),
     ],
 )
 async def test_exceptions_become_outputs(error: BaseException, text: str) -> None:
@@ -316,6 +318,39 @@ async def test_a_tool_that_hangs_is_ended_at_its_deadline() -> None:
     assert ended.is_set()
     outcome = await one(ToolExecutor(Source(tool("t", hangs, timeout=0.01, read_only=True, retries=0))), "t")
     assert outcome.text == late
+
+
+async def test_a_tool_that_does_not_stop_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "GRACE_SECONDS", 0.01)
+    release = asyncio.Event()
+
+    async def cleans_up_for_long() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await release.wait()
+
+    outcome = await one(ToolExecutor(Source(tool("t", cleans_up_for_long, timeout=0.01))), "t")
+    assert outcome.output.telemetry.error_code == "TimeoutError"
+    assert "may or may not have taken effect" in outcome.text
+
+    cancelled = asyncio.create_task(one(ToolExecutor(Source(tool("t", cleans_up_for_long))), "t"))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    release.set()
+
+
+async def test_a_tool_may_return_what_it_has_at_its_deadline() -> None:
+    async def returns_a_part() -> str:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            return "half of it"
+        return "all"
+
+    assert (await one(ToolExecutor(Source(tool("t", returns_a_part, timeout=0.01))), "t")).text == "half of it"
 
 
 async def test_a_late_call_that_is_declared_to_have_effects_is_not_made_again_at_once() -> None:

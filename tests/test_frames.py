@@ -81,7 +81,7 @@ async def test_a_closing_request_is_at_most_thirteen_frames_deep(dialect: str, s
 async def test_a_tool_is_called_at_most_twelve_frames_below_the_run() -> None:
     stacks: list[list[str]] = []
 
-    @tool(read_only=True)
+    @tool(read_only=True, timeout=None)  # a call with a timeout has a task, and with it a stack, of its own
     async def look(key: str) -> str:
         """Look up a key."""
         stacks.append(our_frames())

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import logging
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -59,6 +59,7 @@ _EXPECTED = (ToolError, UsageError, TimeoutError, asyncio.CancelledError)
 TRACEBACK_FRAMES = 20  # innermost ones that the record keeps
 _MAX_MESSAGE = 2_000  # characters of an exception's text that are kept
 _MAX_DELAY = 8.0  # seconds
+GRACE_SECONDS = 2.0  # Seconds that a cancelled call may take to clean up before the run goes on without it.
 # The smallest limit of the large vendors; all of them scale a picture down to far less before the model sees it.
 MAY_HAVE_EFFECT = "It may or may not have taken effect; check before you make it again."
 MAX_IMAGE_BYTES = 5_000_000
@@ -84,7 +85,7 @@ class ToolSource(Protocol):
     def specs(self) -> Any:
         """The tools on offer, a sequence of ToolSpec."""
 
-    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any], /, *progress: Any) -> Any:
+    def call(self, spec: ToolSpec, arguments: Mapping[str, Any], /, *progress: Any) -> Coroutine[Any, Any, Any]:
         """Return the raw result; raise on failure.
 
         A source with a true attribute `takes_progress` also gets a callback for the call's progress.
@@ -135,7 +136,9 @@ async def run_tool(
                 measuring = note_cpu_time.set(meter.note_cpu_time)
                 try:
                     given = arguments if guard is None else await guard.fill(spec, arguments)
-                    value = await source.call(spec, _own(given), *extra)
+                    call = source.call(spec, _own(given), *extra)
+                    # A tool without a timeout has limits of its own.
+                    value = await (call if spec.policy.timeout is None else _stoppable(call, spec.name, deadline))
                 finally:
                     note_cpu_time.reset(measuring)
         except asyncio.CancelledError as error:
@@ -143,8 +146,8 @@ async def run_tool(
             if task is not None and task.cancelling():
                 raise
             failure: BaseException = error  # the tool cancelled something of its own
-        except (KeyboardInterrupt, GeneratorExit, Suspended):
-            raise  # the program is being stopped, this coroutine closed, or the run suspended
+        except (KeyboardInterrupt, Suspended):
+            raise  # the program is being stopped, or the run suspended
         except BaseException as error:
             failure = error
             if isinstance(error, TimeoutError) and deadline.expired():
@@ -175,6 +178,34 @@ async def run_tool(
         if guard is None:  # the exception's own text may hold what it hides
             logger.debug("Tool %s raised an exception.", spec.name, exc_info=failure)
     return output if guard is None else await guard.clean(output)
+
+
+async def _stoppable(call: Coroutine[Any, Any, Any], name: str, deadline: asyncio.Timeout) -> Any:
+    """Await a call in a task of its own, which is left behind if it does not stop soon after it is cancelled."""
+    task = asyncio.create_task(_caught(call), name=f"tool {name}")
+    try:
+        await asyncio.wait((task,))
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait((task,), timeout=GRACE_SECONDS)
+        if not task.done():
+            logger.warning("Tool %s still runs %g seconds after it was cancelled.", name, GRACE_SECONDS)
+        if not task.done() or task.cancelled() or not deadline.expired():
+            raise
+    value, error = task.result()
+    if error is not None:
+        raise error
+    return value
+
+
+async def _caught(call: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """Return the value and the exception of a call. A task that raises SystemExit would stop the event loop."""
+    try:
+        return await call, None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return None, error
 
 
 def failed_output(
