@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from closeout import read_tool_calls
 from closeout.dialects.protocol import get_dialect
 from closeout.messages import Delta, ModelReply
+from closeout.parsing.read_reply import read_reply
 from closeout.parsing.reasoning import ThinkingSplitter, split_reasoning, split_thinking
 
 FENCED = "Templates cut it out:\n\n```jinja\n{{ content.split('</think>')[-1] }}\n```\nThat is all."
@@ -123,3 +124,33 @@ def test_any_way_of_cutting_a_stream_gives_the_same(text, size):
     assert streamed(text, size) == streamed(text, len(text) or 1)
     told = "".join(piece for _, piece in streamed(text, size))
     assert len(told) <= len(text)
+
+
+CHANNELS = {
+    "Harmony": "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>42<|return|>",
+    "Harmony, its first header in the prompt": "hm<|end|><|start|>assistant<|channel|>final<|message|>42",
+    "Harmony, with a preamble": "<|channel|>commentary<|message|>hm<|end|><|channel|>final<|message|>42",
+    "Harmony without its tokens": "analysishm\n\nassistantfinal42",
+    "Kimi K3": "<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>42<|close|>response<|sep|>",
+    "Kimi K3, begun by the prompt": "hm<|close|>think<|sep|><|open|>response<|sep|>42<|close|>response<|sep|>",
+    "a closing tag with two slashes": "hm<//think>42",
+    "marks of a response": "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>42<|END_RESPONSE|>",
+    "marks of a turn": "<|im_start|>assistant\n<think>hm</think>42<|im_end|>\n<|im_start|>user",
+}
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_the_answer_of_a_reply_in_channels_is_what_its_final_channel_says(name):
+    for dialect in ("function_call", "mcp_xml"):
+        reading = read_reply(ModelReply(CHANNELS[name], finish_reason="stop"), get_dialect(dialect).reader(()), ())
+        assert (reading.answer, reading.reasoning) == ("42", "hm")
+
+
+def test_a_text_that_mentions_channels_is_left_as_it_is():
+    for text in (
+        "Harmony writes <|channel|>final<|message|> before the answer.",
+        "The analysis shows that assistantfinal is one word.",
+        "A turn ends with `<|im_end|>`.",
+    ):
+        reading = read_reply(ModelReply(text, finish_reason="stop"), get_dialect("function_call").reader(()), ())
+        assert (reading.answer, reading.reasoning, reading.repairs) == (text, "", ())

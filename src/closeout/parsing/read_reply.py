@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from closeout.messages import SHOULD_BREAK, Defect, ModelReply, Reading, Repair, ToolSpec
-from closeout.parsing.forms import Form
+from closeout.parsing.forms import Form, split_channels
 from closeout.parsing.readers import Reader, unfinished
 from closeout.parsing.repetition import REPEATING, repeated_tail
 from closeout.parsing.salvage import salvage
@@ -52,7 +52,18 @@ def read_reply(
         start = repeated_tail(reply.text)
         if start >= 0 or repeated_tail(reply.reasoning) >= 0:
             return Reading(reply.text[: max(start, 0)], reply.reasoning, defects=(REPEATING,))
-    reading = replace(reader.close(reply), attached=reply.attached, ends=reply.finish_reason == SHOULD_BREAK)
+    repairs: tuple[Repair, ...] = ()
+    if not reply.tool_calls and (split := split_channels(reply.text)) is not None:
+        reasoning = "\n".join(filter(None, (reply.reasoning, split[0])))
+        repairs = (Repair("channels", "reply", reply.text[:80], after=split[1][:80]),)
+        reply = replace(reply, text=split[1], reasoning=reasoning)
+    reading = reader.close(reply)
+    reading = replace(
+        reading,
+        attached=reply.attached,
+        ends=reply.finish_reason == SHOULD_BREAK,
+        repairs=(*repairs, *reading.repairs),
+    )
     if reading.calls:
         return reading
     if not (reply.finished or reading.defects):

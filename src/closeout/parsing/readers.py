@@ -12,7 +12,13 @@ from closeout.messages import Defect, Delta, ModelReply, Reading, Repair, ToolCa
 from closeout.parsing.action_keys import contradiction, names_in, read_object
 from closeout.parsing.forms import Form, FormDetector, OfferedNames
 from closeout.parsing.react import CotAgentOutputParser, CotEvent, Markers
-from closeout.parsing.reasoning import ThinkingSplitter, split_reasoning, split_thinking, split_until
+from closeout.parsing.reasoning import (
+    ThinkingSplitter,
+    split_reasoning,
+    split_thinking,
+    split_until,
+    without_turn_marks,
+)
 from closeout.parsing.salvage import AMID_TEXT, begins_quotation, only_ends
 from closeout.parsing.use_mcp_tool import OPENING_TAG, CallScanner
 from closeout.records import record
@@ -150,6 +156,7 @@ class NativeReader:
         calls, defects = read_native_calls(reply)
         if calls or defects:
             return Reading(text, reasoning, calls, defects=defects, raw=reply.text)
+        text = without_turn_marks(text)
         if not text.strip():
             defect = _EMPTY if reply.finished else unfinished(reply)
             return Reading(text, reasoning, defects=(defect,), raw=reply.text)
@@ -463,6 +470,7 @@ class McpXmlReader:
     def _without_call(self, text: str, reasoning: str, reply: ModelReply, truncated: bool) -> Reading:
         if reply.tool_calls:
             return _native_instead(Reading(text, reasoning, raw=text), reply)
+        text = without_turn_marks(text)
         if not text.strip():
             return Reading("", reasoning, defects=(unfinished(reply) if truncated else _EMPTY,), raw=text)
         return Reading(text, reasoning, answer=text, defects=(unfinished(reply),) if truncated else (), raw=text)

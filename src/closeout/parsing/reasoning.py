@@ -22,6 +22,7 @@ __all__ = [
     "split_thinking",
     "split_until",
     "undecided_tail",
+    "without_turn_marks",
 ]
 
 THINKING_TAGS = ("think", "thinking", "thought", "reasoning", "seed:think", "mm:think")
@@ -40,20 +41,22 @@ _ANY_PAIR = "|".join(
     rf"|(?P<c{index}>{re.escape(closing)})"
     for index, (opening, closing) in enumerate(_PAIRS, 1)
 )
-_EVERY = rf"(?P<o0>(?i:<(?:{_TAG_NAMES})\s?>))|(?P<c0>(?i:</(?:{_TAG_NAMES})\s?>))|{_ANY_PAIR}"
+_EVERY = rf"(?P<o0>(?i:<(?:{_TAG_NAMES})\s?>))|(?P<c0>(?i:<//?(?:{_TAG_NAMES})\s?>))|{_ANY_PAIR}"
 _MARK = re.compile(rf"(?=[<\[◁])(?:{_EVERY})")
 _SIGNS = re.compile(r"[<\[◁`~\n]")
 _BEGINNINGS = sorted({mark[:size] for pair in _PAIRS for mark in pair for size in range(1, len(mark))}, reverse=True)
-_PART = re.compile(rf"(?:</?[a-z:_]{{0,14}}\s?|{'|'.join(map(re.escape, _BEGINNINGS))})\Z", re.IGNORECASE)
-_LONGEST = max(map(len, (*THINKING_TAGS, *(mark for pair in _PAIRS for mark in pair)))) + 4
+_PART = re.compile(rf"(?:</?/?[a-z:_]{{0,14}}\s?|{'|'.join(map(re.escape, _BEGINNINGS))})\Z", re.IGNORECASE)
+_LONGEST = max(map(len, (*THINKING_TAGS, *(mark for pair in _PAIRS for mark in pair)))) + 5
 
 # What ends a turn or names its speaker in the common chat templates; never part of the reply.
 _TURN_END = re.compile(
     r"(?:</s>|<\|(?:im_end|eot_id|eom_id|eot|eom|end|return|call|endoftext|end_of_text|role_end|observation|user|eos"
-    r"|END_OF_TURN_TOKEN|message_sep)\|>|<｜end▁of▁sentence｜>|<turn\|>|<end_of_turn>|\[e~\[|<eos>)\Z"
+    r"|END_OF_TURN_TOKEN|message_sep)\|>|<｜end▁of▁sentence｜>|<turn\|>|<end_of_turn>|\[e~\[|<eos>"
+    r"|<\|im_start\|>\w{0,16})\Z"
 )
+_TURN_BEGIN = re.compile(r"\s*<\|(?:assistant\|>|im_start\|>(?:assistant\b)?)\s*")
 _LONGEST_END = 24  # characters
-_RESPONSE_MARK = re.compile(r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
+_RESPONSE_MARK = re.compile(r"<\|(?:(?:START|END)_(?:RESPONSE|TEXT)|(?:begin|end)_of_solution)\|>")
 _CITATION = re.compile(r"</?co(?:: ?[\d:,\[\] ]{1,200})?>")
 _WHOLE_FENCE = re.compile(r"```\w{0,16}[ \t]*\n(?P<body>[^`]*+(?:`(?!``)[^`]*+)*+)```\Z")
 _WRAPPERS = (("<response>", "</response>"), ("<answer>", "</answer>"))
@@ -377,17 +380,25 @@ def _stripped(text: str, stop: int) -> int:
     return stop
 
 
+def without_turn_marks(text: str) -> str:
+    """Return a reply without the marks of turns and responses around it; unchanged if it has none."""
+    if "<" not in text and "[" not in text:
+        return text
+    said = _RESPONSE_MARK.sub("", text) if "<|" in text else text
+    stop = _stripped(said, len(said))
+    while end := _TURN_END.search(said, max(0, stop - _LONGEST_END), stop):
+        stop = _stripped(said, end.start())
+    begin = _TURN_BEGIN.match(said, 0, stop)
+    bare = said[begin.end() if begin else 0 : stop]
+    return text if bare == text.rstrip() else bare
+
+
 def plain_content(text: str, unfence: bool = False) -> str:
     """The reply, without the marks of turns, responses and citations around it, stripped.
 
     `unfence`: and without the code fence that holds all of it.
     """
-    if "<|" in text:
-        text = _RESPONSE_MARK.sub("", text)
-    stop = _stripped(text, len(text))
-    while end := _TURN_END.search(text, max(0, stop - _LONGEST_END), stop):
-        stop = _stripped(text, end.start())
-    text = text[:stop].strip()
+    text = without_turn_marks(text).strip()
     if "</co" in text:
         text = _CITATION.sub("", text)
     for opener, closer in _WRAPPERS:

@@ -100,7 +100,7 @@ class Governor:
         is_known = reply.finish_reason == "length" and reading.answer is not None
         if defect is not None and not (defect.code == "truncated" and is_known):
             return Verdict(reply=reply, defect=defect)
-        if in_text and reading.answer is not None:
+        if (in_text or reading.repairs) and reading.answer is not None:
             shown = replace(reply, text=reading.answer, reasoning=reading.reasoning)
             return Verdict(reply=shown, repairs=reading.repairs)
         return Verdict(reply=reply)

@@ -3,6 +3,7 @@
 The dialects' own streaming readers are in `closeout.parsing.react` and `closeout.parsing.mcp_xml_reader`.
 """
 
+from closeout.parsing.forms.channels import split_channels
 from closeout.parsing.forms.form import Block, Form, Found, ToolCallsRead
 from closeout.parsing.forms.json_values import Source
 from closeout.parsing.forms.offered import OfferedNames
@@ -21,4 +22,5 @@ __all__ = [
     "families",
     "forms_of",
     "read_tool_calls",
+    "split_channels",
 ]

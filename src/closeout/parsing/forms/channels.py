@@ -14,7 +14,7 @@ from closeout.parsing.forms.json_values import Loaded, Pairs, Source, load, valu
 from closeout.parsing.forms.offered import OfferedNames, typed
 from closeout.parsing.forms.tag_calls import MUSE_GLIMMER, MUSE_INVOKE, TagGrammar, read_tagged_calls
 
-__all__ = ["CHANNELS", "FUNCTIONARY", "GLIMMER_CHANNELS", "KIMI_K3", "MUSE_CHANNELS"]
+__all__ = ["CHANNELS", "FUNCTIONARY", "GLIMMER_CHANNELS", "KIMI_K3", "MUSE_CHANNELS", "split_channels"]
 
 _HARMONY_TOKEN = re.compile(r"<\|(start|channel|message|constrain|end|call|return|eom|eot)\|>")
 _RECIPIENT = re.compile(r"\bto=([^\s<|]{1,200})")
@@ -43,11 +43,13 @@ def read_channels(
     blocks: list[Block] = []
     thought: list[str] = []
     said: list[str] = []
-    for message in _messages(source):
+    messages = list(_messages(source))
+    is_final = any(message.channel == "final" for message in messages)
+    for message in messages:
         text = source.text[message.begin : message.end]
         if message.recipient not in _NOBODY:
             blocks.append(body(source, toolbox, message))
-        elif message.channel == "analysis" or message.recipient == "self":
+        elif message.channel == "analysis" or message.recipient == "self" or (is_final and message.channel != "final"):
             thought.append(text.strip())
         else:
             said.append(text)
@@ -279,3 +281,21 @@ def _close(element: _Element, stack: list[_Element], blocks: list[Block], end: i
 
 
 KIMI_K3 = (Form("kimi_k3", ("<|open|>", "<|close|>"), read_kimi_k3, channels=True),)
+
+# A text in channels begins with a token, or its first token ends the message whose header the prompt wrote.
+_IN_CHANNELS = re.compile(
+    r"\s*<\|(?:start|channel|message|open)\|>|(?:(?!<\|)[\s\S])*+<\|(?:end\|>\s*<\|start|close)\|>"
+)
+# What remains of Harmony's tokens on servers that drop them.
+_WITHOUT_TOKENS = re.compile(r"\s*analysis(?P<thought>(?!\s)[\s\S]*?)assistantfinal(?P<said>[\s\S]*)")
+
+
+def split_channels(text: str) -> tuple[str, str] | None:
+    """Return reasoning and content of a reply in channels that calls no tool; None for any other reply."""
+    if dropped := _WITHOUT_TOKENS.fullmatch(text):
+        return dropped["thought"].strip(), dropped["said"].strip()
+    for form in (CHANNELS, *KIMI_K3):
+        if any(mark in text for mark in form.markers) and _IN_CHANNELS.match(text):
+            found = form.find(Source(text), OfferedNames(()))
+            return None if found.blocks else (found.reasoning, (found.content or "").strip())
+    return None
