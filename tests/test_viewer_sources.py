@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aiohttp.test_utils import TestClient
 
-from closeout import Agent, Report, tool
+from closeout import Agent, Check, Report, cited, tool
 from closeout.journal.readonly import open_to_read
 from closeout.messages import ModelReply
 from closeout.server.viewer.page_export import export_run
@@ -49,7 +49,8 @@ def cited_run(home: Path) -> str:
         },
     )
     script = [call("fetch", url="https://example.org/canal"), call("search", query="gates"), call("search", query="x")]
-    agent = Agent(ScriptedClient([*script, report]), [fetch, search], answer=Report, home=home)
+    accepts = Check(cited(), times=0)
+    agent = Agent(ScriptedClient([*script, report]), [fetch, search], answer=Report, check=accepts, home=home)
     return run_apart(agent, "When did it open?")
 
 

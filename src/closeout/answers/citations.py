@@ -11,12 +11,24 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, Field
 
+from closeout.answers.reading import AnswerContract
 from closeout.answers.sources import Evidence, sources_of
-from closeout.answers.user_checks import CheckedRun, CheckFunction
+from closeout.answers.user_checks import Check, CheckedRun, CheckFunction
 from closeout.journal.events import ModelReplied, has_conversation
 from closeout.journal.store import Row
 
-__all__ = ["Citation", "Cited", "Claim", "Quote", "Report", "citations_in", "citations_of", "cited", "quotes_in"]
+__all__ = [
+    "Citation",
+    "Cited",
+    "Claim",
+    "Quote",
+    "Report",
+    "citations_in",
+    "citations_of",
+    "cited",
+    "quotes_in",
+    "with_quotes_checked",
+]
 
 T = TypeVar("T")
 
@@ -40,14 +52,14 @@ class Claim(BaseModel):
 
 
 class Report(BaseModel):
-    """An answer whose every claim has quotes: `Agent(answer=Report, check=cited())`."""
+    """An answer whose every claim has quotes, each looked up in the results of the run: `Agent(answer=Report)`."""
 
     title: str
     claims: list[Claim] = Field(min_length=1)
 
 
 class Cited(BaseModel, Generic[T]):
-    """A value and the quotes that support it: `Agent(answer=Cited[int], check=cited())`."""
+    """A value and the quotes that support it, each looked up in the results of the run: `Agent(answer=Cited[int])`."""
 
     value: T
     quotes: list[Quote] = Field(min_length=1)
@@ -177,29 +189,53 @@ def _looked_up(quote: Quote, sources: Mapping[str, Evidence]) -> Citation:
 
 
 def _belongs(name: str, handle: str) -> bool:
-    """Return whether a result is the one that a quote names, or of the sub-agent or program that it names."""
-    return name == handle or name.startswith(f"{handle}:")
+    """Return whether a result is the one that a quote names, or of the sub-agent or program that it names.
+
+    A sub-agent knows its results by shorter names, and its report is quoted with these.
+    """
+    return name.startswith((f"{handle}:", f"{handle}/")) or f"/{name}".endswith(f"/{handle}")
+
+
+def with_quotes_checked(checks: tuple[Check, ...], contract: AnswerContract[Any] | None) -> tuple[Check, ...]:
+    """Return an agent's checks, and `cited()` if its answers contain `Quote` objects and none of them is `cited()`."""
+    schema = getattr(contract, "schema", None)
+    parts = (schema, *schema.get("$defs", {}).values()) if isinstance(schema, Mapping) else ()
+    is_checked = any(isinstance(each.function, _QuotesAreLiteral) for each in checks)
+    if is_checked or not parts or Quote.model_json_schema() not in parts:
+        return checks
+    return (*checks, Check(cited(least=0), then="unanswered"))
 
 
 def cited(*, least: int = 1) -> CheckFunction:
     """Return a check that refuses an answer with a quote that is in no result of the run.
 
+    An answer that contains `Quote` objects, such as a `Report`, is checked without it, and a wrong one does not stand.
+    Pass the check for text, or to say what follows:
+
     ```python
-    Agent(model, tools, answer=Report, check=Check(cited(), then="unanswered"))
+    Agent(model, tools, answer=Report, check=Check(cited(), then="accept"))
     ```
 
     Args:
         least: The number of quotes that an answer must have.
     """
+    return _QuotesAreLiteral(least)
 
-    def quotes_are_literal(answer: str, run: CheckedRun[Any]) -> str | None:
+
+@dataclass(frozen=True)
+class _QuotesAreLiteral:
+    least: int
+
+    __name__ = "cited"
+
+    def __call__(self, answer: str, run: CheckedRun[Any]) -> str | None:
         quotes = quotes_in(answer, run.value)
-        if len(quotes) < least:
-            return f'The answer has {len(quotes)} of at least {least} quotes. Quote as [r3: "words of the result"].'
+        if len(quotes) < self.least:
+            return (
+                f'The answer has {len(quotes)} of at least {self.least} quotes. Quote as [r3: "words of the result"].'
+            )
         wrong = [citation.problem for citation in citations_of(quotes, run.sources) if citation.problem]
         if not wrong:
             return None
         more = f" {len(wrong) - _MOST_PROBLEMS} more quotes are wrong." if len(wrong) > _MOST_PROBLEMS else ""
         return f"Quotes must be copied from tool results. {' '.join(wrong[:_MOST_PROBLEMS])}{more}"
-
-    return quotes_are_literal

@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+from closeout.answers.citations import with_quotes_checked
 from closeout.answers.contracts import Text
 from closeout.answers.formatter import OutputFormatter, extracted_by
 from closeout.answers.reading import AnswerContract
@@ -132,6 +133,7 @@ class Assembler:
         flow = spec.flow
         instructions = parts.instructions() if spec.instructions is None else spec.instructions
         answer = parts.answer() if spec.answer is None else spec.answer
+        contract = None if answer is None else contract_of(answer)
         executor = spec.tool_executor or parts.imported("tool_executor")
         generator = spec.answer_generator or parts.imported("answer_generator")
         return replace(
@@ -142,7 +144,7 @@ class Assembler:
             deps_type=parts.imported("deps_type") if spec.deps_type is None else spec.deps_type,
             home=check_home(spec.home),
             output_formatter=check_part("output_formatter", spec.output_formatter or parts.made("output_formatter")),
-            answer=None if answer is None else contract_of(answer),
+            answer=contract,
             tool_executor=check_callable("tool_executor", "ToolExecutor", executor),
             answer_generator=check_callable("answer_generator", "AnswerGenerator", generator),
             output_parser=check_callable("output_parser", "CotAgentOutputParser", spec.output_parser),
@@ -151,7 +153,7 @@ class Assembler:
             forms=check_forms(check_list("forms", spec.forms, "[Form(…)]")),
             encodings=tuple(map(check_encoding, check_list("encodings", spec.encodings, "[Encoding(…)]"))),
             strategy=check_strategy(spec.strategy or parts.strategy()),
-            check=read_checks(spec.check) or parts.checks(),
+            check=with_quotes_checked(read_checks(spec.check) or parts.checks(), contract),
             skills=parts.skills(check_list("skills", spec.skills, '["skills"]')),
             listeners=(*parts.listeners(), *check_listeners(spec.listeners)),
             version=check_text("version", spec.version),

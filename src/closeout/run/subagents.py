@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from closeout.answers.experience import experience_from
+from closeout.answers.sources import sources_of
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import EvictionPolicy
 from closeout.errors import ToolDefinitionError, ToolError, UsageError
 from closeout.journal.events import AgentEnded, AgentStarted
 from closeout.messages import Message, ModelRequest, RequestInfo, ToolPolicy
 from closeout.parsing.reasoning import split_thinking
+from closeout.results.artifacts import Artifact, ArtifactStore, NormalArtifacts
 from closeout.results.artifacts import read_result as read_stored
 from closeout.results.budgets import DEFAULT_BUDGET
 from closeout.results.tokens import estimate_tokens
@@ -74,7 +76,13 @@ def read_result_tool(handle: str, offset: int = 0, path: str | None = None, patt
     scope = current_scope()
     if scope is None:
         raise ToolError("read_result works only inside a run.")
-    return read_stored(scope.artifacts, handle, offset=offset, path=path, pattern=pattern)
+    store: ArtifactStore = scope.artifacts
+    if "/" in handle and store.get(handle) is None:  # of a sub-agent, which may have worked in an earlier process
+        below, found = f"{scope.path}/{handle}".partition("/")[2], sources_of(scope.journal.rows())
+        if (source := found.get(below) or found.get(handle)) is not None:
+            store = NormalArtifacts()
+            store.put(handle, Artifact(source.value, source.tool))
+    return read_stored(store, handle, offset=offset, path=path, pattern=pattern)
 
 
 def as_tool(something: Any) -> AnyTool:
