@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,19 @@ async def test_a_tool_that_returns_anything_gives_a_result_of_bounded_size(make:
     assert all(len(message.text) < 60_000 for message in client.requests[-1].messages)
     again = await Agent(ScriptedClient([]), [give], home=home).resume(result.run_id)
     assert again.answer == "42"
+
+
+async def test_a_value_that_is_missing_is_shown_as_null_and_not_as_a_tool_without_a_result() -> None:
+    for value, shown in ((float("nan"), "null"), (Decimal("NaN"), "null"), (None, "no result")):
+
+        @tool(read_only=True)
+        def give() -> Any:
+            """Give something."""
+            return value  # noqa: B023  called in this round
+
+        client = ScriptedClient([call("give"), answer("42")])
+        await Agent(client, [give], home=False).run("What?")
+        assert client.requests[-1].messages[-1].text == shown
 
 
 async def test_a_tool_that_changes_its_arguments_changes_nothing_but_its_own(home: Path) -> None:

@@ -245,7 +245,7 @@ def test_a_result_shows_its_parts_and_keeps_them_whole() -> None:
 def test_structured_content_is_shown_once() -> None:
     repeated = {"type": "text", "text": '{"a": 1}'}
     assert McpResult((repeated,), {"a": 1}).value == {"a": 1}
-    assert McpResult((repeated,), {"result": [1, 2]}).value == [1, 2]
+    assert McpResult(({"type": "text", "text": "[1, 2]"},), {"result": [1, 2]}).value == [1, 2]
     assert McpResult((), None).value == ""
     exact = {"type": "text", "text": '{"paid": [12345678901234567.89, 1e400, 0.5]}'}
     whole = McpResult((exact,), json.loads(exact["text"]))

@@ -40,6 +40,7 @@ from closeout.tools.call_records import CallOutcome
 from closeout.tools.manager import ToolManager
 from closeout.tools.mcp import mcp_client
 from closeout.tools.mcp.mcp_config import read_servers
+from closeout.tools.mcp.mcp_result import McpResult
 from closeout.tools.running import CallUnsure
 from closeout.tools.tool import tool
 from serving import listening
@@ -423,10 +424,14 @@ async def test_a_name_that_several_have_is_told_apart_by_its_server() -> None:
         assert names["table"] is None
         assert names["everything-table"] == names["everything-add"] == "everything"
         assert names["twin-add"] == names["say_hello"] == "twin"
+        prices = [name for name in names if "price_now" in name]
+        assert len(prices) == 2, "names that differ in what no API accepts"
         assert not {"add", "hang", "crash", "say.hello"} & set(names)
         specs = {spec.name: spec for spec in manager.specs()}
         assert await manager.call(specs["everything-add"], {"a": 1, "b": 2}) == 3
         assert await manager.call(specs["twin-add"], {"a": 1, "b": 2}) == "12"
+        found = {await manager.call(specs[name], {}) for name in prices}
+        assert found == {"price with a full stop", "price with a slash"}
         for server, name, answer in (("twin", "add", "12"), ("twin", "twin-add", "12"), ("twin", "say.hello", "hello")):
             arguments = {"a": 1, "b": 2} if "add" in name else {}
             assert (await manager.execute_tool_call(server, name, arguments))["result"] == answer
@@ -783,6 +788,18 @@ async def test_progress_without_end_is_bounded(skip_time: Callable[[float], None
         with pytest.raises(ToolError, match="or 3000 s in all"):
             await server.call("endless", {}, ToolPolicy(), report)
     assert 11 <= len(seen) < 59, "ten of 290 s are within the bound, the next is not, and the server has 59"
+
+
+def test_text_that_says_more_than_the_structured_content_is_shown_with_it() -> None:
+    def shown(structured: Any, *texts: str) -> Any:
+        return McpResult(tuple({"type": "text", "text": each} for each in texts), structured).value
+
+    assert shown({"price": 4}, '{\n "price": 4}') == {"price": 4}
+    assert shown({"result": [1, 2]}, "1", "2") == [1, 2]
+    assert shown({"result": "tea"}, "tea") == "tea"
+    assert shown({"price": 4}) == {"price": 4}
+    more = {"type": "text", "text": "4 today, 5 tomorrow"}
+    assert shown({"price": 4}, more["text"]) == {"result": {"price": 4}, "content": [more]}
 
 
 async def test_base64_in_structured_content_never_reaches_the_prompt() -> None:

@@ -50,6 +50,15 @@ EXTRACT = {
 }
 
 
+def test_an_empty_list_is_an_empty_object_as_php_writes_it() -> None:
+    for schema in ({"type": "object"}, {"type": "object", "properties": {"a": {"type": "string"}}}):
+        found = repair_arguments("[]", schema)
+        assert (found.arguments, kinds(found)) == ({}, ["empty_arguments"])
+    one_list = {"type": "object", "properties": {"ids": {"type": "array"}}, "required": ["ids"]}
+    assert repair_arguments("[]", one_list).arguments == {"ids": []}
+    assert repair_arguments("[]", SEARCH).errors
+
+
 def kinds(repaired: RepairedArguments) -> list[str]:
     return [repair.kind for repair in repaired.repairs]
 
@@ -93,6 +102,7 @@ def kinds(repaired: RepairedArguments) -> list[str]:
         ("hello world", {"q": "hello world"}, "lone_value"),
         (["x"], {"q": "x"}, "lone_value"),
         ([{"q": "x"}], {"q": "x"}, "list_to_value"),
+        ('{"q": "a \\ud83d b",}', {"q": "a \ufffd b"}, "trailing_comma"),
         ('{"q": "x",}', {"q": "x"}, "trailing_comma"),
     ],
 )

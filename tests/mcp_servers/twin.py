@@ -19,6 +19,18 @@ def say_hello() -> str:
     return "hello"
 
 
+@server.tool(name="price.now")
+def price_now() -> str:
+    """Give the price."""
+    return "price with a full stop"
+
+
+@server.tool(name="price/now")
+def price_slash_now() -> str:
+    """Give the price."""
+    return "price with a slash"
+
+
 @server.tool()
 def google_search(q: str) -> str:
     """Search the web."""

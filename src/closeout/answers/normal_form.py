@@ -16,6 +16,7 @@ __all__ = [
     "NumberRead",
     "as_number",
     "begins_with_magnitude",
+    "compatible",
     "folded",
     "list_items",
     "math_form",
@@ -40,12 +41,13 @@ _HARMLESS = re.compile(  # punctuation of words; beside a digit or a variable it
     r"|(?<!\w)[.,;:](?!\d)|[.,;:](?!\w)|[\"“”„«»?，。、；：？！‘《》【】…·]"
 )
 _LIST_MARKS = re.compile(r"[,;，；、]")
-_MINUS = str.maketrans("−﹣－", "---")
+# Minus signs are one; what nobody can see is nothing: byte order marks, spaces of no width, marks of direction.
+_ONE_SIGN = str.maketrans("−﹣－", "---", "\ufeff\u200b\u2060\u00ad\u200e\u200f")
 
 
 def plain_text(text: str) -> str:
     r"""Return a short answer without LaTeX text commands, quotes and stars around it, and a full stop at the end."""
-    text = _TEXT_COMMAND.sub(r"\1", text[:_MOST_CHARACTERS])
+    text = _TEXT_COMMAND.sub(r"\1", text[:_MOST_CHARACTERS].translate(_ONE_SIGN))
     text = _LATEX_BLANKS.sub(" ", text.replace(r"\!", ""))  # A negative space, as in 3,\!250.
     previous = ""
     while previous != text:
@@ -59,18 +61,18 @@ def plain_text(text: str) -> str:
     return " ".join(re.sub(r"\\([%$#&_{}])", r"\1", text).split())
 
 
-def _compatible(text: str) -> str:
+def compatible(text: str) -> str:
     """Full-width and other forms of one character as one; superscripts and fractions keep their meaning."""
     kept = ("<super>", "<sub>", "<fraction>")
     return "".join(
         each if unicodedata.decomposition(each).startswith(kept) else unicodedata.normalize("NFKC", each)
-        for each in unicodedata.normalize("NFC", text.translate(_MINUS))
+        for each in unicodedata.normalize("NFC", text.translate(_ONE_SIGN))
     )
 
 
 def folded(text: str) -> str:
     """Return a text without case, white space and the punctuation that cannot carry meaning."""
-    return "".join(_HARMLESS.sub("", _compatible(text).casefold()).split())
+    return "".join(_HARMLESS.sub("", compatible(text).casefold()).split())
 
 
 def list_items(text: str) -> list[str]:
@@ -80,7 +82,7 @@ def list_items(text: str) -> list[str]:
 
 def as_number(text: str) -> float | None:
     """Return a text as a number by the rule of the GAIA leaderboard, which drops `$`, `%` and grouping commas."""
-    cleaned = re.sub(r"\\(?=[$%])", "", _compatible(text).strip())
+    cleaned = re.sub(r"\\(?=[$%])", "", compatible(text).strip())
     cleaned = re.sub(r"[$%]", "", cleaned).strip()
     if re.fullmatch(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?", cleaned):
         cleaned = cleaned.replace(",", "")
@@ -263,7 +265,7 @@ _MATHS = re.compile(r"[\\^_{}=<>+*/|()\[\]#&%!-]|\d")
 
 def math_form(text: str) -> str:
     """Return LaTeX or plain mathematics without white space and without commands that only change its look."""
-    form = plain_text(text).translate(_MINUS)
+    form = plain_text(text)
     for pattern, replacement in _LATEX:
         form = pattern.sub(replacement, form)
     return form

@@ -14,7 +14,14 @@ from functools import cached_property
 from typing import Literal
 
 from closeout.answers.boxed import PLACEHOLDERS, extract_boxed, find_boxes
-from closeout.answers.normal_form import NumberRead, begins_with_magnitude, parse_number, plain_text, same_unit
+from closeout.answers.normal_form import (
+    NumberRead,
+    begins_with_magnitude,
+    compatible,
+    parse_number,
+    plain_text,
+    same_unit,
+)
 from closeout.answers.reading import Candidate, ContractReading, box_candidates, failed, said, shorten
 from closeout.errors import UsageError
 from closeout.messages import Constraint
@@ -22,7 +29,8 @@ from closeout.messages import Constraint
 __all__ = ["Choice", "Number"]
 
 _ANSWER_LINE = re.compile(
-    r"^[ \t>*_#]{0,20}(?:the\s)?(?:final\s|correct\s)?(?:answer|option|choice|答案)[ *_]{0,8}(?:is\b|[:：=是为]){1,2}"
+    r"(?:^[ \t>*_#]{0,20}|(?<=[.!?。！？])[ \t*_]{0,8})(?:the\s)?(?:final\s|correct\s)?"
+    r"(?:answer|option|choice|答案)[ *_]{0,8}(?:is\b|[:：=是为]){1,2}"
     r"[ \t*_]{0,8}([^\s*_][^\n]{0,300}?)[ \t*_]{0,8}$",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -114,7 +122,7 @@ class Choice:
         exact = [label for label, text in self.meanings.items() if answer.strip() in (label, text or label)]
         if len(exact) == 1:
             return exact[0]
-        plain = plain_text(answer)
+        plain = plain_text(compatible(answer))
         folded = _fold(plain)
         same = [label for label, text in self.meanings.items() if _is_option(plain, label) or _is_option(plain, text)]
         if same:

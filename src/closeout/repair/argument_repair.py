@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from closeout.codec import without_surrogates
 from closeout.messages import Repair
 from closeout.parsing.json_text import repair_json
 from closeout.parsing.numbers import may_be_inexact, plain_numbers, read_with_digits
@@ -133,6 +134,7 @@ def _from_text(text: str, rules: _Rules, truncated: bool) -> RepairedArguments:
             return RepairedArguments(text, (), empty.errors)
         return empty._replace(repairs=(Repair("empty_arguments", "arguments"), *empty.repairs))
     read = repair_json(text, truncated=truncated)
+    read = read._replace(value=without_surrogates(read.value))  # as in JSON that needs no repair
     doubtful = not read.ok or any(repair.kind in _DOUBTFUL_READING for repair in read.repairs)
     if read.ok and (isinstance(read.value, dict | list) or read.value is None):
         fitted = _from_value(read.value, rules, text)
@@ -185,10 +187,13 @@ def _readings(arguments: Any, rules: SchemaRules) -> list[tuple[Mapping[str, Any
     if isinstance(arguments, list) and len(arguments) == 1 and isinstance(arguments[0], dict):
         return [(arguments[0], (Repair("list_to_value", "arguments"),))]
     lone = _lone_parameter(rules)
-    if lone is None:
-        return []
-    repair = Repair("lone_value", f"arguments.{lone}", short(arguments), after=lone)
-    return [({lone: arguments}, (repair,))]
+    found: list[tuple[Mapping[str, Any], tuple[Repair, ...]]] = []
+    if lone is not None:
+        repair = Repair("lone_value", f"arguments.{lone}", short(arguments), after=lone)
+        found.append(({lone: arguments}, (repair,)))
+    if arguments == []:  # an empty object of PHP
+        found.append(({}, (Repair("empty_arguments", "arguments", "[]", after="{}"),)))
+    return found
 
 
 def _only_wraps(arguments: Mapping[str, Any], wrapper: str, rules: SchemaRules) -> bool:

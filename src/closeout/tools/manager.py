@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextvars import ContextVar
@@ -512,6 +513,8 @@ class ToolManager:
             name = _wire_name(spec.name)
             if counts[name] > 1 or name in self._local:
                 name = _wire_name(f"{server.name}-{spec.name}")
+            if name in routes and routes[name].name != spec.name:  # two names that differ in what no API accepts
+                name = f"{name[: _NAME_LENGTH - 9]}-{hashlib.sha256(spec.name.encode()).hexdigest()[:8]}"
             if name in routes:
                 other = routes[name].spec.server_name or LOCAL
                 collisions.setdefault(server.name, []).append(

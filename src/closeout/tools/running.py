@@ -281,7 +281,10 @@ def _bare_result(value: Any) -> tuple[Any, Any]:
 
 
 def _normal_output(spec: ToolSpec, value: Any, result: Any, meter: CallMeter, retries: int) -> ToolOutput:
-    return succeeded(spec, value, normalise(result), meter, retries)
+    output = succeeded(spec, value, normalise(result), meter, retries)
+    if value is result and result is not None and output.result is None:  # NaN, or another value for what is missing
+        output.summary = "null"
+    return output
 
 
 def succeeded(spec: ToolSpec, value: Any, result: Any, meter: CallMeter, retries: int) -> ToolOutput:

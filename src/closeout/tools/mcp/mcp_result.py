@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import mimetypes
 import re
 from collections.abc import Mapping
@@ -63,7 +64,7 @@ class McpResult:
     def value(self) -> Any:
         """The JSON value to show a model: structured content, else the text, with an entry for each other part.
 
-        Servers repeat structured content as text; it is shown once. Binary data is named by type and size only.
+        Text that repeats the structured content is shown once. Binary data is named by type and size only.
         """
         return self._shown({})
 
@@ -82,12 +83,23 @@ class McpResult:
             shown = _without_base64(exact_or_text(self.structured, self.text), self._data)
             if isinstance(shown, Mapping) and set(shown) == {"result"}:  # how servers wrap what is not an object
                 shown = shown["result"]
+            others = others if self._repeats_structure else outlined
             return {"result": shown, "content": others} if others else shown
         if not others:
             return self.text
         if len(others) < len(self.content):
             return outlined
         return others[0] if len(others) == 1 else others
+
+    @property
+    def _repeats_structure(self) -> bool:
+        """True if the text is the structured content again, whole or an item in each part, or if there is no text."""
+        texts = [text for part in self.content if (text := _text_of(part))]
+        wanted = [self.structured]
+        if isinstance(self.structured, Mapping) and set(self.structured) == {"result"}:
+            wanted.append(self.structured["result"])
+        read = [_read(self.text), [_read(text) for text in texts], self.text]
+        return not texts or any(each == value for each in read for value in wanted)
 
     @property
     def is_plain(self) -> bool:
@@ -192,6 +204,13 @@ def _file_name(part: Mapping[str, Any], inner: Mapping[str, Any]) -> str:
     last = unquote(urlsplit(str(inner.get("uri") or "")).path).rstrip("/").rpartition("/")[2]
     suffix = mimetypes.guess_extension(str(inner.get("mimeType") or "")) or ""
     return last or f"{part.get('type') or 'file'}{suffix}"
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _size(data: Any) -> int:
