@@ -239,6 +239,14 @@ class LimitReached(CloseoutError):
         self.limit = limit
 
 
+class CostReached(LimitReached):
+    """One more request, at the price of the model that would be asked, may cost more than `max_cost` leaves."""
+
+    def __init__(self, message: str, *, usage: Usage | None = None) -> None:
+        super().__init__("max_cost", message)
+        self.usage = usage  # of attempts of the request that failed
+
+
 class BudgetReached(LimitReached):
     """A budget that the run shares with others has no room for another request."""
 
@@ -356,8 +364,8 @@ class Failure:
         if self.exception is not None:
             return self.exception
         kind = error_type(self.kind)
-        if kind is BudgetReached:
-            return BudgetReached(self.message)
+        if kind in (BudgetReached, CostReached):
+            return kind(self.message)
         if kind is LimitReached:  # a request is refused in time only by the run's end
             return LimitReached("max_seconds", self.message)
         if kind is None or not issubclass(kind, ModelError):

@@ -37,10 +37,16 @@ __all__ = [
     "ToolSpec",
     "Usage",
     "UsageSum",
+    "is_picture",
 ]
 
 
 # ------------------------------------------------------------------------------------------------ conversation
+
+
+def is_picture(part: Any) -> bool:
+    """Return whether a part of a message's content is a picture."""
+    return isinstance(part, dict) and ("image_url" in part or part.get("type") == "image")
 
 
 class Message(dict[str, Any]):
@@ -84,6 +90,12 @@ class Message(dict[str, Any]):
         return "".join(
             part.get("text") or "" for part in content if isinstance(part, dict) and part.get("type") == "text"
         )
+
+    @property
+    def pictures(self) -> int:
+        """How many pictures the content has."""
+        content = self.get("content")
+        return sum(map(is_picture, content)) if isinstance(content, list) else 0
 
     def wire(self, protocol: str, encode: Callable[[Message], bytes]) -> bytes:
         """The message's bytes in a protocol; `encode` is called only if it was last encoded for another one."""

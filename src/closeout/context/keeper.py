@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,17 +12,18 @@ from closeout.errors import JournalError
 from closeout.journal.events import Compacted, Evicted, Noted, ServerAsked, ServerTold
 from closeout.messages import Message, ModelRequest, Step, Usage
 from closeout.records import record
-from closeout.results.tokens import TokenCounter
+from closeout.results.tokens import TokenCounter, estimate_tokens
 
 if TYPE_CHECKING:
     from closeout.context.history import History
     from closeout.journal.run_journal import Journal
     from closeout.models.base import BaseClient
 
-__all__ = ["ContextKeeper", "PromptSize", "message_size"]
+__all__ = ["PICTURE_TOKENS", "ContextKeeper", "PromptSize", "estimate_prompt", "message_size"]
 
 REPLY_TOKENS = 2048  # kept free for the reply if its limit is not set
 WORTH_ASKING = 1000  # tokens of a prompt above which the size of the context matters
+PICTURE_TOKENS = 1_600  # of a picture that no server has counted: Anthropic's documentation for 1.15 megapixels
 USUAL_DENSITY = 0.3  # tokens per character of a prompt, before the server has counted one
 LEAST_DENSITY = 0.2  # lower bound for a counted growth: a repeated text has next to no tokens
 FAR_LESS = 4  # times fewer tokens than the least that a text has
@@ -77,8 +79,10 @@ class ContextKeeper:
         self._ends: list[int] = []  # characters up to and including each message of the last request
         self._counted_size = 0  # characters of the last request, if the server counted it
         self._base = (0, 0)  # characters and tokens of the last prompt that the server counted
+        self._counted_messages = 0
         self._density = USUAL_DENSITY
         self._told_cut = False
+        self._adds_pictures = False  # the last request has pictures that the one before had not
 
     # ------------------------------------------------------------------------------------------ counting
 
@@ -95,8 +99,10 @@ class ContextKeeper:
         ends = self._ends
         del ends[same:]
         size = shared = ends[-1] if ends else 0
+        self._adds_pictures = False
         for message in request.messages[same:]:
             size += message_size(message)
+            self._adds_pictures = self._adds_pictures or message.pictures > 0
             ends.append(size)
         self._last_size = size
         return PromptSize(size, shared, same, same_tools)
@@ -112,12 +118,13 @@ class ContextKeeper:
         self._counted_size = 0
         if usage.requests == 1 and prompt.size and usage.input_tokens:
             characters, tokens = self.growth
-            if characters and tokens > 0:
+            if characters and tokens > 0 and not self._adds_pictures:
                 self._density = max(tokens / characters, LEAST_DENSITY)
             elif self._base == (0, 0):  # the tokens include tools and frame, the characters do not
                 self._density = min(max(usage.input_tokens / prompt.size, LEAST_DENSITY), 1.0)
             self._counted_size = prompt.size
             self._base = (prompt.size, usage.input_tokens)
+            self._counted_messages = len(self._last_request.messages)
 
     def _was_cut(self, size: int, usage: Usage) -> bool:
         """Return True if the server says that it has read far less than was sent: it has cut the prompt.
@@ -152,10 +159,21 @@ class ContextKeeper:
         characters, tokens = self._base
         return max(int(tokens + (size - characters) * self._density), 0)
 
+    def expected_tokens(self, request: ModelRequest, prompt: PromptSize) -> int:
+        """Estimate the tokens of a prompt: what the server has counted of it, and the rest by its text and pictures."""
+        counted = self._counted_messages
+        if self._base == (0, 0):
+            return estimate_prompt(request)
+        if not 0 < counted <= prompt.kept:
+            return self.tokens_of(prompt.size)
+        added = ModelRequest(messages=request.messages[counted:])
+        return self._base[1] + round(estimate_prompt(added) * self._counter.scale)
+
     def added_tokens(self, steps: Sequence[Step]) -> int:
         """Estimate the tokens that the results of the last turn add to the next prompt."""
         self._calibrate(steps)
-        return round(_estimate(steps[-1]) * self._counter.scale)
+        pictures = sum(len(returned.images) for returned in steps[-1].returns)
+        return round(_estimate(steps[-1]) * self._counter.scale) + pictures * PICTURE_TOKENS
 
     def _calibrate(self, steps: Sequence[Step]) -> None:
         """Compare the estimate of the last results that were sent with what the server counted for them.
@@ -268,6 +286,14 @@ def message_size(message: Message) -> int:
     for call in message.get("tool_calls") or ():
         size += len(call["function"]["arguments"])
     return size
+
+
+def estimate_prompt(request: ModelRequest) -> int:
+    """Estimate the tokens of a request of which no server has counted anything."""
+    calls = [message.get("tool_calls") for message in request.messages if message.get("tool_calls")]
+    offered = [[tool.name, tool.description, dict(tool.parameters)] for tool in request.tools]
+    pictures = sum(message.pictures for message in request.messages) * PICTURE_TOKENS
+    return pictures + estimate_tokens(request.text) + estimate_tokens(json.dumps([calls, offered], default=str))
 
 
 def _estimate(step: Step) -> int:

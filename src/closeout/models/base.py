@@ -113,6 +113,8 @@ class BaseClient(ABC):
         retry: How often a run repeats a request that failed, if the error may pass and the client has not retried it
             itself. None: `llm.max_retries` times.
         price: The highest price of a request; None if unknown. Budgets reserve by it.
+        least_price: The lowest, if the client asks several models.
+        next_price: That of the model that is asked now or next.
         max_reply: The most tokens that a reply has if the request does not say; None if unknown.
     """
 
@@ -155,6 +157,14 @@ class BaseClient(ABC):
     def for_run(self) -> BaseClient:
         """Return the client for one agent's run. A client that keeps something of a run returns one for it alone."""
         return self
+
+    @property
+    def least_price(self) -> Price | None:
+        return self.price
+
+    @property
+    def next_price(self) -> Price | None:
+        return self.price
 
     def recall(self, reply: ModelReply) -> None:  # noqa: B027  most clients keep nothing
         """Take note of a reply that a resumed run read from its record."""
@@ -276,11 +286,15 @@ class BaseClient(ABC):
         return summarise_usage(self.name, self.usage)
 
 
-def price_of(client: BaseClient, prices: Mapping[str, Sequence[float]] | None) -> Price | None:
-    """Return the price of a client's model by the client or by the settings; None if it is unknown."""
-    if client.price is None and prices:  # a client that was passed as an object does not know the settings
+def price_of(client: BaseClient, prices: Mapping[str, Sequence[float]] | None, which: str = "price") -> Price | None:
+    """Return the price of a client's model by the client or by the settings; None if it is unknown.
+
+    `which` is the attribute of a client that asks several models: price, least_price or next_price.
+    """
+    price: Price | None = getattr(client, which)
+    if price is None and prices:  # a client that was passed as an object does not know the settings
         return find_price(client.name.partition(":")[2] or client.name, prices, known={})
-    return client.price
+    return price
 
 
 def summarise_usage(model: str, usage: Usage) -> UsageSummary:

@@ -148,6 +148,7 @@ class FallbackClient(BaseClient):
         self._rules = rules
         self._retry = retry
         self._breakers = [_breaker_of(client) for client in clients]
+        self._asked: int | None = None  # the model that is asked now
         self._first = 0  # the model that this run prefers now
         self._spare: list[int] = []  # models that it left for their replies: asked again only if no other can answer
         self._cost = [0.0] * len(self.clients)  # the cost of this run, by model
@@ -172,6 +173,18 @@ class FallbackClient(BaseClient):
             lengths = lengths[:1]
         known = [length for length in lengths if length is not None]
         return max(known) if len(known) == len(lengths) else None
+
+    @property
+    def least_price(self) -> Price | None:
+        known = [price for price in self._prices if price is not None]
+        if len(known) < len(self._prices):  # nothing says that a request costs anything
+            return Price(0.0, 0.0)
+        least = min(min(price.input, price.input if price.cache_read is None else price.cache_read) for price in known)
+        return Price(least, min(price.output for price in known))
+
+    @property
+    def next_price(self) -> Price | None:
+        return self._prices[self._chosen()[0] if self._asked is None else self._asked]
 
     @property
     def usage(self) -> Usage:
@@ -205,12 +218,15 @@ class FallbackClient(BaseClient):
     async def complete(
         self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
     ) -> ModelReply:
-        reply, spent = await complete_with_retries(
-            lambda _: self._ask_in_turn(request, on_delta, on_retry),  # each client has a timeout of its own
-            policy=self._retry,
-            timeout=request.timeout,
-            on_retry=on_retry,
-        )
+        try:
+            reply, spent = await complete_with_retries(
+                lambda _: self._ask_in_turn(request, on_delta, on_retry),  # each client has a timeout of its own
+                policy=self._retry,
+                timeout=request.timeout,
+                on_retry=on_retry,
+            )
+        finally:
+            self._asked = None
         return replace(reply, usage=spent + reply.usage) if spent.requests else reply
 
     async def _ask_in_turn(
@@ -224,6 +240,7 @@ class FallbackClient(BaseClient):
         spent, errors, warnings = Usage(), dict[str, ModelError](), list[str]()
         chosen = self._chosen()
         for place, number in enumerate(chosen):
+            self._asked = number
             following = self._label_at(chosen, place + 1)
             client, asked, breaker = self.clients[number], self._labels[number], self._breakers[number]
             limit = self._rules.seconds if following and "time" in self._rules.on else None
@@ -232,7 +249,7 @@ class FallbackClient(BaseClient):
                 reply = await client.complete(
                     request if limit is None else replace(request, timeout=min(limit, request.timeout or limit)),
                     on_delta=on_delta,
-                    on_retry=on_retry,
+                    on_retry=_adding(spent, on_retry),
                 )
             except Exception as raised:
                 error = _model_error(raised, client)
@@ -267,8 +284,9 @@ class FallbackClient(BaseClient):
                 self._leave(number, spare=condition == "refusal")
             if following:
                 warnings.append(f"{following} was asked instead of {asked} ({condition}).")
+                self._asked = chosen[place + 1]
                 if on_retry is not None:
-                    on_retry(_note(why, place, len(chosen), asked, following))
+                    on_retry(_note(why, place, len(chosen), asked, following, spent))
         found = list(errors.values())
         last = next((error for error in found if isinstance(error, TransientModelError)), found[-1])
         last.usage = spent
@@ -339,6 +357,18 @@ def _condition(error: ModelError) -> str:
     return next((name for kind, name in kinds if isinstance(error, kind)), "")
 
 
-def _note(error: ModelError, place: int, number: int, asked: str, following: str) -> RetryNote:
+def _adding(spent: Usage, on_retry: OnRetry | None) -> OnRetry | None:
+    """Return what passes on the retries of a model, with what those before it have used."""
+
+    def retried(note: RetryNote) -> None:
+        assert on_retry is not None
+        note.error.usage = spent + (note.error.usage or Usage())
+        on_retry(note)
+
+    return retried if on_retry is not None and spent.requests else on_retry
+
+
+def _note(error: ModelError, place: int, number: int, asked: str, following: str, spent: Usage) -> RetryNote:
     text = f"{asked}: {error} Asking {following}."
-    return RetryNote(place + 1, number, 0.0, type(error)(text, status=error.status, retry_after=error.retry_after))
+    told = type(error)(text, status=error.status, retry_after=error.retry_after, usage=spent)
+    return RetryNote(place + 1, number, 0.0, told)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 from closeout.config import AgentSettings
@@ -12,6 +12,7 @@ from closeout.models.catalog import Price
 
 __all__ = ["CLOSING_TOKENS", "Budget", "Limits"]
 
+MARGIN = 1.05  # of the estimate of a closing request
 CLOSING_TOKENS = 400  # the closing instruction and a short answer
 RESERVE = 0.1  # the fraction of the time that is kept for closing, at least
 CLOCK_STEP = 0.02  # seconds by which the moments of a journal and a deadline may differ
@@ -96,15 +97,9 @@ class Budget:
         if self.parent is not None and self in self.parent.children:
             self.parent.children.remove(self)
 
-    def ask(self, tariff: Price | None) -> None:
-        """Set the price of the model that is asked from here on. What the last request cost was another model's."""
-        if tariff != self.tariff and self.last.total_tokens:
-            self.last = replace(self.last, cost_usd=None)
-        self.tariff = tariff
-
     def expect(self, prompt_tokens: int) -> None:
         """Set the estimated size of an attempt's first request, in place of a last request."""
-        self.last, self.added = Usage(prompt_tokens, cost_usd=self.cost_of(prompt_tokens)), 0
+        self.last, self.added = Usage(prompt_tokens), 0
 
     def charge(self, usage: Usage) -> None:
         """Charge a request, successful or not."""
@@ -119,11 +114,20 @@ class Budget:
         if usage.total_tokens:
             self.last, self.added = usage, 0
 
-    def cost_of(self, prompt: int, reply: int = 0) -> float:
-        """Return what tokens of a prompt and a reply cost in US dollars; 0 if the price of the model is unknown."""
-        if self.tariff is None:
+    def cost_of(self, prompt: int, reply: int = 0, tariff: Price | None = None, *, closes: bool = False) -> float:
+        """Return what tokens of a prompt and a reply cost at most, in US dollars; 0 if the price is unknown.
+
+        `closes`: the prompt of a closing request begins with the last one. What was read from a cache is read again.
+        """
+        price = tariff or self.tariff
+        if price is None:
             return 0.0
-        return (prompt * max(self.tariff.input, self.tariff.cache_write or 0.0) + reply * self.tariff.output) / 1e6
+        cached = self.last.cache_read_tokens if closes and price == self.tariff else 0
+        dearest, read = (
+            max(price.input, price.cache_write or 0.0),
+            price.input if price.cache_read is None else price.cache_read,
+        )
+        return ((prompt - cached) * dearest + cached * read + reply * price.output) / 1e6
 
     @property
     def limited(self) -> bool:
@@ -165,10 +169,29 @@ class Budget:
         if not self.watched:
             return ""
         # Two more requests, each larger than the last: the next one, and the closing one with its instruction.
-        tokens, cost = self._need(2)
-        if not self.usage.requests:  # a first request that fits may bring the answer
-            cost = self.cost_of(self.last.input_tokens)
-        return self._spent(tokens, cost, (2 if tokens else 1) * self.seconds_of_last)
+        tokens = self._need(2)[0]
+        limit = self._spent(tokens, 0.0, (2 if tokens else 1) * self.seconds_of_last)
+        return limit or ("max_cost" if self.limits_cost and self.too_dear(self.tariff) else "")
+
+    def too_dear(self, tariff: Price | None, lost: float = 0.0, prompt: int = 0) -> bool:
+        """Return whether `max_cost` has no room for a request at the price of the model that would be asked.
+
+        Room is kept for a closing request if there is any, but for a first request, which may bring the answer.
+
+        Args:
+            tariff: The price.
+            lost: What failed attempts of the request have cost, in US dollars.
+            prompt: The tokens of a request that closes; 0 for one that a closing request may follow.
+        """
+
+        def fits(cost: float) -> bool:
+            return self._spent(0, cost + lost, 0.0) != "max_cost"
+
+        closing = self._need(1, tariff)[1]
+        following = self.cost_of(prompt, 0, tariff, closes=True) if prompt else self._need(2, tariff)[1] - closing
+        if prompt or not self.usage.requests:
+            return not fits(following)
+        return not fits(following) or (fits(MARGIN * closing) and not fits(following + closing))
 
     def exhausted(self) -> str:
         """Return the limit that is reached, empty if none is."""
@@ -176,9 +199,9 @@ class Budget:
 
     def forbids(self, prompt: int, reply: int = 0) -> str:
         """Return the limit that a request of so many tokens would exceed, empty if none."""
-        return self._spent(prompt + reply, self.cost_of(prompt, reply), 0.0)
+        return self._spent(prompt + reply, self.cost_of(prompt, reply, closes=True), 0.0)
 
-    def _need(self, requests: int) -> tuple[int, float]:
+    def _need(self, requests: int, tariff: Price | None = None) -> tuple[int, float]:
         """Estimate tokens and cost of the next requests, the last of which closes; zero before the first one."""
         if not self.last.total_tokens:
             return 0, 0.0
@@ -187,10 +210,10 @@ class Budget:
             prompt += sum(child.last.output_tokens + child.closing for child in self.children)
         reply = self.last.output_tokens
         tokens = requests * prompt + reply + self.closing
-        cost = self.last.cost_usd
-        if cost is None:
-            return tokens, self.cost_of(tokens - reply, reply)
-        return tokens, tokens * cost / self.last.total_tokens
+        if (tariff or self.tariff) is None:
+            return tokens, tokens * (self.last.cost_usd or 0.0) / self.last.total_tokens
+        closing = self.cost_of(prompt + self.closing, reply, tariff, closes=True)
+        return tokens, self.cost_of((requests - 1) * prompt, 0, tariff) + closing
 
     def _held(self, by: Budget | None = None) -> tuple[int, float]:
         """Estimate what this agent and its sub-agents, except `by`, need for closing and have under way."""

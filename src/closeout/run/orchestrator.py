@@ -18,7 +18,7 @@ from closeout.dialects.functions import RUN_PROGRAM
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import Failure
 from closeout.journal.events import HANDOFF, AttemptEnded, HandedOver
-from closeout.messages import Message
+from closeout.messages import Message, Usage
 from closeout.results.tokens import estimate_tokens
 from closeout.run.agent_start import started_agent
 from closeout.run.attempt import AgentWork, Attempt
@@ -186,6 +186,7 @@ class Orchestrator:
         scope.journal.append(HandedOver(scope.path, handoff.agent_name, place.path))
         if scope.journal.inbox.hand_over(scope.path, place.path):
             scope.run.handed.append(handoff.agent_name)
+        scope.budget.last = Usage()  # it closes no more
         view = agent.history.view()
         async with plan.manager:
             successor = Orchestrator(

@@ -13,7 +13,7 @@ from typing import Any
 from closeout.codec import json_of_any
 from closeout.compat.history_methods import as_reply, asks_by_methods, complete_by_methods
 from closeout.context.keeper import ContextKeeper, PromptSize, message_size
-from closeout.errors import Failure, Interrupted, JournalError, LimitReached, ModelError, ModelTimeout
+from closeout.errors import CostReached, Failure, Interrupted, JournalError, LimitReached, ModelError, ModelTimeout
 from closeout.journal.events import Event, ModelFailed, ModelReplied, ModelRequested, ModelRetried, Noted
 from closeout.journal.recorded import CANCELLED, REPLY_INTERRUPTED
 from closeout.journal.token_record import dump_tokens, load_tokens
@@ -67,8 +67,9 @@ class ModelCalls:
         self._keeper = keeper
         self._record_prompts = scope.run.record_prompts
         self._send = sent_through(scope.chain, self._send_request)
+        self._prices = scope.prices
         self._price = price_of(client, scope.prices)
-        self._budget.ask(self._price)
+        self._budget.tariff = price_of(client, scope.prices, "least_price")
         self.sent = 0  # requests so far: the number of the next one
         self._tokens: tuple[int, ...] = ()  # ids of the last prompt and its reply, if the server states them
         self._warnings: set[str] = set()  # each is noted once
@@ -99,12 +100,13 @@ class ModelCalls:
             request = replace(request, tool_choice="none")
         prompt = self._keeper.measure(request)
         intent = self._intent(request, info, prompt)
-        if info.purpose != "act" and (limit := self._exceeded(prompt.size)):
-            stated = self._budget.stated(limit)
+        budget = self._budget
+        expected = self._keeper.expected_tokens(request, prompt) if budget.limited else 0
+        if info.purpose != "act" and (limit := self._exceeded(expected)):
+            stated = budget.stated(limit)
             raise LimitReached(limit, f"One more request to the model would exceed the limit {stated}.")
         self.sent += 1
-        budget = self._budget
-        exchange = self._sending(request, intent, on_delta, on_retry)
+        exchange = self._sending(request, intent, expected, on_delta, on_retry)
         budget.request_pending = True
         try:
             outcome = await self._journal.effect(intent, partial(self._send, exchange), failed=self._charge_lost)
@@ -112,7 +114,7 @@ class ModelCalls:
             budget.request_pending = False
         if isinstance(outcome, ModelFailed):
             usage = Usage(**outcome.usage)
-            self._charge(usage, outcome.ms)
+            self._charge(usage, outcome.ms, expected)
             if outcome.kind == REPLY_INTERRUPTED:
                 raise Interrupted
             raise exchange.error or outcome.failure().to_exception(usage)
@@ -123,7 +125,7 @@ class ModelCalls:
         if exchange.reply is None:
             self._client.recall(outcome.reply())
         reply = exchange.reply or outcome.reply()
-        self._charge(reply.usage, outcome.ms)
+        self._charge(reply.usage, outcome.ms, expected)
         if intent.call == 0 and reply.usage.cost_usd is None and budget.limits_cost:
             self._journal.append(Noted(self._agent, "warning", "Budget", message=UNPRICED.format(self._client.name)))
         self._keeper.learn(prompt, reply.usage)
@@ -131,24 +133,27 @@ class ModelCalls:
 
     def can_close(self, messages: Sequence[Message]) -> bool:
         """Return whether the rest of the budget allows a closing request with these messages."""
-        return not self._exceeded(sum(map(message_size, messages)), self._budget.closing)
+        return not self._exceeded(self._keeper.tokens_of(sum(map(message_size, messages))) + self._budget.closing)
 
-    def _exceeded(self, size: int, added: int = 0) -> str:
-        """Return the limit that a prompt of so many characters, and tokens besides, would exceed; else empty."""
+    def _exceeded(self, tokens: int) -> str:
+        """Return the limit that a prompt of so many tokens would exceed; else empty."""
         budget = self._budget
-        if not budget.limited:
-            return ""
-        tokens = self._keeper.tokens_of(size)
-        # The estimate is made by the length of earlier prompts: it may be a little too low.
-        return budget.forbids(tokens + tokens // 50 + added, budget.last.output_tokens)
+        # The estimate may be a little too low.
+        return budget.forbids(tokens + tokens // 50, budget.last.output_tokens) if budget.limited else ""
 
     def _sending(
-        self, request: ModelRequest, intent: ModelRequested, on_delta: OnDelta | None, on_retry: OnRetry | None
+        self,
+        request: ModelRequest,
+        intent: ModelRequested,
+        tokens: int,
+        on_delta: OnDelta | None,
+        on_retry: OnRetry | None,
     ) -> Sending:
         budget = self._budget
         return Sending(
             request=request,
             intent=intent,
+            tokens=tokens,
             client=self._client,
             price=self._price,
             seconds_left=lambda closing: budget.seconds_left(closing=closing),
@@ -166,14 +171,17 @@ class ModelCalls:
             if listener is not None:
                 listener.discard()
             exchange.retried(note)
+            exchange.lost = note.error.usage or exchange.lost
+            self._check_cost(exchange)
 
         began, retries = time.perf_counter(), Retries(self._retry, retried)
         ask = partial(self._complete, step_id=intent.turn + 1) if self._by_methods else self._complete
         may_act = RequestInfo(intent.purpose).may_act
         seconds = self._budget.seconds_left(closing=not may_act)
-        interrupted = partial(self._interrupted, intent) if may_act else None
+        interrupted = partial(self._interrupted, exchange) if may_act else None
         try:
             async with RequestDeadline(seconds, self._journal.inbox, self._agent, interrupted):
+                self._check_cost(exchange)
                 while True:
                     try:
                         returned = await ask(exchange.request, on_delta=exchange.on_delta, on_retry=retried)
@@ -181,14 +189,14 @@ class ModelCalls:
                         break
                     except Exception as error:
                         await retries.wait(error)
-        except ModelError as error:
-            failed = error
+        except (ModelError, CostReached) as error:
+            failed: ModelError | CostReached = error
         except TimeoutError:
             text = "The time allowed for this run (max_seconds) ran out while the model was writing."
-            failed = ModelTimeout(text, usage=self._unfinished(intent.size))
+            failed = ModelTimeout(text, usage=self._unfinished(exchange))
         except asyncio.CancelledError:
             failure = Failure(CANCELLED, "The request was cancelled.")
-            lost = ModelFailed.of(self._agent, call, failure, usage=self._unfinished(intent.size), ms=_ms(began))
+            lost = ModelFailed.of(self._agent, call, failure, usage=self._unfinished(exchange), ms=_ms(began))
             self._charge_lost(lost)
             with suppress(JournalError):
                 self._journal.append(lost)
@@ -207,6 +215,16 @@ class ModelCalls:
         spent = failed.usage and self._priced(failed.usage)
         return ModelFailed.of(self._agent, call, Failure.of(failed), usage=spent, ms=_ms(began))
 
+    def _check_cost(self, exchange: Sending) -> None:
+        """Raise CostReached if `max_cost` has no room for a request at the price of the model that is asked now."""
+        if not self._budget.limits_cost:
+            return
+        tariff, lost = price_of(self._client, self._prices, "next_price"), self._priced(exchange.lost)
+        prompt = 0 if RequestInfo(exchange.intent.purpose).may_act else exchange.tokens
+        if self._budget.too_dear(tariff, lost.cost_usd or 0.0, prompt):
+            limit = self._budget.stated("max_cost")
+            raise CostReached(f"One more request to the model would exceed the limit {limit}.", usage=lost)
+
     def _warn(self, name: str, text: str) -> None:
         self._journal.append(Noted(self._agent, "warning", name, message=text))
 
@@ -214,8 +232,10 @@ class ModelCalls:
         """Return the usage with its cost, if the client has not computed it and the price is known."""
         return usage if self._price is None or usage.cost_usd is not None else self._price.of(usage)
 
-    def _charge(self, usage: Usage, ms: float) -> None:
+    def _charge(self, usage: Usage, ms: float, tokens: int) -> None:
         self._budget.charge(usage)
+        if tokens and usage.requests > 1:  # the usage of all attempts says little about the size of one
+            usage = replace(usage, input_tokens=min(usage.input_tokens, tokens))
         self._budget.note_request(usage, ms / 1000)
 
     def _charge_lost(self, failed: Event) -> None:
@@ -223,14 +243,15 @@ class ModelCalls:
         assert isinstance(failed, ModelFailed)
         self._budget.charge(Usage(**failed.usage))
 
-    def _interrupted(self, intent: ModelRequested) -> ReplyInterrupted:
+    def _interrupted(self, exchange: Sending) -> ReplyInterrupted:
         text = "A message of the user's interrupted the reply."
-        return ReplyInterrupted(text, usage=self._unfinished(intent.size))
+        return ReplyInterrupted(text, usage=self._unfinished(exchange))
 
-    def _unfinished(self, size: int) -> Usage:
+    def _unfinished(self, exchange: Sending) -> Usage:
         """Estimate a request whose reply was not awaited: the server has read the prompt, whatever it wrote."""
-        spent = self._keeper.tokens_of(size)
-        return Usage(spent, requests=1, cost_usd=self._budget.cost_of(spent))
+        read = exchange.tokens or self._keeper.tokens_of(exchange.intent.size)
+        now = Usage(read, requests=1, cost_usd=self._budget.cost_of(read, 0, self._price))
+        return self._priced(exchange.lost) + now if exchange.lost.requests else now
 
     def _intent(self, request: ModelRequest, info: RequestInfo, prompt: PromptSize) -> ModelRequested:
         return ModelRequested(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from closeout.budget_limits import NANO, BudgetLimit, read_limits
 from closeout.codec import encode_json
-from closeout.errors import BudgetReached, LimitReached, ModelUnreachable, UsageError
+from closeout.errors import BudgetReached, CostReached, LimitReached, ModelUnreachable, UsageError
 from closeout.homes import Home
 from closeout.journal.events import ModelFailed, ModelReplied
 from closeout.journal.ledger import Amount, Ledger, Refusal, open_ledger
@@ -86,9 +86,7 @@ class PromptBound:
 
 
 def _tokens(message: Message) -> int:
-    content = message.get("content")
-    pictures = sum(isinstance(part, dict) and "image_url" in part for part in content) if type(content) is list else 0
-    return len(encode_json(message)) + TOKENS_OF_MESSAGE + pictures * TOKENS_OF_PICTURE
+    return len(encode_json(message)) + TOKENS_OF_MESSAGE + message.pictures * TOKENS_OF_PICTURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +341,7 @@ def _is_free(error: Exception) -> bool:
     usage = getattr(error, "usage", None)
     written = usage is not None and usage.output_tokens
     refused = getattr(error, "status", None) is not None and not written
-    return isinstance(error, ModelUnreachable) or refused
+    return isinstance(error, ModelUnreachable | CostReached) or refused
 
 
 def _reached(refusal: Refusal, quote: _Reservation) -> BudgetReached:

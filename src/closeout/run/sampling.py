@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
-from closeout.context.keeper import ContextKeeper
+from closeout.context.keeper import ContextKeeper, estimate_prompt
 from closeout.context.policy import EvictionPolicy
 from closeout.errors import ToolError
 from closeout.messages import ModelReply, ModelRequest, RequestInfo
 from closeout.models.base import BaseClient
-from closeout.results.tokens import estimate_tokens
 from closeout.run.limits import Limits
 from closeout.run.middleware.order import below
 from closeout.run.plan import Scope
@@ -40,7 +39,7 @@ class CallSampling:
 
     async def __call__(self, request: ModelRequest) -> ModelReply:
         """Return the model's reply. Raises ToolError if the budget does not allow the request."""
-        budget, text = self._below.budget, "\n".join(message.text for message in request.messages)
-        if budget.limited and (limit := budget.forbids(estimate_tokens(text), request.max_tokens or 0)):
+        budget = self._below.budget
+        if budget.limited and (limit := budget.forbids(estimate_prompt(request), request.max_tokens or 0)):
             raise ToolError(f"The run's budget ({limit}) does not allow this request to the model.")
         return await self._calls.request(request, RequestInfo("act", turn=next(self._turns)))

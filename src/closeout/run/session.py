@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from closeout.answers.contracts import Boxed, Text
 from closeout.compat.history_methods import UpdatedHistory, owner_of
 from closeout.context.history import History
-from closeout.context.keeper import ContextKeeper
+from closeout.context.keeper import ContextKeeper, estimate_prompt
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
 from closeout.dialects.cot import PRIMER
 from closeout.dialects.prompts import examples_slots
@@ -37,11 +36,11 @@ from closeout.messages import (
     ToolCall,
     ToolSpec,
     Usage,
+    is_picture,
 )
 from closeout.models.retry import RetryPolicy
 from closeout.parsing.read_reply import read_reply, salvaged_form
 from closeout.parsing.readers import Reader
-from closeout.results.tokens import estimate_tokens
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.reply_listener import ReplyListener
@@ -181,7 +180,7 @@ class ModelSession:
                 text = "The server does not take the constraint on replies; the run continues without."
                 self._warn("Constraint", text)
                 return True
-            if self.capabilities.images and any(map(_has_pictures, self._last_request.messages)):
+            if self.capabilities.images and any(message.pictures for message in self._last_request.messages):
                 self._pictures_refused = True
                 self.capabilities = replace(self.capabilities, images=False)
                 self._warn("Pictures", "The server may not take these pictures; the run continues without them.")
@@ -283,7 +282,7 @@ class ModelSession:
         if view.earlier is not self._earlier:
             self._earlier = view.earlier
             self._shown_earlier = tuple(_without_pictures(each) for each in view.earlier)
-            found = [str(number) for number, each in enumerate(view.earlier, 1) if _has_pictures(each)]
+            found = [str(number) for number, each in enumerate(view.earlier, 1) if each.pictures]
             if found and not self._pictures_refused:
                 text = (
                     f"The pictures in message{'s' * (len(found) > 1)} {', '.join(found)} of the history were left out: "
@@ -491,25 +490,13 @@ class ModelSession:
 
     def first_prompt_tokens(self, history: History) -> int:
         """Estimate the tokens of an attempt's first request."""
-        request = self.render(history)
-        text = request.prompt if request.prompt is not None else "\n".join(m.text for m in request.messages)
-        offered = [[tool.name, tool.description, dict(tool.parameters)] for tool in request.tools]
-        return estimate_tokens(text) + estimate_tokens(json.dumps(offered, default=str))
-
-
-def _has_pictures(message: Message) -> bool:
-    content = message.get("content")
-    return type(content) is list and any(map(_is_picture, content))
-
-
-def _is_picture(part: Any) -> bool:
-    return isinstance(part, dict) and ("image_url" in part or part.get("type") == "image")
+        return estimate_prompt(self.render(history))
 
 
 def _without_pictures(message: Message) -> Message:
-    if not _has_pictures(message):
+    if not message.pictures:
         return message
-    parts = (PICTURE_LEFT_OUT if _is_picture(part) else part for part in message["content"])
+    parts = (PICTURE_LEFT_OUT if is_picture(part) else part for part in message["content"])
     return Message({**message, "content": [*parts]})
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from closeout.answers.experience import experience_from
 from closeout.answers.sources import sources_of
-from closeout.context.keeper import ContextKeeper
+from closeout.context.keeper import ContextKeeper, estimate_prompt
 from closeout.context.policy import EvictionPolicy
 from closeout.errors import ToolDefinitionError, ToolError, UsageError
 from closeout.journal.events import AgentEnded, AgentStarted
@@ -297,10 +297,10 @@ class PageModel:
         calls = ModelCalls(self.client, place, keeper)
         hide = secrets_in(place).hide
         for turn, each in enumerate(prompts):
-            prompt, budget = hide(each) if isinstance(each, str) else each, place.budget
-            if budget.limited and (limit := budget.forbids(estimate_tokens(str(prompt)))):
+            request, budget = _request(hide(each) if isinstance(each, str) else each), place.budget
+            if budget.limited and (limit := budget.forbids(estimate_prompt(request))):
                 raise ToolError(f"The run's budget ({limit}) does not allow asking a model about this.")
-            reply = await calls.request(_request(prompt), RequestInfo("act", turn=turn))
+            reply = await calls.request(request, RequestInfo("act", turn=turn))
             yield split_thinking(reply.text)[1].strip()
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from closeout.errors import CloseoutError
 from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, ToolFinished, ToolStarted
-from closeout.messages import ModelReply, ModelRequest, ToolCall, ToolSpec
+from closeout.messages import ModelReply, ModelRequest, ToolCall, ToolSpec, Usage
 from closeout.models.base import BaseClient, OnDelta
 from closeout.models.catalog import Price
 from closeout.models.retry import RetryNote
@@ -85,6 +85,8 @@ class Sending:
     on_retry: list[Callable[[RetryNote], object]] = field(default_factory=list)
     reply: ModelReply | None = None  # None if it was read from the record
     error: CloseoutError | None = None
+    lost: Usage = field(default_factory=Usage)  # by attempts that failed
+    tokens: int = 0  # of the prompt, estimated if tokens or cost are limited
 
     @property
     def listener(self) -> ReplyListener | None:
