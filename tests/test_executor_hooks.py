@@ -159,7 +159,7 @@ async def test_post_processing_turns_a_result_into_an_error_and_back() -> None:
             return {"error": "quota exceeded"}
 
     failed = await one(Turns(Search("fine")))
-    assert (failed.status, failed.text) == ("error", "Error: quota exceeded")
+    assert (failed.status, failed.text) == ("error", "Error: bing_search: quota exceeded")
     recovered = await one(Turns(Search(ValueError("boom"))))
     assert (recovered.status, recovered.text) == ("ok", "recovered from ValueError: boom")
     assert recovered.output.telemetry.success
@@ -210,7 +210,7 @@ async def test_the_formatter_writes_every_result() -> None:
     refused = await one(executor, {"p": 1, "r": 2})
     assert refused.text.startswith("bing_search says: Error: Missing argument")
     failed = await one(ToolExecutor(Search(ValueError("boom")), output_formatter=Shouts()))
-    assert failed.text == "bing_search says: Error: ValueError: boom"
+    assert failed.text == "bing_search says: Error: bing_search: ValueError: boom"
 
 
 async def test_a_formatter_that_calls_super_keeps_the_budget_and_read_result() -> None:

@@ -232,7 +232,7 @@ def test_a_tool_that_returns_an_output_speaks_for_itself() -> None:
     state = graph(ToolOutputNode([reader, refuser])).invoke(asking(call("reader", path="a"), call("refuser", path="b")))
     read, refused = state["messages"][1:]
     assert (read.content, read.status) == ("[1]", "success")
-    assert (refused.content, refused.status) == ("Error: no such file", "error")
+    assert (refused.content, refused.status) == ("Error: refuser: no such file", "error")
     one, other = state["tool_outputs"]
     assert (one.summary, one.state_update, one.checkpoint) == ("读取了", {"at": 1}, "c1")
     assert one.telemetry.cache_hit
@@ -264,7 +264,7 @@ def test_a_wrapped_tool_is_unwrapped_and_its_handle_can_be_read() -> None:
     (more,) = app.invoke(asking(call("read_result", handle="cities-1", path="[49].name")))["messages"][1:]
     assert more.content == "U 49"
     assert read.content == 'rows: 1000\n\nResult Type: dict\nStatus: Success\n\n{"rows":1000}'
-    assert (failed.content, failed.status) == ("Error: ''", "error")
+    assert (failed.content, failed.status) == ("Error: file_reader: ''", "error")
     assert [output.telemetry.success for output in state["tool_outputs"]] == [True, True, False]
 
 

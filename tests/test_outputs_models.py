@@ -424,15 +424,15 @@ def test_a_collector_sums_many_calls_in_constant_memory() -> None:
 
 def test_reports_are_readable_and_an_empty_one_says_so() -> None:
     collector = TelemetryCollector()
-    assert "none yet" in collector.get_report()
+    assert "none yet" in collector.get_report("en")
     assert collector.aggregated["error_rate"] == 0.0
     collector.record(ToolTelemetry(output_tokens=10, latency_ms=5.0))
     collector.record(ToolTelemetry(output_tokens=20, latency_ms=10.0, success=False))
-    assert collector.get_report("zh") == (
+    assert collector.get_report() == (
         "\n工具执行统计:\n- 总调用次数: 2\n- 总 Token 使用: 30\n- 平均延迟: 7.50ms\n"
         "- 错误率: 50.00%\n- 缓存命中率: 0.00%\n"
     )
-    assert "- error rate: 50.00%" in collector.get_report()
+    assert "- error rate: 50.00%" in collector.get_report("en")
 
 
 # ------------------------------------------------------------------------------------------------ the wrapper

@@ -377,7 +377,7 @@ async def test_an_observation_takes_the_place_of_all_but_the_result() -> None:
 
 
 async def test_an_observation_that_was_only_derived_hides_no_result() -> None:
-    assert (await observed(ToolOutput(result=[1, 2], summary="2 items")))[0] == "[1,2]"
+    assert (await observed(ToolOutput(result=[1, 2])))[0] == "[1,2]"
     wrapped = UnifiedToolWrapper.wrap_tool(lambda: [1, 2], "note", ResponseFormat.STANDARD)
     assert "[1,2]" in (await observed(wrapped()))[0]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from closeout import Agent, Boxed, OutputFormatter, tool
 from closeout.testing import ScriptedClient, answer, call
 
@@ -57,3 +59,19 @@ async def test_every_record_of_a_call_names_its_server_and_its_tool() -> None:
     result = await Agent(model, [look], output_formatter=formatter, home=False).run("?")
     for record in (formatter.seen[0], result.task_log.tool_calls[0]):
         assert (record["server_name"], record["tool_name"]) == ("local", "look")
+
+
+async def test_the_threshold_may_change_at_run_time_and_an_error_names_its_tool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @tool(read_only=True)
+    def page(url: str) -> str:
+        """Read a page."""
+        return {"long": "word " * 400, "lost": ""}[url]
+
+    monkeypatch.setattr("closeout.answers.formatter.TOOL_RESULT_MAX_LENGTH", 100)
+    model = ScriptedClient([call("page", url="long"), call("page", url="none"), answer("1")])
+    await Agent(model, [page], home=False).run("?")
+    long, lost = (message.text for message in model.requests[-1].messages if message.role == "tool")
+    assert (len(long), long[100:]) == (123, "\n... [Result truncated]")
+    assert lost == "Error: page: KeyError: 'none'"

@@ -40,3 +40,30 @@ def test_the_telemetry_of_a_wrapped_tool_is_there_after_validating_its_json() ->
     assert "execution_id" not in written
     assert ToolOutput.model_validate_json(written).telemetry.tool_name == "file_reader"
     assert ToolOutput.model_validate_json(str(written)).summary == ToolOutput.model_validate_json(written).summary
+
+
+class SalesOutput(ToolOutput):
+    chart: str = ""
+
+
+async def test_a_run_keeps_what_a_tool_returned_and_shows_its_summary() -> None:
+    outputs = {
+        "whole": SalesOutput(result={"rows": 1000}, summary="Read the sales.", chart="bars", metadata={"src": "disk"}),
+        "short": ToolOutput(summary="Done."),
+        "plain": ToolOutput(result={"rows": 1}),
+    }
+
+    @tool(read_only=True)
+    def read(name: str) -> ToolOutput:
+        """Read."""
+        return outputs[name]
+
+    model = ScriptedClient([*(call("read", name=name) for name in outputs), answer("1")])
+    result = await Agent(model, [read], home=False).run("?")
+    shown = [message.text for message in model.requests[-1].messages if message.role == "tool"]
+    assert shown == ['Read the sales.\nThe whole result: read_result("r1")', "Done.", '{"rows":1}']
+    first, second, _ = result.tool_outputs
+    assert (first.chart, first.result, second.result) == ("bars", {"rows": 1000}, None)
+    kept = result.to_dict()["tool_outputs"]
+    assert (kept[0]["metadata"], kept[0]["own_fields"]) == ({"src": "disk"}, {"chart": "bars"})
+    assert kept[0]["result"] is None, "results may be large: they are in the journal"

@@ -147,17 +147,17 @@ class OutputFormatter:
                 names get a fallback text. A result that is not a string is written as JSON; one longer than
                 TOOL_RESULT_MAX_LENGTH characters is truncated and marked. Any other value is itself the result.
                 In a run it also has `text`: the result as the model is shown it by default, inside its token budget
-                and with markers escaped. It is then returned.
+                and with markers escaped. It is then returned, truncated too.
         """
         outcome = tool_call_execution_result
         if not isinstance(outcome, Mapping):
             outcome = {"result": outcome}
-        if isinstance(outcome.get("text"), str) and "handle" in outcome:
-            return {"type": "text", "text": outcome["text"]}
         called = f"Tool call to {outcome.get('tool_name') or 'an unnamed tool'}"
         if outcome.get("server_name"):
             called += f" on {outcome['server_name']}"
-        if outcome.get("error") is not None:
+        if isinstance(outcome.get("text"), str) and "handle" in outcome:
+            text = outcome["text"]
+        elif outcome.get("error") is not None:
             text = f"{called} failed. Error: {outcome['error']}"
         elif outcome.get("result") is not None:
             result = outcome["result"]

@@ -184,7 +184,7 @@ class ToolExecutor(CallExecutor):
         output = manager.output
         if output is None:  # the override did without the tool
             output = succeeded(spec, None, None, meter, 0)
-        return _post_processed(spec, output, output.result, tool_result)
+        return _post_processed(spec, output, output.value, tool_result)
 
     def post_process(self, plan: PlannedCall, output: ToolOutput) -> ToolOutput:
         """Return the output as `post_process_tool_call_result` leaves it: what is recorded, judged and shown."""
@@ -203,7 +203,7 @@ class ToolExecutor(CallExecutor):
     ) -> bool:
         tool_result = _NormalRecord(result_record(spec, output))
         tool_result.is_evidence = is_evidence
-        shown = output.result if judgement is not None else failure
+        shown = output.value if judgement is not None else failure
         rollback = bool(self._call_method("should_rollback_result", spec.name, shown, tool_result))
         if judgement is None and not self._overrides("should_rollback_result"):
             return rollback and names_unknown_tool(failure)
@@ -238,9 +238,12 @@ class ToolExecutor(CallExecutor):
     def get_query_str_from_tool_call(self, tool_name: str, arguments: dict[str, Any]) -> str | None:
         """Return the key that two calls share if they are the same call, such as `google_search_<q>`.
 
-        Called for every call. None means that the call may be repeated.
+        Called for every call. None means that the call may be repeated, as one of a tool that is unknown here.
         """
-        return query_key(tool_name, _as_object(arguments), self._policy(tool_name))
+        policy = self._policy(tool_name)
+        if policy.duplicate_key is None and self._toolbox_with(tool_name).named(tool_name) is None:
+            return None
+        return query_key(tool_name, _as_object(arguments), policy)
 
     def post_process_tool_call_result(self, tool_name: str, tool_call_result: dict[str, Any]) -> dict[str, Any]:
         """Return the result as it is judged, stored and shown; with DEMO_MODE=1, with scraped texts shortened.

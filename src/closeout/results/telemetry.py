@@ -183,8 +183,8 @@ class TelemetryCollector:
         names = ("calls", "errors", "latency_ms", "tokens")
         return {tool: dict(zip(names, sums, strict=True)) for tool, sums in self._tools.items()}
 
-    def get_report(self, language: str = "en") -> str:
-        """The sums as a few lines for people, in "en" or "zh"; a report on no calls says so."""
+    def get_report(self, language: str = "zh") -> str:
+        """The sums as a few lines for people, in "zh" or "en"; a report on no calls says so."""
         if language not in _LINES:
             raise UsageError(f"Reports are not available in {language!r}. Use {' or '.join(_LINES)}.")
         title, calls, tokens, latency, errors, hits, none = _LINES[language]

@@ -84,7 +84,8 @@ class ToolTelemetry(BaseModel):
 class ToolOutput(BaseModel):
     """The one shape of every tool result.
 
-    An `observation` that a tool passes is what the model is shown. Otherwise it is written from the other fields.
+    An `observation` that a tool passes is what the model is shown. Otherwise it is written from the other fields: a
+    tool that passes a `summary` and no `response_format` has its output shown as CONCISE.
     `model_dump` and `model_dump_json` are the model's side: `telemetry` and `metadata` are never in them. `to_record`
     is the whole, `lean_record` as much of it as tells it from a blank one; `from_record` reads both. `result` may be
     any Python value; in JSON it is written as `results.normal.normalise` defines. `files` (of `File`) become files of
@@ -118,6 +119,11 @@ class ToolOutput(BaseModel):
         return self.telemetry.success
 
     @property
+    def value(self) -> Any:
+        """The result; the summary of an output without one."""
+        return self.summary or None if self.result is None else self.result
+
+    @property
     def handle(self) -> str:
         """The name under which the whole result is stored, for `read_result`; "" where it is not."""
         return str(self.metadata.get("handle", ""))
@@ -128,9 +134,9 @@ class ToolOutput(BaseModel):
         return self.observation.removeprefix(_LABEL) if "observation" in self.model_fields_set else ""
 
     def with_written(self, observation: str, **fields: Any) -> Self:
-        """Return a copy with an observation that the tool did not write itself, and with other fields."""
+        """Return a copy with an observation that the tool did not write itself, nor its summary if one is passed."""
         copy = self.model_copy(update={"observation": observation, **fields})
-        copy.__pydantic_fields_set__.discard("observation")
+        copy.__pydantic_fields_set__.difference_update(("observation", "summary" if "summary" in fields else ""))
         return copy
 
     @classmethod
@@ -152,7 +158,9 @@ class ToolOutput(BaseModel):
         return {"result": normalise(self.result), **self._record()}
 
     def _record(self) -> dict[str, Any]:
-        own = {"own_observation": True} if self.own_observation else {}
+        own: dict[str, Any] = {"own_observation": True} if self.own_observation else {}
+        if len(self.__dict__) > len(known := ToolOutput.model_fields):  # of a subclass with fields of its own
+            own["own_fields"] = {name: normalise(value) for name, value in self if name not in known}
         return own | {
             "summary": self.summary,
             "observation": self.observation,
@@ -179,6 +187,7 @@ class ToolOutput(BaseModel):
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """The output that a record is of. Fields that are missing get their defaults, unknown ones are ignored."""
         output = cls.model_validate(dict(record))
+        output.__dict__.update(record.get("own_fields", {}))  # attributes of a class that is not known here
         if not record.get("own_observation"):
             output.__pydantic_fields_set__.discard("observation")
         return output
@@ -318,7 +327,9 @@ def present_output(
     )
     own = output.own_observation
     if not output.telemetry.success:
-        return show(own or f"Error: {output.telemetry.error_message or output.summary}", policy=policy)
+        message = output.telemetry.error_message or output.summary
+        named = message if message.startswith(tool_name) else f"{tool_name}: {message}"
+        return show(own or f"Error: {named}", policy=policy)
     form = output.response_format if own or "response_format" in output.model_fields_set else None
     if output.result is None:
         return show(own or output.summary or None, policy=policy)

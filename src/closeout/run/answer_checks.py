@@ -115,7 +115,7 @@ def _checked(outcome: CallOutcome) -> CheckedCall:
     return CheckedCall(
         name=outcome.call.name,
         arguments=outcome.call.arguments,
-        result=outcome.output.result,
+        result=outcome.output.value,
         text=outcome.text,
         ok=outcome.ok,
     )

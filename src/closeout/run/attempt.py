@@ -426,7 +426,7 @@ class Attempt:
                 self._journal.append(Noted(self._path, "warning", "Result formatter", message=outcome.warning))
             if outcome.repairs:
                 self._record(outcome.repairs)
-            artifacts.put(outcome.handle, Artifact(outcome.output.result, outcome.call.name))
+            artifacts.put(outcome.handle, Artifact(outcome.output.value, outcome.call.name))
         self._outcomes.extend(outcomes)
 
     def _record(self, repairs: Sequence[Repair]) -> None:

@@ -35,7 +35,7 @@ class _Ended:
         """Return the call; None if it has taken no effect."""
         output = ToolOutput.from_record(json.loads(self.finished.record))
         unsure = is_unsure(self.spec, output)
-        if unsure or (output.success and judge(output.result, self.spec.policy, self.spec.name).quality != "error"):
+        if unsure or (output.success and judge(output.value, self.spec.policy, self.spec.name).quality != "error"):
             return EarlierCall(self.spec, json.loads(self.arguments), output, unsure)
         return None
 
@@ -128,7 +128,7 @@ def _has_effects(spec: ToolSpec) -> bool:
 def described(call: EarlierCall) -> str:
     """Return a call and its result on one line of a prompt; nothing in it can pass for a marker."""
     arguments = ", ".join(f"{name}={_brief(value)}" for name, value in call.arguments.items())
-    result = CUT_OFF if call.unsure else shorten(_brief(call.output.result), 160)
+    result = CUT_OFF if call.unsure else shorten(_brief(call.output.value), 160)
     return escape_markers(f"{call.spec.name}({shorten(arguments, 160)}) → {result}")
 
 

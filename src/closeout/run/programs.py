@@ -82,7 +82,7 @@ def answer_given(outcomes: Sequence[CallOutcome], answers: Answers) -> str | Non
         if outcome.spec.policy is program_tool.spec.policy:
             answer = outcome.output.metadata.get(ANSWER_KEY)
         elif outcome.spec.policy.gives_answer and outcome.status == "ok" and outcome.output.success:
-            answer = answers.form_of(normalise(outcome.output.result))
+            answer = answers.form_of(normalise(outcome.output.value))
         if isinstance(answer, str):
             return answer
     return None

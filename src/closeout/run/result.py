@@ -252,7 +252,7 @@ class RunResult(Generic[Value]):
         return {**self.__dict__, **views, "read_rows": tuple}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON values, without its views of the journal and telemetry."""
+        """Return the result as JSON values, with its calls but not their results, and without the other views."""
         from dataclasses import asdict, fields
 
         names = [f.name for f in fields(self) if f.name not in ("read_rows", "failure", "telemetry")]
@@ -264,6 +264,7 @@ class RunResult(Generic[Value]):
         record["repairs"] = [asdict(repair) for repair in self.repairs]
         record["waiting"] = [asdict(pending) for pending in self.waiting]
         record["candidates"] = [{"answer": answer, "share": share} for answer, share in self.candidates]
+        record["tool_outputs"] = [output.lean_record() | {"result": None} for output in self.tool_outputs]
         return record
 
 

@@ -434,7 +434,7 @@ class CallExecutor:
         show = partial(
             present_output,
             output,
-            tool_name=spec.name,
+            tool_name="" if spec.name == RUN_PROGRAM else spec.name,  # the model may not know that one by its name
             policy=spec.policy,
             budget=self.result_budget,
             handle=plan.handle,
@@ -489,7 +489,7 @@ class CallExecutor:
         if telemetry.error_code == "Denied":
             return "refused", failure, False
         place = (agent, spec.name)
-        judgement = judge(output.result, spec.policy, spec.name, is_normal=True) if telemetry.success else None
+        judgement = judge(output.value, spec.policy, spec.name, is_normal=True) if telemetry.success else None
         is_evidence = place in self._accepts_empty  # if it is empty: the one before was too, in other words
         try:
             rollback = self._rolls_back(spec, output, failure, judgement, is_evidence)
@@ -573,7 +573,7 @@ class CallExecutor:
                 f"{spec.name} was cut off with these arguments and may have taken effect: check that with another "
                 "call first, or say so in your answer."
             )
-        elif spec.name == RUN_PROGRAM:  # a model that writes programs may not know the tool by its name
+        elif spec.name == RUN_PROGRAM:
             reason = "You already ran this program: use its result to give the answer, or write another one."
         elif earlier is not None and earlier.status == "low_quality":
             reason = f"You already called {spec.name} with these arguments and found nothing: ask something else."
@@ -663,7 +663,7 @@ class CallExecutor:
         """Whether the turn of a result is better rolled back; `judgement` is None if the call failed."""
         if judgement is None:  # any other error says what to do, and the call may have taken effect
             return names_unknown_tool(failure)
-        return says_tool_failed(output.result) or (
+        return says_tool_failed(output.value) or (
             judgement.ask_again and not (judgement.quality == "empty" and is_evidence)
         )
 
@@ -738,7 +738,7 @@ def result_record(spec: ToolSpec, output: ToolOutput) -> dict[str, Any]:
     """Return a result in the shape that formatters and overridable methods take."""
     named: dict[str, Any] = {"server_name": spec.server_name or LOCAL, "tool_name": spec.name}
     if output.telemetry.success:
-        named["result"] = output.result
+        named["result"] = output.value
     else:
         named["error"] = output.telemetry.error_message or output.summary
     return named

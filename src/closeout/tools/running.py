@@ -276,7 +276,7 @@ def _bare_result(value: Any) -> tuple[Any, Any]:
     if issubclass(type(value), WrappedOutput):  # isinstance asks the value, which may raise
         value, whole = value.output, value.whole
     if issubclass(type(value), ToolOutput):
-        return value, next((each for each in (value.result, whole, value.summary or None) if each is not None), None)
+        return value, whole if value.result is None else value.result
     return value, value
 
 
@@ -293,10 +293,12 @@ def succeeded(spec: ToolSpec, value: Any, result: Any, meter: CallMeter, retries
     if issubclass(type(value), ToolOutput):  # what the tool reports of itself wins over what was measured from outside
         own = joined_telemetry(value.telemetry, telemetry)
         output: ToolOutput = value.model_copy(update={"telemetry": own, "result": result})
+        is_summed_up = result is not None and value.summary and "summary" in value.model_fields_set
     else:
-        output = ToolOutput.of(result, summarise(result), telemetry)
-    if spec.policy.response_format is not None and "response_format" not in output.model_fields_set:
-        output.response_format = ResponseFormat(spec.policy.response_format)
+        output, is_summed_up = ToolOutput.of(result, summarise(result), telemetry), False
+    form = spec.policy.response_format or (ResponseFormat.CONCISE if is_summed_up else None)
+    if form is not None and "response_format" not in output.model_fields_set:
+        output.response_format = ResponseFormat(form)
         if not output.own_observation:
             output = output.with_written(format_observation(output))
     return output

@@ -428,7 +428,7 @@ class ProgramExecution:
             self._own_files().add(outcome.output.files)
         if not outcome.ok:
             return {"exception": RuntimeError(f"{name}: {outcome.reason or outcome.text}")}
-        result = outcome.output.result
+        result = outcome.output.value
         return {"return_value": outcome.text if result is None else result}
 
     def _take_answer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -24,7 +24,6 @@ from typing import Any
 
 from closeout.errors import ConfigError, ToolError
 from closeout.file_values import MAX_FILE_SIZE, File, FileView
-from closeout.results.summary import summarise
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput
 from closeout.tools.builtin.python_isolation import Isolation, find_isolation, isolated
 from closeout.tools.builtin.work_folder import WorkFolder, read_left_file
@@ -207,7 +206,7 @@ class _Script:
         if not files and not left.removed:
             return text
         metadata = {REMOVED_FILES: list(left.removed)} if left.removed else {}
-        return ToolOutput(result=text, summary=summarise(text), files=tuple(files), metadata=metadata)
+        return ToolOutput(result=text, files=tuple(files), metadata=metadata)
 
 
 def _own_folder() -> tuple[str, int | None]:

@@ -128,7 +128,8 @@ class McpResult:
         whole = {**self.to_json(), "images": [dict(image) for image in self._images(files)]}
         names = ", ".join(file.name for file in files.values())
         summary = f"{summarise(value)}\nFiles: {names}" if names else summarise(value)
-        return ToolOutput(result=value, summary=summary, metadata=whole, files=tuple(files.values()))
+        output = ToolOutput(result=value, metadata=whole, files=tuple(files.values()))
+        return output.with_written("", summary=summary)
 
     def _files(self, view: FileView) -> dict[int, File]:
         """Return the files in the parts that the run has room for, by the indexes of the parts."""
