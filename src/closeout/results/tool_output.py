@@ -328,8 +328,8 @@ def present_output(
     own = output.own_observation
     if not output.telemetry.success:
         message = output.telemetry.error_message or output.summary
-        named = message if message.startswith(tool_name) else f"{tool_name}: {message}"
-        return show(own or f"Error: {named}", policy=policy)
+        words = message if message.startswith(tool_name) else f"{tool_name}: {message}"
+        return show(own or f"Error: {words}", policy=policy)
     form = output.response_format if own or "response_format" in output.model_fields_set else None
     if output.result is None:
         return show(own or output.summary or None, policy=policy)
