@@ -507,3 +507,20 @@ def test_a_request_for_a_longer_history_copies_no_messages(name: str) -> None:
     hinted = dialect.render(seen.view("Act."), Capabilities()).messages
     assert "Act." in hinted[-1].text
     assert "Act." not in dialect.render(seen.view(), Capabilities()).messages[-1].text
+
+
+async def test_a_call_whose_result_was_left_out_gets_it_again_without_running() -> None:
+    """Refusing it ("use its result") would leave a model that has lost a receipt to pay again."""
+    ran: list[str] = []
+
+    @tool(read_only=True)
+    def lookup(key: str) -> str:
+        """Look up a key."""
+        ran.append(key)
+        return f"the value of {key}"
+
+    keys = [f"k{number}" for number in range(12)]
+    model = ScriptedClient([*(call("lookup", key=key) for key in keys), call("lookup", key="k0"), answer("done")])
+    result = await Agent(model, [lookup], keep_tool_result=1, home=False).run("What is k0?")
+    assert (result.answer, result.rollbacks, ran) == ("done", 0, keys)
+    assert "the value of k0" in model.requests[-1].text

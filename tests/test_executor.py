@@ -221,16 +221,29 @@ async def test_the_same_call_twice_in_one_reply_runs_once() -> None:
 
 
 async def test_what_was_read_may_be_read_again_after_something_changed() -> None:
-    files = {"a": "old"}
-    tools = Source(
-        tool("read", lambda path: files[path], PATH, read_only=True),
-        tool("write", lambda path: files.update({path: "new"}) or "written", PATH, idempotent=True),
-    )
-    executor = ToolExecutor(tools)
-    await one(executor, "read", {"path": "a"})
-    await one(executor, "write", {"path": "a"})
-    again = await one(executor, "read", {"path": "a"})
-    assert (again.status, again.text) == ("ok", "new")
+    """A tool that says nothing about its effects may have changed it as well, even if it failed."""
+    for policy in ({"idempotent": True}, {"destructive": True}, {}):
+        for fails in (False, True):
+            files = {"a": "old"}
+
+            def write(path: str, files: dict[str, str] = files, fails: bool = fails) -> str:
+                files[path] = "new"
+                if fails:
+                    raise ToolError("the connection was lost")
+                return "written"
+
+            reads = tool("read", lambda path, files=files: files[path], PATH, read_only=True)
+            executor = ToolExecutor(Source(reads, tool("write", write, PATH, **policy)))
+            await one(executor, "read", {"path": "a"})
+            await one(executor, "write", {"path": "a"})
+            again = await one(executor, "read", {"path": "a"})
+            assert (again.status, again.text) == ("ok", "new"), (policy, fails)
+
+
+async def test_tools_that_declare_nothing_do_not_make_each_others_calls_new() -> None:
+    executor = ToolExecutor(Source(tool("look", lambda path: "seen", PATH), tool("find", lambda path: "found", PATH)))
+    statuses = [(await one(executor, name, {"path": "a"})).status for name in ("look", "find", "look")]
+    assert statuses == ["ok", "ok", "duplicate"]
 
 
 async def test_a_new_attempt_gets_what_an_earlier_one_has_read() -> None:

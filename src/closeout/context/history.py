@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, Self
 
 from closeout.codec import Snapshot
@@ -72,6 +73,11 @@ class History:
     def steps(self) -> Snapshot[Step]:
         """The accepted turns of the attempt, oldest first. Evicted results are stubs."""
         return Snapshot(self._steps, self._origin)
+
+    def shows(self, handle: str) -> bool:
+        """Return whether a result is in view: neither its turn nor its text has been left out."""
+        steps = takewhile(lambda step: step.turn >= self.evicted_before, reversed(self._steps))
+        return any(returned.handle == handle for step in steps for returned in step.returns)
 
     @property
     def messages(self) -> tuple[str, ...]:

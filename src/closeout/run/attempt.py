@@ -310,6 +310,7 @@ class Attempt:
                 turn=turn.number,
                 agent=self._path,
                 allow_duplicates=self._rollbacks.spent,
+                shows=self._history.shows,
             )
             self._note_outcomes(turn.outcomes)
             back = review_outcomes(turn.outcomes)

@@ -92,6 +92,7 @@ class ToolCalls:
         agent: str,
         allow_duplicates: bool = False,
         labels: CallLabels | None = None,
+        shows: Callable[[str], bool] | None = None,
     ) -> list[CallOutcome]:
         """Plan, run and judge the calls of one reply.
 
@@ -102,13 +103,14 @@ class ToolCalls:
             agent: The name of the agent.
             allow_duplicates: As for `CallExecutor.plan_calls`.
             labels: What the calls depend on, if it is known better than that it is all that the agent has read.
+            shows: As for `CallExecutor.plan_calls`.
 
         Raises:
             Suspended: Calls wait for a decision; all others were made.
         """
         self.begin(turn, len(calls))
         plans = executor.plan_calls(
-            calls, agent=agent, allow_duplicates=allow_duplicates, handles=self.handle, turn=turn
+            calls, agent=agent, allow_duplicates=allow_duplicates, handles=self.handle, turn=turn, shows=shows
         )
         refused = [plan.made is not None or (plan.code == UNSURE and not plan.runs) for plan in plans]
         plans = [self._as_begun(plan, agent) if back else plan for plan, back in zip(plans, refused, strict=True)]

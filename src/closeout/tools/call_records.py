@@ -176,8 +176,8 @@ class CallMemory:
     def __init__(self) -> None:
         self.counts: dict[str, dict[str, int]] = {}
         self._kept: OrderedDict[tuple[str, str], CallOutcome] = OrderedDict()
-        self._epochs: dict[str, int] = {}  # agent → how often it changed something
-        self._seen: dict[tuple[str, str], int] = {}  # call → epoch in which the agent was shown its result
+        self._epochs: dict[str, tuple[int, int]] = {}  # agent → how often it changed something, and may have done so
+        self._seen: dict[tuple[str, str], tuple[int, int]] = {}  # call → epoch in which the agent was shown its result
 
     def check(self, cache_name: str, query: str) -> DuplicateCheck:
         """Return whether a query was recorded in a cache, and how often."""
@@ -193,33 +193,37 @@ class CallMemory:
         queries = self.counts.setdefault(cache_name, {})
         queries[query] = queries.get(query, 0) + 1
 
-    def look(self, agent: str, tool_name: str, query: str) -> tuple[bool, CallOutcome | None]:
+    def look(self, agent: str, spec: ToolSpec, query: str) -> tuple[bool, CallOutcome | None]:
         """Return whether a call repeats an earlier one, and the earlier outcome if it is kept and still current.
 
         A call is not a repetition if the agent has changed something since.
         """
         place = (agent, query)
-        epoch, seen = self._epoch(agent), self._seen.get(place)
-        repeated = seen in (None, epoch) and self._count(cache_name(agent, tool_name), query) > 0
+        epoch, seen = self._epoch(agent, spec), self._seen.get(place)
+        repeated = seen in (None, epoch) and self._count(cache_name(agent, spec.name), query) > 0
         return repeated, self._kept.get(place) if seen == epoch else None
 
-    def keep(self, agent: str, query: str, outcome: CallOutcome) -> None:
+    def keep(self, agent: str, spec: ToolSpec, query: str, outcome: CallOutcome) -> None:
         """Keep an outcome for reuse."""
         place = (agent, query)
-        self._seen[place] = self._epoch(agent)
+        self._seen[place] = self._epoch(agent, spec)
         self._kept[place] = outcome
         self._kept.move_to_end(place)
         if len(self._kept) > _MAX_KEPT:
             self._kept.popitem(last=False)
 
-    def something_changed(self, agent: str) -> None:
-        """Note a call that changes things: what was read before it may be read again."""
-        self._epochs[agent] = self._epoch(agent) + 1
+    def was_executed(self, agent: str, policy: ToolPolicy) -> None:
+        """Note a call that changes things, or that may: what was read before it may be read again."""
+        if not policy.read_only:
+            declared, possible = self._epochs.get(agent, (0, 0))
+            self._epochs[agent] = declared + (policy.destructive or policy.idempotent), possible + 1
 
     def begin_attempt(self, agent: str) -> None:
         """Forget which calls count as repetitions; kept results may still be reused."""
         for cache_name in [name for name in self.counts if name.startswith(f"{agent}_")]:
             del self.counts[cache_name]
 
-    def _epoch(self, agent: str) -> int:
-        return self._epochs.get(agent, 0)
+    def _epoch(self, agent: str, spec: ToolSpec) -> tuple[int, int]:
+        declared, possible = self._epochs.get(agent, (0, 0))
+        # Many tools that only read are not declared so. Their calls do not make each other new.
+        return declared, possible if spec.policy.read_only else 0

@@ -236,6 +236,7 @@ class CallExecutor:
         allow_duplicates: bool = False,
         handles: Callable[[int], str] | None = None,
         turn: int = 0,
+        shows: Callable[[str], bool] | None = None,
     ) -> list[PlannedCall]:
         """Decide what to do about the calls of one reply: resolve, repair, look for repetitions. Nothing runs.
 
@@ -246,10 +247,13 @@ class CallExecutor:
                 tool is read-only, and runs again if it is idempotent, or was cut off and is not destructive.
             handles: Returns the name under which the result of call number n is stored.
             turn: The number of the turn, for `execute_single_tool_call`.
+            shows: Returns whether the model still sees a result. A read-only call whose result has left the context
+                gets it again. None: the model sees all of them.
         """
         toolbox = self._toolbox_of(agent)
         plans = [
-            self._plan(call, toolbox, agent, handles(index) if handles else "") for index, call in enumerate(calls)
+            _again_if_left_out(self._plan(call, toolbox, agent, handles(index) if handles else ""), shows)
+            for index, call in enumerate(calls)
         ]
         return [
             replace(plan, agent=agent, turn=turn, runs=True) if _is_to_run(plan, allow_duplicates) else plan
@@ -472,12 +476,11 @@ class CallExecutor:
             self._spent.setdefault(agent, set()).add(spec.name)
         elif output.telemetry.error_code == CallSpent.__name__ and plan.query is not None:
             self._spent.setdefault(agent, set()).add(plan.query)
+        if plan.made is None:
+            self._memory.was_executed(agent, spec.policy)  # also if it failed: it may have taken effect
         if plan.query is not None and status in ("ok", "low_quality"):
-            changes = spec.policy.destructive or (spec.policy.idempotent and not spec.policy.read_only)
-            if changes and plan.made is None:
-                self._memory.something_changed(agent)
             self._count(agent, spec, plan.query)
-            self._memory.keep(agent, plan.query, outcome)
+            self._memory.keep(agent, spec, plan.query, outcome)
         return outcome
 
     def _judge(self, output: ToolOutput, spec: ToolSpec, agent: str) -> tuple[Status, str, bool]:
@@ -637,7 +640,7 @@ class CallExecutor:
 
     def _look(self, agent: str, spec: ToolSpec, query: str) -> tuple[bool, CallOutcome | None, bool]:
         """Whether a call repeats another, its outcome, and whether that holds for calls of earlier attempts too."""
-        return (*self._memory.look(agent, spec.name, query), False)
+        return (*self._memory.look(agent, spec, query), False)
 
     def _count(self, agent: str, spec: ToolSpec, query: str) -> None:
         """Count a call that did not fail."""
@@ -704,6 +707,14 @@ def is_unsure(spec: ToolSpec | None, output: ToolOutput) -> bool:
     has_effects = spec is not None and (spec.policy.destructive or spec.policy.on_crash in ("report", "ask"))
     code = output.telemetry.error_code
     return code == "Interrupted" or (has_effects and code in ("TimeoutError", "OutOfTime", CallUnsure.__name__))
+
+
+def _again_if_left_out(plan: PlannedCall, shows: Callable[[str], bool] | None) -> PlannedCall:
+    """The plan of a repeated call as one that gets its earlier result, if the model does not see that any more."""
+    earlier = plan.earlier
+    if shows is None or not plan.repeated or earlier is None or plan.spec is None or not plan.spec.policy.read_only:
+        return plan
+    return plan if shows(earlier.handle) else replace(plan, repeated=False)
 
 
 def _is_to_run(plan: PlannedCall, allow_duplicates: bool) -> bool:
