@@ -1,0 +1,205 @@
+"""Judge one runtime, or print the table of all results.
+
+    python bench/crash_suite/run.py closeout-sqlite      makes its virtual environment, judges it, writes results/
+    python bench/crash_suite/run.py --table              writes the table of all results into README.md and the docs
+    python bench/crash_suite/run.py closeout-sqlite --scenarios pay read --verbose --keep
+
+Linux, Python 3.11 or newer, a C compiler, and for some runtimes PostgreSQL's programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from database import Postgres
+from endpoints import Server
+from judge import FAULTS, Case, Runtime, Verdict
+from world import TASKS, Cut
+
+WRITES = 12  # moments after a write that are tried in each scenario, evenly spread
+FULL = 4  # moments at which the disk becomes full
+
+
+def runtimes() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((HERE / "runtimes.toml").read_text())
+
+
+def environment(name: str, settings: dict[str, Any], folder: Path) -> str:
+    """Make the virtual environment of a runtime, unless it is there, and return its Python."""
+    place = folder / settings.get("environment", name)
+    done = place / ".made"
+    if not done.exists():
+        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+        wanted = [each.format(root=HERE.parent.parent) for each in settings["requirements"]]
+        print(f"{name}: installing {', '.join(wanted) or 'nothing'} into {place}", file=sys.stderr)
+        if wanted:
+            subprocess.run([place / "bin" / "pip", "install", "-q", "--no-compile", *wanted], check=True)
+        done.touch()
+    return str(place / "bin" / "python")
+
+
+def preload(folder: Path) -> Path:
+    """Compile what counts the writes of a process."""
+    library = folder / "cut.so"
+    if not library.exists() or library.stat().st_mtime < (HERE / "cut.c").stat().st_mtime:
+        command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O2", "-o", library, HERE / "cut.c", "-ldl"]
+        subprocess.run(command, check=True)
+    return library
+
+
+def spread(count: int, most: int) -> Iterator[int]:
+    """Yield numbers from 1 to a count, evenly spread, at most so many."""
+    step = max(1.0, count / most)
+    yield from sorted({min(count, 1 + int(number * step)) for number in range(min(count, most))})
+
+
+def cuts(counts: dict[str, int], writes: int, *, files: bool) -> Iterator[Cut]:
+    """Yield the moments of a scenario, from what an undisturbed run does."""
+    for at, whens in (
+        ("request", ("before", "during", "after")),
+        ("pay", ("before", "during", "after")),
+        ("read", ("before", "after")),
+    ):
+        for number in range(1, counts.get(at, 0) + 1):
+            yield from (Cut(at, number, when) for when in whens)
+            if at != "read":
+                yield Cut(at, number, "during", "stop")
+    made = counts.get("write", 0)
+    yield from (Cut("write", number) for number in spread(made, writes))
+    if files:
+        yield from (Cut("write", number, "after", "full") for number in spread(made, FULL))
+
+
+def judged(runtime: Runtime, server: Server, options: argparse.Namespace) -> list[Verdict]:
+    """Judge the scenarios that the runtime offers."""
+    verdicts: list[Verdict] = []
+
+    def one(scenario: str, cut: Cut | None) -> Verdict:
+        verdict = Case(runtime, server, scenario, cut, keep=options.keep).judge()
+        if options.verbose and (verdict.faults or options.verbose > 1):
+            print(f"  {scenario}: {cut}: {verdict.faults} {verdict.counts}", flush=True)
+            if options.verbose > 1 and verdict.faults:
+                print(verdict.log)
+        return verdict
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for scenario in options.scenarios or TASKS:
+            if scenario in runtime.not_offered:
+                continue
+            undisturbed = one(scenario, None)
+            if undisturbed.faults:
+                print(f"{scenario}: fails undisturbed: {undisturbed.faults}\n{undisturbed.log}", file=sys.stderr)
+                runtime.not_offered[scenario] = f"does not end undisturbed: {undisturbed.faults}"
+                continue
+            moments = list(cuts(undisturbed.counts, options.writes, files=runtime.postgres is None))
+            found = [undisturbed, *pool.map(lambda cut, name=scenario: one(name, cut), moments)]
+            verdicts += found
+            print(f"{scenario:9} {line(found)}", flush=True)
+    return verdicts
+
+
+def line(verdicts: Sequence[Verdict]) -> str:
+    reached = [each for each in verdicts if each.cut is not None and each.reached]
+    faults = {kind: sum(kind in each.faults for each in reached) for kind in FAULTS}
+    return f"{len(reached):4} cuts: " + ", ".join(f"{count} {kind}" for kind, count in faults.items())
+
+
+def commit() -> str:
+    got = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
+    return got.stdout.strip()
+
+
+def versions(python: str, names: Sequence[str]) -> dict[str, str]:
+    if not names:
+        return {}
+    code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+    got = subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=True)
+    return dict(zip(names, got.stdout.split(), strict=True))
+
+
+def record(name: str, settings: dict[str, Any], python: str, runtime: Runtime, verdicts: list[Verdict]) -> None:
+    """Write results/NAME.json: one entry for each scenario, with every faulty cell."""
+    scenarios: dict[str, Any] = {}
+    for verdict in verdicts:
+        entry = scenarios.setdefault(verdict.scenario, {"cut": 0, "paused": 0, "keyed_twice": 0, "faults": {}})
+        if verdict.cut is None or not verdict.reached:
+            continue
+        entry["paused" if verdict.cut.how == "stop" else "cut"] += 1
+        entry["keyed_twice"] += bool(verdict.keyed_twice)
+        if verdict.faults:
+            entry["faults"][str(verdict.cut)] = verdict.faults
+    seconds = [verdict.seconds for verdict in verdicts if verdict.seconds is not None]
+    shim = [HERE / "shims" / f"{each}.py" for each in settings.get("lines_of", [settings["shim"]])]
+    result = {
+        "title": settings["title"],
+        "versions": versions(python, settings["versions"]),
+        "documentation": settings["documentation"],
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "import_seconds": round(runtime.import_seconds, 2),
+        "resume_seconds": round(median(seconds), 3) if seconds else None,
+        "shim_lines": sum(1 for file in shim for text in file.read_text().splitlines() if text.strip()),
+        "not_offered": runtime.not_offered,
+        "scenarios": scenarios,
+    }
+    place = HERE / "results" / f"{name}.json"
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runtime", nargs="?", choices=list(runtimes()))
+    parser.add_argument("--scenarios", nargs="*", choices=list(TASKS))
+    parser.add_argument("--writes", type=int, default=WRITES)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--python", help="use this Python, in which the runtime is installed")
+    parser.add_argument("--folder", type=Path, default=HERE / ".environments", help="for the virtual environments")
+    parser.add_argument("--verbose", "-v", action="count", default=0)
+    parser.add_argument("--keep", action="store_true", help="keep the folders of the cases")
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    if options.table or not options.runtime:
+        import table
+
+        table.write()
+        return
+    settings = runtimes()[options.runtime]
+    options.folder.mkdir(parents=True, exist_ok=True)
+    python = options.python or environment(options.runtime, settings, options.folder)
+    postgres = Postgres() if settings.get("postgres") else None
+    server = Server()
+    with tempfile.TemporaryDirectory() as name:
+        runtime = Runtime(settings["shim"], python, preload(options.folder), Path(name) / "log", postgres)
+        began = time.monotonic()
+        try:
+            verdicts = judged(runtime, server, options)
+            if not options.scenarios:
+                record(options.runtime, settings, python, runtime, verdicts)
+        finally:
+            runtime.close()
+            server.close()
+            if postgres is not None:
+                postgres.close()
+    print(f"{options.runtime}: {line(verdicts)}, {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
