@@ -67,6 +67,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
+BUDGET = 2.0  # seconds of a test without the mark `slow`
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Name the tests that took longer than the budget. They do not fail: a busy machine is no fault of a test."""
+    reports = [each for each in terminalreporter.stats.get("passed", ()) if each.when == "call"]
+    over = [each for each in reports if each.duration > BUDGET and "slow" not in each.keywords]
+    if over:
+        terminalreporter.section(f"{len(over)} tests took more than {BUDGET:g} s without the mark `slow`")
+    for each in sorted(over, key=lambda each: -each.duration)[:40]:
+        terminalreporter.write_line(f"{each.duration:6.1f} s  {each.nodeid}")
+
+
 # Seconds after which another process may continue the runs of a dead one: more than any machine stalls for. A test that
 # kills a process ends its leases itself: `end_leases`.
 LEASE = 60
