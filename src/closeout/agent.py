@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from closeout.run.result import RunResult
     from closeout.run.strategy import Strategy
     from closeout.run.waits.waiting import Decisions
+    from closeout.tools.approval_rules import ApprovalRule
     from closeout.tools.flow import Flow
     from closeout.tools.manager import AnyTool, ToolManager
     from closeout.tools.run_context import RunContext
@@ -192,6 +193,7 @@ class Agent(Generic[Deps, Value]):
         code_mode: Add the tool `run_program`, with which the model can write Python programs that call the other tools
             as functions, in a sandbox. Needs the extra `code`.
         flow: A `Flow`: rules on the calls that the agent may make by itself once it has read untrusted text.
+        approved: Rules that approve calls of tools that ask, in a person's place: see docs/approvals.md.
         middleware: What surrounds the requests and calls of the agent and of all that it starts: `Middleware` objects,
             or classes that are called with an `AgentPlace` for each agent of each run. The first is outermost.
         max_tokens: The maximum number of tokens in a reply. The setting `agent.max_tokens` limits those of a run.
@@ -251,6 +253,7 @@ class Agent(Generic[Deps, Value]):
         on_change: OnChange = "keep",
         code_mode: bool = False,
         flow: Flow | Mapping[str, Any] | None = None,
+        approved: Sequence[ApprovalRule | Mapping[str, Any]] = (),
         middleware: Sequence[Middleware | MakeMiddleware] = (),
         max_tokens: int | None = None,
         max_seconds: float | None = None,

@@ -419,6 +419,9 @@ class ToolSettings(_Section):
         "destructive",
         description='calls of MCP servers that a person must approve; or by "server" or "server/tool": {files: always}',
     )
+    approved: list[dict[str, Any]] = Field(
+        [], description="rules that approve calls in a person's place, as `closeout approvals suggest` writes them"
+    )
     search: Literal["auto", "on", "off"] = Field(
         "auto", description="let the model search for tools; auto: if their definitions exceed tools.search_budget"
     )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from closeout.results.telemetry import TelemetryCollector
     from closeout.results.tool_output import ToolOutput
     from closeout.run.strategy import Strategy
+    from closeout.tools.approval_rules import ApprovalRule
     from closeout.tools.flow import Flow
     from closeout.tools.secrets import Secrets
     from closeout.tools.skills import Skills
@@ -51,6 +52,7 @@ class AgentSpec:
     secrets: Secrets = NONE
     skills: Skills = NONE
     flow: Flow | None = None
+    approved: tuple[ApprovalRule, ...] = ()
     middleware: tuple[Any, ...] = ()
     version: str = ""
 

@@ -53,6 +53,7 @@ from closeout.run.strategy import Strategy
 from closeout.run.subagents import PageModel, as_tool, check_flow_names, read_result_tool, sub_agent_tool
 from closeout.spec import AgentSpec
 from closeout.strategies.small_model import SmallModel
+from closeout.tools.approval_rules import read_rules
 from closeout.tools.builtin.documents import document_tools
 from closeout.tools.builtin.program_sandbox import require_sandbox, sandbox_installed
 from closeout.tools.foreign import AdaptedManager, is_foreign_manager
@@ -159,6 +160,7 @@ class Assembler:
             version=check_text("version", spec.version),
             on_change=check_on_change(spec.on_change),
             middleware=check_middleware(spec.middleware),
+            approved=read_rules(spec.approved or self.config.tools.approved),
             flow=check_flow((self.config.flow and self.config.flow.model_dump()) if flow is None else flow),
             secrets=spec.secrets if isinstance(spec.secrets, Secrets) else self._make_secrets(spec.secrets),
         )

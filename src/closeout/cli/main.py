@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from closeout.cli.approvals import approvals_app
 from closeout.cli.data import data_app
 from closeout.cli.eval import eval_app
 from closeout.cli.exits import OK, CommandGroup, guarded
@@ -53,6 +54,7 @@ models_app = typer.Typer(help="Manage the weights of the embedded models.", no_a
 app.add_typer(models_app, name="models")
 app.add_typer(eval_app, name="eval")
 app.add_typer(data_app, name="data")
+app.add_typer(approvals_app, name="approvals")
 app.add_typer(mcp_app, name="mcp")
 
 RunId = Annotated[

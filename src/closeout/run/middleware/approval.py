@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from inspect import isawaitable
+from typing import Self
 
 from closeout.codec import json_of_any
-from closeout.journal.events import DecisionMade, DecisionRequested, ToolStarted
+from closeout.journal.events import CallDecided, DecisionMade, DecisionRequested, Noted, ToolStarted
 from closeout.messages import ToolCall, ToolSpec
 from closeout.results.tool_output import ToolOutput
-from closeout.run.middleware.chain import Calling, ScopeMiddleware
+from closeout.run.middleware.chain import AgentPlace, Calling, ScopeMiddleware
+from closeout.run.plan import Scope
 from closeout.run.waits.waiting import call_digest, decide
+from closeout.tools.approval_rules import ApprovalRule, called
 from closeout.tools.running import stopped_output
 from closeout.tools.tool import takes_context
 
-__all__ = ["ApprovalMiddleware"]
+__all__ = ["BY_RULE", "ApprovalMiddleware"]
+
+BY_RULE = "approved"  # who decides if a rule does
 
 
 class ApprovalMiddleware(ScopeMiddleware):
     """Suspends the run until a person has approved, edited or denied a call that needs it."""
 
     records_itself = True
+
+    def __init__(self, scope: Scope, rules: Sequence[ApprovalRule] = ()) -> None:
+        super().__init__(scope)
+        self._rules = list(rules)
+
+    @classmethod
+    def at(cls, place: AgentPlace) -> Self:
+        return cls(place.scope, () if place.plan is None else place.plan.spec.approved)
+
+    def below(self, place: AgentPlace) -> Self:
+        own = () if place.plan is None else place.plan.spec.approved
+        return type(self)(place.scope, (*self._rules, *(each for each in own if each not in self._rules)))
 
     async def decide(self, calling: Calling) -> None:
         plan, served = calling.plan, calling.served
@@ -45,11 +63,13 @@ class ApprovalMiddleware(ScopeMiddleware):
         recorded = journal.decision_on(DecisionRequested, calling.started(call, spec), handle)
         if recorded is not None:
             if recorded.digest == digest or self._is_settled(recorded, calling):
-                return _as_decided(await decide(self._scope, recorded), call, spec)
+                return self._decided(await decide(self._scope, recorded), call, spec)
             reason: str | None = f"{recorded.reason} The tool has changed since this was asked."
         else:
             # A rule may be a function that would decide otherwise now. What has begun without approval needs none.
             reason = await self._approval_reason(call, spec, handle)
+            if reason and not calling.reasons and self._is_approved(calling.started(call, spec), call):
+                return call
             reason = " ".join(filter(None, (reason, *calling.reasons))) or None
             reason = None if journal.has_started(calling.started(call, spec)) else reason
         if reason is None:
@@ -57,7 +77,33 @@ class ApprovalMiddleware(ScopeMiddleware):
         request = DecisionRequested(
             path, handle, "approval", name=spec.name, arguments=arguments, digest=digest, reason=reason
         )
-        return _as_decided(await decide(self._scope, request), call, spec)
+        return self._decided(await decide(self._scope, request), call, spec)
+
+    def _is_approved(self, started: ToolStarted, call: ToolCall) -> bool:
+        """Return whether a rule approves a call in a person's place, and record which one."""
+        decided = self._scope.journal.decision_on(CallDecided, started, request := f"{started.handle}.{BY_RULE}")
+        if decided is None:
+            rule = next((each for each in self._rules if each.fits(called(started), call.arguments)), None)
+            if rule is None:
+                return False
+            arguments, name = started.arguments, started.name
+            decided = CallDecided(
+                started.agent, request, by=BY_RULE, name=name, decision="allow", reason=str(rule), arguments=arguments
+            )
+        self._scope.journal.append(decided)
+        return True
+
+    def _decided(self, made: DecisionMade, call: ToolCall, spec: ToolSpec) -> ToolCall | ToolOutput:
+        """Return the call or output as decided. A rule that would have approved a call that is denied holds no more."""
+        denied = [each for each in self._rules if made.verdict == "deny" and each.fits(called(spec), call.arguments)]
+        for rule in denied:
+            self._rules.remove(rule)
+            text = (
+                f"A person has denied {spec.name}, which the rule {rule} would have approved. For the rest of this run "
+                "the rule is withdrawn. Remove it from the settings, or make it narrower."
+            )
+            self._scope.journal.append(Noted(self._scope.path, "warning", "Approval", message=text))
+        return _as_decided(made, call, spec)
 
     async def _approval_reason(self, call: ToolCall, spec: ToolSpec, handle: str) -> str | None:
         """Why a call needs an approval, None if it needs none. A rule that raises asks for one."""

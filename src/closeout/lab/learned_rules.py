@@ -1,0 +1,240 @@
+"""Rules learned from the decisions of people: the narrowest ones that agree with every decision of the record."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from closeout.journal.events import DecisionMade, DecisionRequested, FlowDecided, ToolStarted
+from closeout.journal.store import Row
+from closeout.records import record
+from closeout.tools.approval_rules import ApprovalRule, Condition, as_text, called
+
+__all__ = ["LEAST", "MadeDecision", "Suggestion", "decisions_of", "suggestions"]
+
+LEAST = 5  # approvals that a rule rests on, at least
+CHANCE = 0.01  # the highest probability that a rule saw no denial by chance
+MOST_VALUES = 12  # different values that a rule lists
+MOST_TESTS = 100  # ways to divide decisions by one argument that are tried
+MOST_SPLITS = 6  # of the decisions on one tool, one within the other
+_BOUNDARIES = "/@.:_- "  # a common beginning or end of texts stops at one of these
+
+
+@record(kw_only=True)
+class MadeDecision:
+    """What a person decided on a call.
+
+    Attributes:
+        run_id: The run.
+        call: The name of the decision in its run, such as r3.
+        tool: The tool, or `server/tool` if the call was made at an MCP server.
+        arguments: The arguments: those that were approved, or those that were denied.
+        approved: Whether the call was approved.
+        counts: Whether an approval is evidence for a rule. One that was asked for by flow rules is not: the call
+            depends on text that nobody vouches for.
+    """
+
+    run_id: str
+    call: str
+    tool: str
+    arguments: Mapping[str, Any]
+    approved: bool
+    counts: bool = True
+
+
+@record(kw_only=True)
+class Suggestion:
+    """A rule with its evidence.
+
+    Attributes:
+        rule: The rule.
+        approved: The approvals that it agrees with. It agrees with no denial.
+        denied: The denials of the same tool, none of which it would have let through.
+    """
+
+    rule: ApprovalRule
+    approved: tuple[MadeDecision, ...]
+    denied: int
+
+
+def decisions_of(run_id: str, rows: Iterable[Row]) -> Iterator[MadeDecision]:
+    """Yield what people decided on the calls of a run. A changed call counts as denied as it was, approved as it is."""
+    asked: dict[tuple[str, str], DecisionRequested] = {}
+    made: list[DecisionMade] = []
+    by_flow: set[tuple[str, str]] = set()
+    servers: dict[tuple[str, str], ToolStarted] = {}
+    for row in rows:
+        event = row.event
+        if isinstance(event, DecisionRequested) and event.kind == "approval" and "." not in event.request:
+            asked[event.agent, event.request] = event
+        elif isinstance(event, DecisionMade) and event.verdict in ("approve", "deny"):
+            made.append(event)
+        elif isinstance(event, FlowDecided):
+            by_flow.add((event.agent, event.handle))
+        elif isinstance(event, ToolStarted):
+            servers[event.agent, event.handle] = event
+    for each in made:
+        place = each.agent, each.request
+        if (request := asked.get(place)) is None:
+            continue
+        tool = called(servers[place]) if place in servers else request.name
+        given = each.verdict == "approve", request.arguments
+        changed = [(False, request.arguments), (True, each.arguments)] if each.arguments is not None else [given]
+        for approved, arguments in changed:
+            found = json.loads(arguments or "{}")
+            if isinstance(found, dict):
+                yield MadeDecision(
+                    run_id=run_id,
+                    call=f"{each.agent.partition('/')[2]}/{each.request}".lstrip("/"),
+                    tool=tool,
+                    arguments=found,
+                    approved=approved,
+                    counts=place not in by_flow,
+                )
+
+
+def suggestions(decisions: Iterable[MadeDecision]) -> list[Suggestion]:
+    """Return rules that agree with every decision, those with the most evidence first.
+
+    A rule is the narrowest description of the approvals that it rests on: the values, ranges, beginnings and ends that
+    they have. Where denials lie among them, the decisions are divided by the argument that tells them apart best. A
+    rule rests on at least five approvals; where decisions were divided, on so many that it is unlikely to have met no
+    denial by chance.
+    """
+    tools: defaultdict[str, list[MadeDecision]] = defaultdict(list)
+    for each in decisions:
+        tools[each.tool].append(each)
+    found: list[Suggestion] = []
+    for tool, made in tools.items():
+        # A call that was denied was not made, so its server is not known.
+        denied = [each for name in {tool, tool.rpartition("/")[2]} for each in tools[name] if not each.approved]
+        approved = [each for each in made if each.approved and each.counts]
+        rate = len(denied) / (len(denied) + len(approved)) if approved else 1.0
+        shapes: defaultdict[frozenset[str], list[MadeDecision]] = defaultdict(list)
+        for each in approved:
+            shapes[frozenset(each.arguments)].append(each)
+        for shape, alike in shapes.items():
+            against = [each for each in denied if each.arguments.keys() == shape]
+            for rule, evidence in _learned(tool, alike, against, _Evidence(rate, MOST_SPLITS)):
+                found.append(Suggestion(rule=rule, approved=tuple(evidence), denied=len(denied)))
+    return sorted(found, key=lambda each: -len(each.approved))
+
+
+@record
+class _Evidence:
+    """What a rule needs.
+
+    Attributes:
+        rate: How often calls of the tool are denied.
+        splits: How often the decisions may be divided further.
+        tried: The ways to divide them that were tried so far. Each is a chance to find approvals without a denial.
+    """
+
+    rate: float
+    splits: int
+    tried: int = 0
+
+    def suffices(self, approvals: int) -> bool:
+        """Return whether so many approvals without a denial are hardly an accident."""
+        if approvals < LEAST or not self.tried:
+            return approvals >= LEAST
+        return approvals * math.log1p(-self.rate) <= math.log(CHANCE / self.tried)
+
+
+def _learned(
+    tool: str, approved: Sequence[MadeDecision], denied: Sequence[MadeDecision], evidence: _Evidence
+) -> Iterator[tuple[ApprovalRule, Sequence[MadeDecision]]]:
+    """Yield rules that approve of some of the approved calls and of none that was denied."""
+    if not evidence.suffices(len(approved)):
+        return
+    names = approved[0].arguments
+    rule = ApprovalRule(tool, {name: _hull([each.arguments[name] for each in approved]) for name in names})
+    against = [each for each in denied if rule.fits(tool, each.arguments)]
+    if not against:
+        yield rule, approved
+    elif evidence.splits:
+        best, tried = _best_split(approved, against)
+        further = replace(evidence, splits=evidence.splits - 1, tried=evidence.tried + tried)
+        for side in () if best is None else (True, False):
+            yield from _learned(tool, [each for each in approved if best(each) is side], against, further)
+
+
+def _hull(values: Sequence[Any]) -> Condition:
+    """Return the narrowest condition that values fit."""
+    different = dict.fromkeys(map(as_text, values))
+    if len(different) <= (1 if _are_numbers(values) else MOST_VALUES) and len(values) >= 2 * len(different) - 1:
+        return Condition(tuple(different))
+    if _are_numbers(values):
+        return Condition(at_least=min(values), at_most=max(values))
+    texts = _texts_in(values)
+    if texts is None:
+        return Condition(anything=True)
+    begins, ends = _common(texts), _common([each[::-1] for each in texts])[::-1]
+    return Condition(begins=begins, ends=ends) if begins or ends else Condition(anything=True)
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
+
+
+def _texts_in(values: Sequence[Any]) -> list[str] | None:
+    """Return texts and the items of lists of texts; None if there is anything else."""
+    found = [item for each in values for item in (each if isinstance(each, list) else [each])]
+    return found if found and all(isinstance(each, str) for each in found) else None
+
+
+def _common(texts: Sequence[str]) -> str:
+    """Return how texts begin in common, up to a boundary between words."""
+    first, last = min(texts), max(texts)
+    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first[: max(first.rfind(each, 0, same) for each in _BOUNDARIES) + 1]
+
+
+def _best_split(approved: Sequence[MadeDecision], denied: Sequence[MadeDecision]) -> tuple[Any, int]:
+    """Return the test that divides the approvals and tells them from the denials best, and how many were tried.
+
+    The test is None if none does.
+    """
+    best, least, tried = None, _disorder(len(approved), len(denied)) - 1e-9, 0
+    for tried, test in enumerate(_tests(approved, denied), 1):  # noqa: B007
+        yes, no = sum(map(test, approved)), sum(map(test, denied))
+        left = _disorder(yes, no) + _disorder(len(approved) - yes, len(denied) - no)
+        if left < least and 0 < yes < len(approved):
+            best, least = test, left
+    return best, tried
+
+
+def _disorder(yes: int, no: int) -> float:
+    """Return the entropy of so many decisions, times their number."""
+    return -sum(each * math.log2(each / (yes + no)) for each in (yes, no) if each)
+
+
+def _tests(approved: Sequence[MadeDecision], denied: Sequence[MadeDecision]) -> Iterator[Any]:
+    for name in approved[0].arguments:
+        values = [each.arguments[name] for each in (*approved, *denied)]
+        if _are_numbers(values):
+            limits = sorted(set(values))
+            for limit in limits[1 :: 1 + len(limits) // MOST_TESTS]:
+                yield lambda each, name=name, limit=limit: each.arguments[name] < limit
+            continue
+        for text, _ in Counter(map(as_text, values)).most_common(MOST_TESTS):
+            yield lambda each, name=name, text=text: as_text(each.arguments[name]) == text
+        texts = _texts_in(values) or ()
+        for part, _ in Counter(part for each in texts for part in _parts(each)).most_common(MOST_TESTS):
+            yield lambda each, name=name, part=part: all(part.fits(item) for item in _items(each.arguments[name]))
+
+
+def _items(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _parts(text: str) -> Iterator[Condition]:
+    """Yield the beginnings and ends of a text, up to each boundary between words."""
+    for at, character in enumerate(text):
+        if character in _BOUNDARIES:
+            yield Condition(begins=text[: at + 1])
+            yield Condition(ends=text[at:])
