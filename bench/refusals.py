@@ -4,7 +4,10 @@ Each of the servers has one rule, of which it speaks in one of five languages or
 codes, names of fields and limits. A run makes five calls, two of them with effects. Reported are the answered runs, the
 refused requests, the effects that were made twice, and the tools that were left out without being the cause.
 
-    python bench/refusals.py [--servers 200] [--seed 0] [--verbose]
+With `--proxy`, a client that knows nothing of refusals sends its requests through `closeout proxy`. What a client sends
+is then too long or not: it alone can make its conversation shorter.
+
+    python bench/refusals.py [--servers 200] [--seed 0] [--protocol openai|anthropic] [--proxy] [--verbose]
 """
 
 from __future__ import annotations
@@ -14,20 +17,34 @@ import asyncio
 import json
 import random
 import re
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
+import aiohttp
+from aiohttp import web
 from pydantic import BaseModel, Field
 
-from closeout import Agent, Boxed, tool
+from closeout import Agent, Boxed, ToolManager, tool
+from closeout.answers.boxed import extract_boxed
 from closeout.errors import BadRequest, ServerFailed
+from closeout.journal.store import close_stores, open_store
+from closeout.server.proxy.proxy_server import Proxy
+from closeout.server.serving import proxy_app
+from closeout.server.upstream import Upstream
 from closeout.testing import RequestView, Turn, answer, call, serve_script
 
 ANSWER = "4711"
 KEYWORDS = ("pattern", "format", "default", "$ref", "anyOf", "maxItems", "minimum", "title", "enum", "prefixItems")
-OPTIONS = ("temperature", "top_p", "tool_choice", "stop", "max_tokens", "stream_options", "stream")
+OPTIONS = {
+    "openai": ("temperature", "top_p", "tool_choice", "stop", "max_tokens", "stream_options", "stream"),
+    "anthropic": ("temperature", "top_p", "tool_choice", "stop_sequences", "stream"),  # it requires max_tokens
+}
+PROMPT = "What does the ledger say?"
 TEXT = "Line by line, the ledger says what was bought and what was sold. " * 40
 
 # How servers speak: a sentence that says nothing, and one about something ({}).
@@ -53,7 +70,8 @@ class Rule:
 
 
 def functions(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [each["function"] for each in body.get("tools") or ()]
+    """The tools of a request of either protocol, in the form of OpenAI's."""
+    return [each.get("function") or {**each, "parameters": each["input_schema"]} for each in body.get("tools") or ()]
 
 
 def schemas(value: Any) -> Iterator[dict[str, Any]]:
@@ -76,10 +94,11 @@ def keys(body: Mapping[str, Any]) -> Iterator[str]:
         yield from schema.get("properties") or {}
 
 
-def rules(dice: random.Random) -> Rule:
+def rules(dice: random.Random, protocol: str, *, proxy: bool) -> Rule:
     """Return a random rule."""
-    kind = dice.choice(("keyword", "keyword", "keys", "root", "items", "description", "option", "option", "limit",
-                        "context", "context", "tools", "tool", "depth"))  # fmt: skip
+    kinds = ["keyword", "keyword", "keys", "root", "items", "description", "option", "option", "limit", "tools", "tool",
+             "depth"]  # fmt: skip
+    kind = dice.choice(kinds if proxy else [*kinds, "context", "context"])
     if kind == "keyword":
         word = dice.choice(KEYWORDS)
         return Rule(f"keyword {word}", lambda body: any(word in each for each in all_schemas(body)), word)
@@ -103,7 +122,7 @@ def rules(dice: random.Random) -> Rule:
             limit,
         )
     if kind == "option":
-        name = dice.choice(OPTIONS)
+        name = dice.choice(OPTIONS[protocol])
         return Rule(f"option {name}", lambda body: name in body, name)
     if kind == "limit":
         limit = dice.choice((2048, 4096, 8192))
@@ -199,11 +218,66 @@ SCRIPT = (
 )
 
 
-async def one(tally: Tally, seed: int, *, verbose: bool = False) -> None:
+@dataclass(frozen=True)
+class Ended:
+    """How a client's conversation ended."""
+
+    answer: str | None
+    status: str
+    error: str = ""
+
+
+async def plain_client(url: str, protocol: str, tools: list[Any], http: aiohttp.ClientSession) -> Ended:
+    """A loop as many programs have it: it sends what it was told to, and ends at the first error."""
+    manager, anthropic = ToolManager(tools), protocol == "anthropic"
+    specs = [each.spec for each in tools]
+    body: dict[str, Any] = {"model": "m", "temperature": 0.4, "top_p": 0.9, "max_tokens": 16_384}
+    if anthropic:
+        body |= {"tool_choice": {"type": "auto"}, "stop_sequences": ["###"]}
+        schemas = [{"name": s.name, "description": s.description, "input_schema": s.parameters} for s in specs]
+    else:
+        body |= {"tool_choice": "auto", "stop": ["###"]}
+        schemas = [
+            {
+                "type": "function",
+                "function": {"name": s.name, "description": s.description, "parameters": s.parameters},
+            }
+            for s in specs
+        ]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": PROMPT}]
+    for _ in range(12):
+        sent = {**body, "tools": schemas, "messages": messages}
+        async with http.post(f"{url}/{'messages' if anthropic else 'chat/completions'}", json=sent) as response:
+            received = await response.json()
+        if response.status != 200:
+            return Ended(None, "failed", json.dumps(received, ensure_ascii=False))
+        if anthropic:
+            messages.append({"role": "assistant", "content": received["content"]})
+            made = [(each["id"], each["name"], each["input"]) for each in received["content"] if "input" in each]
+            said = "".join(each.get("text", "") for each in received["content"])
+        else:
+            messages.append(received["choices"][0]["message"])
+            made = [
+                (each["id"], each["function"]["name"], json.loads(each["function"]["arguments"]))
+                for each in messages[-1].get("tool_calls") or ()
+            ]
+            said = messages[-1].get("content") or ""
+        if not made:
+            return Ended(extract_boxed(said), "answered")
+        results = [(key, str(await manager.execute_tool_call("", name, given))) for key, name, given in made]
+        if anthropic:
+            content = [{"type": "tool_result", "tool_use_id": key, "content": text} for key, text in results]
+            messages.append({"role": "user", "content": content})
+        else:
+            messages += [{"role": "tool", "tool_call_id": key, "content": text} for key, text in results]
+    return Ended(None, "unanswered")
+
+
+async def one(tally: Tally, seed: int, protocol: str, *, proxy: Path | None, verbose: bool = False) -> None:
     """One run against a server of its own."""
     dice = random.Random(seed)
-    rule = rules(dice)
-    said, status = words(rule, dice), dice.choice((400, 400, 422, 500))
+    rule = rules(dice, protocol, proxy=proxy is not None)
+    said, status = words(rule, dice), dice.choice((400, 400, 422, 500 if proxy is None else 400))
     effects, refused, offered = Counter[str](), [], list[set[str]]()
 
     def play(view: RequestView) -> Turn:
@@ -219,22 +293,26 @@ async def one(tally: Tally, seed: int, *, verbose: bool = False) -> None:
         "agent": {"max_turns": 12},
     }
     async with serve_script(play, by="question", record=False) as server:
-        agent = Agent(
-            "openai:m",
-            make_tools(effects),
-            base_url=server.base_url,
-            api_key="k",
-            answer=Boxed(),
-            config=config,
-            home=False,
-        )
-        if dice.random() < 0.3:
-            stream = agent.stream("What does the ledger say?")
-            async for _ in stream:
-                pass
-            result = stream.result
+        if proxy is not None:
+            async with proxied(server.base_url, protocol, proxy) as (url, http):
+                result: Any = await plain_client(url, protocol, make_tools(effects), http)
         else:
-            result = await agent.run("What does the ledger say?")
+            agent = Agent(
+                f"{protocol}:m",
+                make_tools(effects),
+                base_url=server.base_url,
+                api_key="k",
+                answer=Boxed(),
+                config=config,
+                home=False,
+            )
+            stream = agent.stream(PROMPT) if dice.random() < 0.3 else None
+            if stream is None:
+                result = await agent.run(PROMPT)
+            else:
+                async for _ in stream:
+                    pass
+                result = stream.result
     tally.runs += 1
     right = result is not None and result.answer == ANSWER and len(refused) <= 4
     tally.answered += right
@@ -247,13 +325,35 @@ async def one(tally: Tally, seed: int, *, verbose: bool = False) -> None:
         tally.failed.append(f"seed {seed}: {rule.name}, {status} {said!r}, {len(refused)} refused: {state}")
 
 
-async def measure(servers: int, seed: int = 0, *, at_once: int = 8, verbose: bool = False) -> Tally:
-    """Run against so many servers."""
+@asynccontextmanager
+async def proxied(upstream: str, protocol: str, home: Path) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
+    """Run a proxy in front of a server. Yields its address and a session."""
+    app = proxy_app(Proxy(Upstream(upstream, kind=protocol), open_store(home)))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with aiohttp.ClientSession(headers={"Authorization": "Bearer k", "x-api-key": "k"}) as http:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1", http
+    finally:
+        await runner.cleanup()
+
+
+async def measure(
+    servers: int,
+    seed: int = 0,
+    protocol: str = "openai",
+    *,
+    proxy: Path | None = None,
+    at_once: int = 8,
+    verbose: bool = False,
+) -> Tally:
+    """Run against so many servers; through a proxy if there is a folder for its records."""
     tally, slots = Tally(), asyncio.Semaphore(at_once)
 
     async def run(number: int) -> None:
         async with slots:
-            await one(tally, number, verbose=verbose)
+            await one(tally, number, protocol, proxy=proxy, verbose=verbose)
 
     await asyncio.gather(*(run(seed + number) for number in range(servers)))
     return tally
@@ -263,9 +363,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--servers", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--protocol", choices=tuple(OPTIONS), default="openai")
+    parser.add_argument("--proxy", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
-    tally = asyncio.run(measure(options.servers, options.seed, verbose=options.verbose))
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder) if options.proxy else None
+        run = measure(options.servers, options.seed, options.protocol, proxy=home, verbose=options.verbose)
+        tally = asyncio.run(run)
+        close_stores()
     print(*tally.failed, sep="\n")
     print(
         f"{tally.answered}/{tally.runs} answered with at most four refused requests; refused: "

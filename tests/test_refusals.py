@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,24 @@ async def test_one_thing_is_changed_at_a_time_and_what_passes_is_kept(
     assert words in reply.warnings[0]
 
 
+async def test_a_tool_is_left_out_alone_if_it_is_named_or_the_only_new_one() -> None:
+    third = ToolSpec("weather", "Weather.", {"type": "object", "properties": {"place": {"type": "string"}}})
+
+    def has_third(body: dict) -> bool:
+        return any(each["function"]["name"] == "weather" for each in body["tools"])
+
+    for words, before in (("weather", ()), ("tools[2] is not valid", ()), (VAGUE, (ODD, PLAIN))):
+        async with raw_server(refusing(has_third, words)) as seen:
+            client = OpenAIClient("m", seen.url, retry=ONCE)
+            if before:
+                await client.complete(replace(FULL, tools=before))
+            first = len(seen.bodies)
+            reply = await client.complete(replace(FULL, tools=(ODD, PLAIN, third)))
+        assert len(seen.bodies) - first <= 3
+        assert [each["function"]["name"] for each in seen.sent[-1]["tools"]] == ["find", "price"]
+        assert "the tool weather is not offered (change or remove it)" in reply.warnings[0]
+
+
 async def test_a_part_that_the_server_has_taken_before_is_not_changed() -> None:
     def long(body: dict) -> bool:
         return len(body["messages"]) > 1
@@ -313,12 +332,14 @@ def test_what_a_server_refuses_is_known_to_the_next_process(home: Path) -> None:
     assert len(refused) == 1
 
 
-async def test_runs_end_with_the_answer_whatever_a_server_refuses_in_whatever_words(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_runs_and_clients_of_the_proxy_end_with_the_answer_whatever_a_server_refuses_in_whatever_words(
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "bench"))
-    tally = await importlib.import_module("refusals").measure(24, seed=100)
-    assert (tally.answered, tally.repeated, tally.dropped) == (24, 0, 0), tally.failed
+    measure = importlib.import_module("refusals").measure
+    for protocol, proxy in (("openai", None), ("anthropic", None), ("openai", home), ("anthropic", home)):
+        tally = await measure(10, 100, protocol, proxy=proxy)
+        assert (tally.answered, tally.repeated, tally.dropped) == (10, 0, 0), tally.failed
 
 
 @pytest.mark.parametrize("context", [2048, 1_000_000])

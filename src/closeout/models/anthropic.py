@@ -83,7 +83,7 @@ class AnthropicClient(HTTPClient):
     """
 
     _needs_limit = True
-    _OPTIONAL = frozenset({"temperature", "top_p", "stop_sequences", "tool_choice", "output_config"})
+    _OPTIONAL = frozenset({"temperature", "top_p", "stop_sequences", "tool_choice", "output_config", "stream"})
 
     def __init__(
         self,

@@ -113,6 +113,7 @@ class HTTPClient(BaseClient):
         self._has_answered = False
         self.rules = self._documented = known_rules(vendor, urlsplit(base_url).hostname or "")
         self._passed: dict[Any, Any] = {}  # parts of requests that the server has accepted; see `_key_of`
+        self._taken: dict[str, ToolSpec] = {}  # tools that the server has accepted
         self._unsolved: set[Any] = set()  # refusals for which nothing was found
         # Changes that a server took after it had failed, by its words: kept if it fails without them once more.
         self._suspected: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {}
@@ -170,7 +171,7 @@ class HTTPClient(BaseClient):
     def pupil(self) -> Self:
         """Return a client of the same server that knows what this one has learned, and learns for itself."""
         found = self._with_rules(self.rules)
-        found._passed, found._unsolved, found._suspected = {}, set(), {}
+        found._passed, found._taken, found._unsolved, found._suspected = {}, {}, set(), {}
         return found
 
     def _with_rules(self, rules: ServerRules) -> Self:
@@ -219,7 +220,7 @@ class HTTPClient(BaseClient):
         return [
             *_option_changes({*self._asked(request), "stream", "stream_options"} & self._OPTIONAL, refusal),
             *_option_changes(request.extra_body.keys() - self._OPTIONAL, refusal, alone=True),
-            *(_tool_changes(request.tools, refusal) if request.prompt is None else ()),
+            *(_tool_changes(request.tools, refusal, self._taken) if request.prompt is None else ()),
             *_limit_changes(rules.limit_name, self._limit_of(request), refusal, request, required=self._needs_limit),
         ]
 
@@ -366,6 +367,7 @@ class HTTPClient(BaseClient):
         if len(self._passed) > TOOLS_KEPT:
             self._passed.clear()
         self._passed.update(dict.fromkeys(keys, (request.tools, request.constraint)))
+        self._taken |= {tool.name: tool for tool in request.tools if tool.name not in self.rules.withheld}
 
     def _check(self, request: ModelRequest) -> None:
         """Raise BadRequest for a request that the server is known to refuse in any form."""
@@ -514,10 +516,15 @@ def _dropping(name: str, rules: ServerRules) -> ServerRules:
     return replace(rules, dropped=rules.dropped | {name})
 
 
-def _tool_changes(tools: Sequence[ToolSpec], refusal: ServerRefusal) -> list[RequestChange]:
-    """Return changes of tools, first of those that a refusal names."""
+def _tool_changes(
+    tools: Sequence[ToolSpec], refusal: ServerRefusal, taken: Mapping[str, ToolSpec]
+) -> list[RequestChange]:
+    """Return changes of tools, first of those that a refusal names, else of the only one that is new to the server."""
     places = refusal.tool_places()
     suspects = [tool.name for place, tool in enumerate(tools) if place in places or refusal.names(tool.name)]
+    if not suspects and taken:
+        fresh = [tool.name for tool in tools if taken.get(tool.name) != tool]
+        suspects = fresh if len(fresh) == 1 else []
     longest = max((len(tool.description) for tool in tools), default=0)
     limit = max((number for number in refusal.numbers if SHORTEST_CUT <= number < longest), default=USUAL_CUT)
     changes = [
@@ -529,16 +536,18 @@ def _tool_changes(tools: Sequence[ToolSpec], refusal: ServerRefusal) -> list[Req
         )
     ]
     about_schemas = bool(suspects) or refusal.names(*SCHEMA_WORDS)
-    for names in (suspects, [ALL]) if suspects else ([ALL],):
-        what = "all tools" if names == [ALL] else ", ".join(names)
-        told = f"the schema of {what} is reduced to types, names and descriptions (simplify it)"
-        plain = partial(_reducing, frozenset(names))
-        changes.append(RequestChange(told, "tools", plain, about_schemas))
+    if suspects:
+        changes.append(_plain_schemas(frozenset(suspects), ", ".join(suspects), named=True))
     if len(suspects) == 1 and len(tools) > 1:
         (name,) = suspects
         told = f"the tool {name} is not offered (change or remove it)"
         changes.append(RequestChange(told, "tools", partial(_withholding, name), True, alone=True))
-    return changes
+    return [*changes, _plain_schemas(frozenset({ALL}), "all tools", named=about_schemas)]
+
+
+def _plain_schemas(names: frozenset[str], whose: str, *, named: bool) -> RequestChange:
+    told = f"the schema of {whose} is reduced to types, names and descriptions (simplify it)"
+    return RequestChange(told, "tools", partial(_reducing, names), named)
 
 
 def _withholding(name: str, rules: ServerRules) -> ServerRules:

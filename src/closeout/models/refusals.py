@@ -177,4 +177,4 @@ class RefusalSearch:
             return [*named]
         shared = [each for each in possible if not each.alone]
         groups = [group for parts in GROUPS if (group := tuple(each for each in shared if each.part in parts))]
-        return [*named[: max(1, self._tries - len(groups))], *groups, tuple(shared)]
+        return [*named[: max(2, self._tries - len(groups))], *groups, tuple(shared)]

@@ -17,7 +17,7 @@ from closeout.codec import decode_json, encode_json
 from closeout.dialects.cot import CotChat
 from closeout.dialects.protocol import HistoryView
 from closeout.dialects.text_chat import conversation
-from closeout.errors import ModelError, ServerFailed, StreamDropped
+from closeout.errors import BadRequest, ModelError, RequestFailed, ServerFailed, StreamDropped
 from closeout.journal.store import Store
 from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelRequest, Repair, Usage
 from closeout.models import transport
@@ -590,6 +590,19 @@ class _ProxiedExchange:
 
     async def _convert(self) -> web.StreamResponse:
         """Rewrite the request for the upstream server, and the reply for the client."""
+        if self._writes_text:
+            return await self._rewrite(CotChat())
+        try:
+            return await self._rewrite(None)
+        except (BadRequest, RequestFailed):
+            if self._refusal is None or not self._governs:
+                raise
+        answer = await self._rewrite(CotChat())  # the server takes tools in no native form that the client has tried
+        self._write_as_text()
+        return answer
+
+    async def _rewrite(self, dialect: CotChat | None) -> web.StreamResponse:
+        """Ask in the upstream server's format, with tools as text if there is a dialect."""
         self._has_choices = False  # the client gets one, written again
         form = self._form
         if isinstance(form, NativeFormat) and self._is_native:
@@ -598,7 +611,6 @@ class _ProxiedExchange:
             request = form.request(self._body, self._offered)
         taught = self._proxy.clients.find(self._conversation)
         client = taught.pupil() if taught else self._proxy.upstream.client(self._model, self._request.headers)
-        dialect = CotChat() if self._writes_text else None
         if dialect is not None:
             request = _as_text(request, dialect)
         messages = request.messages
@@ -649,7 +661,7 @@ class _ProxiedExchange:
         """Ask the upstream server. A streamed reply's text is passed on as it comes."""
 
         def ask(on_delta: OnDelta | None = None) -> Awaitable[ModelReply]:
-            if self._refusal is None:
+            if self._refusal is None or not live:
                 return client.complete(request, on_delta=on_delta)
             response, raw = self._refusal
             return client.complete_refused(request, response.status, raw, on_delta=on_delta)
