@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import random
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -54,21 +56,16 @@ async def test_equal_tasks_of_several_users_keep_their_answers_in_any_order_and_
     assert Counter(charged.values()) == {"ann": 1, "bob": 1}
 
 
-async def test_random_batches_charge_each_user_once_and_answer_each_with_their_own() -> None:
-    chance = random.Random(3)
-    for batch in range(60):
-        agent, key = shop(), f"batch-{batch}"
-        people = [f"user{number}" for number in range(chance.randrange(1, 6))]
-        for _ in range(chance.randrange(1, 4)):
-            chosen = chance.sample(people, chance.randrange(1, len(people) + 1))
-            stop_after, got = chance.randrange(len(chosen) + 1), 0
-            async for result in agent.map([of(user) for user in chosen], key=key, limit=2):
-                assert result.answer == f"charged {chosen[got]}"
-                got += 1
-                if got == stop_after:
-                    break
-        await agent.run_many([of(user) for user in people], key=key)
-        assert Counter(charged.values()) == dict.fromkeys(people, 1)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_random_batches_of_processes_that_die_charge_everybody_once_and_answer_each_with_their_own(
+    tmp_path: Path,
+) -> None:
+    """bench/batches.py executes thousands."""
+    batches = Path(__file__).parents[1] / "bench" / "batches.py"
+    done = subprocess.run(
+        [sys.executable, batches, "--batches", "8", "--folder", tmp_path], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
 async def test_dependencies_have_no_identity_so_that_a_task_with_its_own_needs_a_name() -> None:
