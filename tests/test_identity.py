@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ import pytest
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.test_utils import make_mocked_request
 
+import closeout
 from closeout import Agent, File, Message, RunContext, tool
-from closeout.errors import ResumeRefused, UsageError
+from closeout.errors import CloseoutError, ResumeRefused, SignalRefused, UsageError
 from closeout.server.serve.client_request import RequestDeps
 from closeout.server.serve.request_keys import request_key
 from closeout.testing import RequestView, ScriptedClient, answer, call
@@ -80,6 +84,7 @@ async def test_dependencies_have_no_identity_so_that_a_task_with_its_own_needs_a
     assert await agent.run_many([{"task": "Charge.", "deps": "a"}])  # without a key every run is new
 
 
+# The arguments that decide what a run does, with another value for each, and those that belong to the call alone.
 CHANGES: dict[str, Any] = {
     "user": "bob",
     "history": [Message(role="user", content="Before.")],
@@ -87,7 +92,53 @@ CHANGES: dict[str, Any] = {
     "task_id": "other",
     "files": [File("note.txt", "other")],
     "work_files": [File("work.txt", "other")],
+    "handed_to": ["clerk"],
+    "history_labels": ["pages"],
+    "temperature": 0,
 }
+OF_THE_CALL = {
+    *("max_turns", "max_tokens", "max_seconds", "max_cost", "budget", "listeners", "origin", "ground_truth"),
+    *("run_id", "deps"),
+}
+
+# Every public function that takes the name of a run, a batch, a conversation or a signal, and what keeps others out.
+FINDS_AGAIN = {
+    "Agent.run_once": "test_every_argument_that_decides_the_result_is_another_run_or_an_error",
+    "Agent.map": "test_every_argument_that_decides_the_result_is_another_run_or_an_error",
+    "Agent.run_many": "calls map",
+    "Agent.run_many_sync": "calls map",
+    "Agent.session": "test_a_session_of_another_user_or_with_another_history_is_not_opened",
+    "Agent.signal": "test_a_signal_of_the_same_id_is_the_same_signal",
+}
+BEGINS = {"Agent.run", "Agent.run_sync", "Agent.stream", "Agent.submit", "Agent.fork"}
+ACTS_ON_ONE = {
+    *("Agent.cancel", "Agent.follow", "Agent.result", "Agent.resume", "Agent.resume_sync", "Agent.send"),
+    *("delete_data", "export_data", "find_data", "TaskLog.logs_run", "Config.get"),
+}
+
+
+def arguments_of(function: Any) -> set[str]:
+    """The names of a function's arguments, those of its keywords' TypedDict included."""
+    names = set()
+    for name, parameter in inspect.signature(function).parameters.items():
+        keywords = re.fullmatch(r"Unpack\[(\w+)\]", str(parameter.annotation))
+        names |= {*function.__globals__[keywords[1]].__optional_keys__} if keywords else {name}
+    return names
+
+
+def test_no_function_that_takes_a_name_is_missing_here() -> None:
+    found = set()
+    for name in closeout.__all__:
+        thing = getattr(closeout, name)
+        members = inspect.getmembers(thing, callable) if inspect.isclass(thing) else [("", thing)]
+        for member, function in members:
+            if member.startswith("_") or not str(getattr(function, "__module__", "")).startswith("closeout"):
+                continue
+            with suppress(TypeError, ValueError, KeyError):  # KeyError: keywords of a tool's policy
+                if arguments_of(function) & {"key", "run_id", "session", "session_id", "task_id", "new_run_id"}:
+                    found.add(f"{name}.{member}" if member else name)
+    assert found == {*FINDS_AGAIN, *BEGINS, *ACTS_ON_ONE}
+    assert arguments_of(Agent.run) - {"self", "task"} == {*CHANGES, *OF_THE_CALL}
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -100,11 +151,57 @@ async def test_every_argument_that_decides_the_result_is_another_run_or_an_error
         await agent.run_once("Charge.", run_id="x", **{**given, name: CHANGES[name]})
     with pytest.raises(ResumeRefused, match="another task"):
         await agent.run_once("Pay.", run_id="x", **given)
-    mapped = [
-        await agent.run_many([{"task": "Go.", **each}], key="m") for each in (given, {**given, name: CHANGES[name]})
-    ]
-    assert mapped[0][0].run_id != mapped[1][0].run_id or mapped[1][0].error_kind == "ResumeRefused"
+    if name != "handed_to":  # here nobody hands over
+        mapped = [
+            await agent.run_many([{"task": "Go.", **each}], key="m") for each in (given, {**given, name: CHANGES[name]})
+        ]
+        assert mapped[0][0].run_id != mapped[1][0].run_id or mapped[1][0].error_kind == "ResumeRefused"
     assert Counter(charged.values())["ann"] <= 3
+
+
+async def test_dependencies_that_are_data_decide_the_result_unless_a_name_stands_for_them() -> None:
+    agent = shop()
+    assert (await agent.run_once("Charge.", run_id="x", deps="a")).answer == "charged a"
+    assert (await agent.run_once("Charge.", run_id="x", deps="a")).answer == "charged a"
+    with pytest.raises(ResumeRefused, match="Use another name"):
+        await agent.run_once("Charge.", run_id="x", deps="b")
+    named = await agent.run_once("Charge.", run_id="y", deps="token 1", task_id="a")
+    assert (await agent.run_once("Charge.", run_id="y", deps="token 2", task_id="a")).answer == named.answer
+
+
+async def test_the_right_answer_for_graders_is_that_of_the_call() -> None:
+    agent = shop()
+    await agent.run_once("Charge.", run_id="x", user="ann", ground_truth="wrong")
+    assert (await agent.run_once("Charge.", run_id="x", user="ann", ground_truth="right")).ground_truth == "right"
+
+
+async def test_a_name_that_exists_begins_no_other_run() -> None:
+    agent = shop()
+    await agent.run("Charge.", run_id="x", user="ann")
+    for begin in (
+        lambda: agent.run("Charge.", run_id="x", user="ann"),
+        lambda: agent.submit("Charge.", run_id="x", user="ann"),
+        lambda: agent.fork("x", at=1, new_run_id="x"),
+    ):
+        with pytest.raises(CloseoutError, match="exists"):
+            await begin()
+    assert list(charged) == ["x"]
+
+
+async def test_a_signal_of_the_same_id_is_the_same_signal() -> None:
+    agent = shop()
+    run_id = await agent.submit("Charge.")
+    assert await agent.signal(run_id, "paid", {"amount": 1}, id="s1")
+    assert not await agent.signal(run_id, "paid", {"amount": 1}, id="s1")
+    for name, payload in (("paid", {"amount": 2}), ("refunded", {"amount": 1})):
+        with pytest.raises(SignalRefused, match="Use another id"):
+            await agent.signal(run_id, name, payload, id="s1")
+
+
+async def test_tasks_whose_files_have_one_name_and_different_contents_are_different() -> None:
+    tasks = [{"task": "Charge.", "files": [File("note.txt", content)]} for content in ("one", "two")]
+    results = [await shop().run_many(order, key="f") for order in (tasks, tasks[::-1])]
+    assert len({result.run_id for each in results for result in each}) == 2
 
 
 async def test_a_file_whose_content_changed_is_not_the_file_of_the_recorded_run(tmp_path: Path) -> None:
@@ -127,12 +224,16 @@ async def test_limits_and_listeners_are_those_of_the_call_that_continues() -> No
     assert (await agent.run_once("Charge.", run_id="x", max_turns=9, listeners=[print])).answer == first.answer
 
 
-async def test_a_session_of_another_user_is_not_opened() -> None:
-    agent = Agent(ScriptedClient([answer("Hello, Ann."), answer("Yes, Ann.")]))
-    await agent.session("chat-1", user="ann").run("I am Ann. My code is 1234.")
+async def test_a_session_of_another_user_or_with_another_history_is_not_opened() -> None:
+    agent = Agent(ScriptedClient([answer("Hello, Ann."), answer("Yes, Ann."), answer("Still.")]))
+    before = [Message(role="user", content="Be brief."), Message(role="assistant", content="Yes.")]
+    await agent.session("chat-1", user="ann", history=before).run("I am Ann. My code is 1234.")
     with pytest.raises(UsageError, match="Session chat-1 is another user's"):
         await agent.session("chat-1", user="bob").run("What is my code?")
+    with pytest.raises(UsageError, match="Session chat-1 began with another history"):
+        await agent.session("chat-1", user="ann", history=before[:1]).run("What is my code?")
     assert (await agent.session("chat-1", user="ann").run("Me again.")).answer == "Yes, Ann."
+    assert (await agent.session("chat-1", user="ann", history=before).run("And again.")).answer == "Still."
 
 
 async def test_an_idempotency_key_holds_for_its_client_and_for_the_headers_that_make_the_dependencies() -> None:

@@ -20,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol
 
@@ -49,8 +49,10 @@ __all__ = ["ManyRuns", "MapProgress", "Once", "OnceRunner", "TaskItem", "check_k
 logger = logging.getLogger("closeout")
 
 # The arguments of `Agent.run` that decide what a run does, beside its task. Limits and listeners are not among them:
-# they are those of the call that continues it. Dependencies have no identity; `task_id` or `user` stands for them.
-DECIDING = ("files", "work_files", "history", "state", "user", "task_id", "handed_to", "history_labels")
+# they are those of the call that continues it. `task_id` or `user` stands for dependencies, else what they are if they
+# are plain data; other objects have no identity.
+DECIDING = ("files", "work_files", "history", "state", "user", "task_id", "handed_to", "history_labels", "temperature")
+_ABSENT: tuple[Any, ...] = (None, "", (), [], {})
 IDENTITY = "identity"  # the key of a run's origin with the digest of its task and these arguments
 
 LOCKED_SECONDS = 0.25  # seconds between two looks at a run that another process executes
@@ -150,7 +152,8 @@ class OnceRunner(Generic[Value]):
             has_ended = not self.retry_failed if failed else record.status in REPLIED
             if has_ended:
                 loaded = load_result(run_id, rows, plan.contract, lambda: store.read(run_id).rows, load=store.content)
-                return Once(loaded, loaded=True)
+                truth = options.get("ground_truth")
+                return Once(loaded if truth is None else replace(loaded, ground_truth=truth), loaded=True)
             listeners = options.get("listeners", ())
             resumed = resume_run(
                 plan, store, run_id, listeners, despite_changes=self.despite_changes, limits=limits, seen=record
@@ -409,10 +412,11 @@ async def _iterate(tasks: Iterable[TaskItem] | AsyncIterable[TaskItem]) -> Async
 
 def run_id_of(key: str, item: Mapping[str, Any]) -> str:
     """Return the run id of a task under a key: the same for the same task and the arguments that decide its result."""
-    what: list[Any] = [item["task"], list(map(str, item.get("files", ()))), list(item.get("history", ()))]
+    files = [file if isinstance(file, File) else str(file) for file in item.get("files", ())]
+    what: list[Any] = [item["task"], files, list(item.get("history", ()))]
     what.append(item.get("task_id", ""))
-    others = {name: item[name] for name in DECIDING if name not in ("files", "history", "task_id") and item.get(name)}
-    if others:
+    others = {name: item.get(name) for name in DECIDING if name not in ("files", "history", "task_id")}
+    if others := {name: value for name, value in others.items() if value not in _ABSENT}:
         what.append(others)
     digest = hashlib.sha256(_as_json(what)).hexdigest()
     return f"{key}.{digest[:12]}"
@@ -420,7 +424,10 @@ def run_id_of(key: str, item: Mapping[str, Any]) -> str:
 
 def identity_of(task: str, options: Mapping[str, Any]) -> str:
     """Return a digest of a task and of all arguments that decide its result, the contents of files included."""
-    parts: dict[str, Any] = {name: options[name] for name in DECIDING if options.get(name)}
+    parts: dict[str, Any] = {name: options[name] for name in DECIDING if options.get(name) not in _ABSENT}
+    if options.get("deps") is not None and not (options.get("user") or options.get("task_id")):
+        with suppress(TypeError, ValueError):
+            parts["deps"] = json.dumps(options["deps"], sort_keys=True)
     for name in ("files", "work_files"):
         if name in parts:
             parts[name] = list(map(_file_identity, parts[name]))
@@ -429,7 +436,7 @@ def identity_of(task: str, options: Mapping[str, Any]) -> str:
 
 def _file_identity(file: Any) -> Any:
     if isinstance(file, File):
-        return [file.name, file.sha256]
+        return file
     try:
         return [str(file), hashlib.sha256(Path(file).read_bytes()).hexdigest()]
     except (OSError, TypeError, ValueError):  # the run says that it cannot be read
@@ -437,7 +444,10 @@ def _file_identity(file: Any) -> Any:
 
 
 def _as_json(value: Any) -> bytes:
-    return json.dumps(value, default=str).encode("utf-8", "surrogatepass")
+    def of(value: Any) -> Any:
+        return [value.name, value.sha256] if isinstance(value, File) else str(value)
+
+    return json.dumps(value, default=of).encode("utf-8", "surrogatepass")
 
 
 def check_key(name: str, value: Any) -> str:

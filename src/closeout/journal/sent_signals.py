@@ -77,7 +77,7 @@ def send_signal(store: Store, run_id: str, name: str, payload: Any = None, *, id
         False if a signal with this id was sent before.
 
     Raises:
-        SignalRefused: The name or the payload cannot be used, or the run is over.
+        SignalRefused: The name or the payload cannot be used, the id names another signal, or the run is over.
         RunNotFound: There is no such run.
         JournalError: The signal cannot be written.
     """
@@ -99,17 +99,18 @@ def send_signal(store: Store, run_id: str, name: str, payload: Any = None, *, id
 
     row = (run_id, id or secrets.token_hex(10), name, text, time.time())
 
-    def insert(db: SqlConnection) -> bool:
+    def insert(db: SqlConnection) -> tuple[Any, ...]:
         if not _exists(store):
             db.execute(_SCHEMA)
             db.execute(_INDEX)
-        if db.execute(_INSERT, row).rowcount == 1:
-            return True
-        return bool(db.execute(_SELECT_SENT, row[:2]).fetchone() == row[2:])  # by an earlier call
+        db.execute(_INSERT, row)
+        return tuple(db.execute(_SELECT_SENT, row[:2]).fetchone())
 
-    is_new = store.transact(insert)
+    sent = store.transact(insert)
+    if sent[0] != name or sent[1] not in ("", text):  # the payload is dropped when the run has received it
+        raise SignalRefused(f"Signal {id!r} of run {run_id} was sent with another name or payload. Use another id.")
     store.database.tell(store.number_of(run_id))
-    return is_new
+    return bool(sent == row[2:])
 
 
 def check_signal_name(name: Any) -> str:

@@ -11,7 +11,7 @@ from closeout.answers.reading import Value
 from closeout.dialects.text_chat import fit_history, historic_prompt
 from closeout.errors import DecisionRefused, MessageRefused, RunExists, RunNotFound, UsageError
 from closeout.file_values import File
-from closeout.journal.events import REPLIED, RunStarted
+from closeout.journal.events import REPLIED
 from closeout.journal.inbox import mailbox_of
 from closeout.journal.run_names import is_new_run_id
 from closeout.journal.store import RunRecord, Store
@@ -24,7 +24,7 @@ from closeout.run.event_stream import RunStream
 from closeout.run.flow_watch import labels_of_events, written_labels
 from closeout.run.handoff import handed_to_of
 from closeout.run.kept_files import files_of
-from closeout.run.lifecycle import run_here
+from closeout.run.lifecycle import recorded_task, run_here
 from closeout.run.result import RunResult, conversation_of, state_of
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Session(Generic[Value, Deps]):
         self._resume = resume
         self._context_length = context_length
         self._user = user
-        self._messages = tuple(history)
+        self._before = self._messages = tuple(history)
         self._state: Mapping[str, Any] = {}
         self._files: tuple[File, ...] = ()
         self._handed_to: tuple[str, ...] = ()
@@ -157,8 +157,8 @@ class Session(Generic[Value, Deps]):
         async with self._turn:
             while True:
                 runs = await self._idle_runs()
-                if self._store is not None and self._user:
-                    await self._store.off_loop(self._refuse_another_user, runs, self._store)
+                if self._store is not None and (self._user or self._before):
+                    await self._store.off_loop(self._refuse_another, runs, self._store)
                 waiting = next((record.run_id for record in runs if record.status == "waiting"), "")
                 if waiting:
                     resume = "session" if waiting == runs[-1].run_id else "agent"
@@ -290,10 +290,19 @@ class Session(Generic[Value, Deps]):
             self._messages = fit_history(self._messages, int(KEPT * FULL * context), estimate_tokens)
         return self._messages
 
-    def _refuse_another_user(self, runs: Sequence[RunRecord], store: Store) -> None:
-        """Raise UsageError if another user's messages began the conversation."""
-        started = store.rows_from(runs[0].run_id, 0, 1)[0].event if runs else None
-        if isinstance(started, RunStarted) and started.user not in ("", self._user):
+    def _refuse_another(self, runs: Sequence[RunRecord], store: Store) -> None:
+        """Raise UsageError if another user's messages, or others than `history`, began the conversation."""
+        started = store.rows_from(runs[0].run_id, 0, 1) if runs else []
+        if not started:
+            return
+        first = recorded_task(started, runs[0].run_id, load=store.content)
+        given, recorded = (
+            [message.text for message in messages if message.role != "tool"]
+            for messages in (self._before, first.earlier)
+        )
+        if given and (given[-1:] != recorded[-1:] or not set(recorded) <= set(given)):  # old messages may be left out
+            raise UsageError(f"Session {self.id} began with another history. Use another name, or leave history out.")
+        if self._user and first.user not in ("", self._user):
             raise UsageError(
                 f"Session {self.id} is another user's. Use another name. For a conversation of several people leave "
                 "user out of session(…), and pass it with each message."
