@@ -54,6 +54,7 @@ def test_the_order_is_part_of_the_meaning() -> None:
         "",  # the user's: their reasons are among those that a person is asked for
         "Approval",
         "Crash",
+        "Background",
         # done once
         "Gate",  # a request that waits for the gate has reserved nothing
         "Budget",

@@ -1055,6 +1055,7 @@ class Agent(Generic[Deps, Value]):
         description: str,
         *,
         task: Callable[..., str | Awaitable[str]] | None = None,
+        background: bool = False,
         **policy: Unpack[PolicyFields],
     ) -> Tool[..., Any]:
         """Return the agent as a tool for another agent. The tool takes a task and returns a report.
@@ -1067,6 +1068,8 @@ class Agent(Generic[Deps, Value]):
             description: When the other agent should call it.
             task: A function that writes the task. Its parameters are those of the tool, as in `@tool`; one annotated
                 `RunContext` receives the run of the caller. Defaults to a tool with one parameter, the task as a text.
+            background: Let a call return a handle at once, so that the caller goes on. A message tells it when the
+                agent has ended, and the tool `wait`, which it then has too, waits and returns the reports.
             policy: Fields of `ToolPolicy`, such as `approval="always"` or `gives_answer=True`.
 
         Raises:
@@ -1075,7 +1078,7 @@ class Agent(Generic[Deps, Value]):
         from closeout.run.subagents import sub_agent_tool
 
         checks.refuse_parameters(policy)
-        return sub_agent_tool(name, description, self.plan, write_task=task, **policy)
+        return sub_agent_tool(name, description, self.plan, write_task=task, background=background, **policy)
 
     async def __aenter__(self) -> Self:
         await self._assembler.manager.__aenter__()

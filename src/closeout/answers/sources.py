@@ -156,6 +156,12 @@ class Evidence:
         except ValueError:  # they could not be read
             return (((), self.arguments),)
 
+    @property
+    def rereads(self) -> set[str]:
+        """The handles of the results that the call reads again."""
+        agent = self.handle[: self.handle.rfind("/") + 1]
+        return {agent + text for where, text in self._arguments if where[:1] in (("handle",), ("handles",))}
+
     @cached_property
     def _asked(self) -> str:
         return "\n".join(_normal(text) for _, text in self._arguments)
@@ -284,7 +290,8 @@ def _one_word(left: str, right: str) -> bool:
 def sources_of(rows: Iterable[Row]) -> dict[str, Evidence]:
     """Return the results of a run by handle: of successful calls of tools, those of sub-agents and programs included.
 
-    What a sub-agent or a program returned is no source: the results of the calls that it made are.
+    What a sub-agent or a program returned is no source, nor is it when it is read again: the results of the calls that
+    it made are.
     """
     finished: list[tuple[str, float, ToolFinished]] = []
     arguments: dict[str, str] = {}
@@ -298,8 +305,9 @@ def sources_of(rows: Iterable[Row]) -> dict[str, Evidence]:
         elif isinstance(event, ToolFinished) and event.ok:
             finished.append((f"{path}/{event.handle}".removeprefix("/"), row.time, event))
     derived = {event.name for handle, _, event in finished if handle in above}
-    return {
-        handle: Evidence(handle, event.name, arguments.get(handle, "{}"), time, event.result)
+    found = (
+        Evidence(handle, event.name, arguments.get(handle, "{}"), time, event.result)
         for handle, time, event in finished
         if event.name not in derived
-    }
+    )
+    return {each.handle: each for each in found if not above.intersection(each.rereads)}

@@ -47,6 +47,7 @@ from closeout.results.encoding import check_encoding
 from closeout.run.gate import RequestGate
 from closeout.run.handoff import Handoff, as_handoff
 from closeout.run.limits import Limits
+from closeout.run.middleware.background import has_background, wait_tool
 from closeout.run.plan import AgentPlan, check_on_change
 from closeout.run.programs import program_tool
 from closeout.run.strategy import Strategy
@@ -178,7 +179,7 @@ class Assembler:
         """
         chosen = set(names)
         if chosen:
-            always = {read_result_tool.name, program_tool.name, READ_SKILL}
+            always = {read_result_tool.name, program_tool.name, wait_tool.name, READ_SKILL}
             chosen |= {spec.name for spec in self.manager.specs()} & always
         self.home_folder()  # settles the home, which both keep
         other = copy(self)
@@ -351,7 +352,7 @@ class Assembler:
             for each in self._skill_tool((*tools.local_tools, *programs)):
                 tools.add(each)
             names = {spec.name for spec in tools.specs()}
-            for each in (read_result_tool, *programs):
+            for each in (read_result_tool, *_waiting_for(tools.local_tools), *programs):
                 if each.spec.name not in names:
                     tools.add(each)
             for each in tools.local_tools:
@@ -361,7 +362,7 @@ class Assembler:
         named = (*check_list("tools", tools, "[look_up]"), *configured)
         own = [as_tool(with_settings(each, self.config.tools)) for each in named]
         own += self._configured_sub_agents(own)
-        own += programs
+        own += (*_waiting_for(own), *programs)
         own += self._skill_tool(own)
         own = [self._with_model(each) for each in own]
         return ToolManager(
@@ -532,3 +533,8 @@ class Assembler:
         store = self.store()
         if store is not None:
             store.note(endpoint, dialect)
+
+
+def _waiting_for(tools: Iterable[AnyTool]) -> list[AnyTool]:
+    """Return the tool `wait` if agents among the tools work in the background."""
+    return [wait_tool] if any(map(has_background, tools)) else []

@@ -11,6 +11,7 @@ import asyncio
 import secrets
 import threading
 import time
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from pydantic_core import from_json
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Inbox", "Mailbox", "SentMessage", "check_message", "mailbox_of"]
 
 MAIN = "main"
+RUNTIME = "closeout"  # who sends the messages of the run itself
 MAX_LENGTH = 1_000_000  # characters
 PATIENCE = 3.0  # seconds that a sender waits for a run which gives its answer, to see whether it goes on
 _LOOK_AGAIN = 0.02  # seconds
@@ -252,6 +254,21 @@ class Inbox:
         self._agents: set[str] = set()  # at work
         self._main = MAIN  # the agent that has the conversation
         self._unread: list[SentMessage] = []
+        self._promised: dict[str, Callable[[], Awaitable[bool]]] = {}  # by agent
+
+    def promise(self, agent: str, wait: Callable[[], Awaitable[bool]]) -> None:
+        """Do not let an agent end while messages to it are to come. `wait` waits for one; False: none is to come."""
+        self._promised[agent] = wait
+
+    def post(self, name: str, text: str, to: str) -> None:
+        """Add a message of the run itself: its record alone keeps it."""
+        if self.mailbox is not None and name not in self._recorded.message_ids:
+            self._unread.append(SentMessage(id=name, text=text, to=to, by=RUNTIME, sent=time.time()))
+
+    def withdraw(self, names: Iterable[str]) -> None:
+        """Remove messages that were posted and not received."""
+        withdrawn = {*names}
+        self._unread = [each for each in self._unread if each.id not in withdrawn]
 
     def join(self, agent: str) -> None:
         """Deliver messages to an agent from now on. What is for an agent that is not at work goes to the main agent."""
@@ -260,6 +277,7 @@ class Inbox:
     def leave(self, agent: str) -> None:
         """Deliver no more messages to an agent."""
         self._agents.discard(agent)
+        self._promised.pop(agent, None)
 
     def hand_over(self, agent: str, to: str) -> bool:
         """Note that another agent continues an agent's conversation. Returns whether that is the run's own."""
@@ -326,14 +344,18 @@ class Inbox:
         recorded, mailbox = self._recorded, self.mailbox
         if recorded.has_message(agent, request):
             return False
-        if mailbox is None:
-            return True
         went_on = recorded.find(ModelRequested, agent, str(request)) is not None  # without a message
+        promised = None if went_on else self._promised.get(agent)
         give_up = time.monotonic() + PATIENCE
         while True:
             self._collect()
             if not went_on and any(self._is_for(each, agent) for each in self._unread):
                 return False
+            if promised is not None and await promised():
+                give_up = time.monotonic() + PATIENCE
+                continue
+            if mailbox is None:
+                return True
             if agent != self._main or mailbox.close() or time.monotonic() > give_up:
                 return True
             await asyncio.sleep(_LOOK_AGAIN)

@@ -33,6 +33,7 @@ from closeout.lab.kept_lanes import KeptLane
 from closeout.messages import ToolSpec, Usage
 from closeout.run.agent_tool import SubAgentTool
 from closeout.run.kept_files import Load
+from closeout.run.middleware.background import wait_tool
 from closeout.run.plan import MAX_DEPTH, AgentPlan
 from closeout.run.programs import program_tool
 from closeout.run.subagents import read_result_tool
@@ -86,7 +87,7 @@ class KnownTools:
         for spec in plan.manager.specs():
             self._specs[spec.name].append(spec)
         for tool in plan.manager.local_tools:
-            is_inner = isinstance(tool, SubAgentTool) or tool is read_result_tool or tool is program_tool
+            is_inner = isinstance(tool, SubAgentTool) or tool in (read_result_tool, program_tool, wait_tool)
             (self._inner if is_inner else self._outer).add(tool.spec.name)
             if isinstance(tool, SubAgentTool) and depth:
                 self._add(tool.plan_of(False), depth - 1)

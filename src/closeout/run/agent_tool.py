@@ -22,6 +22,7 @@ class SubAgentTool(Tool[..., Any]):
         function: Calls the agent.
         plan_of: Returns the agent's plan, given whether replies are streamed.
         writer: The function that writes the agent's task, as a tool with the same parameters.
+        background: Whether a call returns at once.
         options: The other arguments of `Tool`.
     """
 
@@ -31,11 +32,13 @@ class SubAgentTool(Tool[..., Any]):
         *,
         plan_of: Callable[[bool], AgentPlan],
         writer: Tool[..., Any] | None = None,
+        background: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(function, **options)
         self.plan_of = plan_of
         self._writer = writer
+        self.background = background
 
     @property
     def deps_type(self) -> Any:

@@ -128,13 +128,17 @@ class ToolCalls:
         return replace(plan, agent=agent, turn=self._turn, runs=True) if begun else plan
 
     async def _run(
-        self, executor: CallExecutor, labels: CallLabels | None, plan: PlannedCall
+        self, executor: CallExecutor, labels: CallLabels | None, plan: PlannedCall, decided: Calling | None = None
     ) -> tuple[PlannedCall, ToolOutput]:
-        """Make a call, or take its recorded result. Returns the plan as it was approved, and the output."""
+        """Make a call, or take its recorded result. Returns the plan as it was approved, and the output.
+
+        `decided` is a call that was decided on before. Nobody reads its result here.
+        """
         # The record may say what its server offered at an earlier time.
         served, started = executor.as_served(plan), partial(self._started, handle=plan.handle)
-        calling = Calling(plan, served, executor, started, labels)
-        for decide in self._deciders:
+        perform = partial(self._run, executor, labels, plan)
+        calling = decided or Calling(plan, served, executor, started, perform, labels)
+        for decide in self._deciders if decided is None else ():
             await decide(calling)
             if calling.output is not None:
                 return calling.plan, calling.output
@@ -148,7 +152,7 @@ class ToolCalls:
             below=self._count_recorded,
         )
         assert isinstance(finished, ToolFinished)
-        for read in self._read:
+        for read in self._read if decided is None else ():
             read(finished, served)
         if calling.output is not None:
             return plan, calling.output

@@ -212,6 +212,7 @@ def sub_agent_tool(
     plan_of: Callable[[bool], AgentPlan],
     *,
     write_task: Callable[..., Any] | None = None,
+    background: bool = False,
     **fields: Unpack[PolicyFields],
 ) -> Tool[..., Any]:
     """Return an agent as a tool that takes a `task` and returns the agent's report.
@@ -222,9 +223,12 @@ def sub_agent_tool(
         plan_of: Returns the agent's plan, given whether replies are streamed. A resumed run calls the agent again and
             reuses what it did: its effects are in the same journal.
         write_task: Writes the task; its parameters are those of the tool, in place of `task`.
+        background: Whether a call returns at once; see `middleware.background`.
         fields: Fields of the tool's policy.
     """
     writer = None if write_task is None else Tool(write_task, name=name)
+    if background and fields.get("gives_answer"):
+        raise ToolDefinitionError(f"{name} works in the background, so it cannot have gives_answer=True.")
 
     async def task_of(arguments: Mapping[str, Any], place: Scope) -> str:
         if writer is None:
@@ -268,6 +272,7 @@ def sub_agent_tool(
         delegate,
         plan_of=plan_of,
         writer=writer,
+        background=background,
         name=name,
         description=description,
         parameters=TASK if writer is None else writer.spec.parameters,

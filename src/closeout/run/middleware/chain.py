@@ -111,6 +111,7 @@ class Calling:
         served: The tool as its server defines it now.
         executor: Governs the call.
         started: Returns the intent of a call.
+        perform: Makes a call that was decided on, or takes its recorded result.
         labels: What the call depends on, if its caller knows better than that it is all that the agent has read.
         reasons: Why a person is to be asked, beside the rule of the tool.
         cut_off: What the call ends with if a crash has cut it off; None to make it again.
@@ -122,6 +123,7 @@ class Calling:
     served: ToolSpec
     executor: CallExecutor
     started: Callable[[ToolCall, ToolSpec], ToolStarted]
+    perform: Callable[[Calling], Awaitable[tuple[PlannedCall, ToolOutput]]]
     labels: CallLabels | None = None
     reasons: list[str] = field(default_factory=list)
     cut_off: str | None = None

@@ -10,6 +10,7 @@ from closeout.run.collecting import run_telemetry
 from closeout.run.limits import Budget, Limits
 from closeout.run.middleware.after_crash import CrashMiddleware
 from closeout.run.middleware.approval import ApprovalMiddleware
+from closeout.run.middleware.background import BackgroundMiddleware
 from closeout.run.middleware.budgeting import BudgetMiddleware
 from closeout.run.middleware.call_logins import LoginMiddleware
 from closeout.run.middleware.call_secrets import SecretsMiddleware
@@ -29,6 +30,7 @@ ORDER: tuple[type[Middleware], ...] = (
     Middleware,  # the user's: their reasons, and those of the flow rules, are among those that a person is asked for
     ApprovalMiddleware,  # a call that a person denies is not made again after a crash
     CrashMiddleware,
+    BackgroundMiddleware,  # a call that was decided on
     # Inside: done once.
     GateMiddleware,  # what waits for the gate has reserved nothing
     BudgetMiddleware,
