@@ -62,7 +62,7 @@ SHOWN = 200  # characters of a refusal in a warning
 # The shortest limit of a description that a number in a refusal may be, and the limit that is tried otherwise.
 SHORTEST_CUT, USUAL_CUT = 64, 1024
 SHORT_REPLY = 1024  # tokens that are not halved to leave room for a longer prompt
-EVERY_LIMIT = 4096  # tokens of a reply that every model may write
+EVERY_LIMIT = 2048  # tokens of a reply that every model may write
 LIMIT_NAMES = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
 SCHEMA_WORDS = (
     "schema", "schemas", "parameters", "input_schema", "grammar", "function", "functions", "properties", "$ref",

@@ -52,9 +52,10 @@ class ServerRules:
 
 # What vendors document or state in their refusals, by protocol and by the end of the host's name; "" is any host.
 # Three rules hold everywhere and are kept for every server: names of 1 to 64 letters, digits, `_` and `-`
-# (https://platform.openai.com/docs/api-reference/chat/create), `items` in the schema of every array (OpenAI and Gemini:
-# "array schema missing items"), and an object with `properties` as the schema of a tool ("object schema missing
-# properties").
+# (https://platform.openai.com/docs/api-reference/chat/create) that "must start with a letter or an underscore" (Gemini:
+# "function_declarations[12].name: [FIELD_INVALID] Invalid function name"), `items` in the schema of every array (OpenAI
+# and Gemini: "array schema missing items"), and an object with `properties` as the schema of a tool ("object schema
+# missing properties").
 _OPENAI: Mapping[str, Any] = {
     "limit_name": "max_completion_tokens",  # reasoning models refuse max_tokens
     # "messages[1].tool_calls[0].id: string too long. Expected … maximum length 40"
@@ -70,8 +71,10 @@ _KNOWN: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         ".openai.azure.com": _OPENAI,
         # "Tool call id was … but must be a-z, A-Z, 0-9, with a length of 9"
         "api.mistral.ai": {"encode": MessageEncoder(short_ids=True)},
-        # https://ai.google.dev/api/caching#Schema: a subset of OpenAPI 3.0.
-        "generativelanguage.googleapis.com": {"combined_root": False, "most_tools": 512, "longest_description": 1024},
+        "generativelanguage.googleapis.com": {
+            "combined_root": False,  # https://ai.google.dev/api/caching#Schema: a subset of OpenAPI 3.0
+            "most_tools": 512,  # "At most 512 function declarations can be specified."
+        },
     },
     # "Property keys should match pattern '^[a-zA-Z0-9_.-]{1,64}$'", and "input_schema does not support oneOf, allOf, or
     # anyOf at the top level": also where others serve its models.
