@@ -87,6 +87,14 @@ _numbers = count()
 SEARCH = ("SEARXNG_BASE_URL", "SERPER_API_KEY", "TAVILY_API_KEY", "BRAVE_API_KEY")
 
 
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this test. pytest's own looks at all others and makes a link: half of what an empty test costs."""
+    folder = tmp_path_factory.getbasetemp() / f"t{next(_numbers)}"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder in which this test's runs are kept."""

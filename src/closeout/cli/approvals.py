@@ -98,7 +98,8 @@ def _decisions(name: str | None) -> list[MadeDecision]:
 
     found: list[MadeDecision] = []
     with open_to_read(home_folder()) as store:
-        for run in reversed([*store.each_run()]):
+        imported = store.imported_runs()  # what they say that somebody approved is not known to be true
+        for run in reversed([each for each in store.each_run() if each.run_id not in imported]):
             rows = [*store.rows(run.run_id)]
             began = rows[0].event if rows else None
             if name is None or (isinstance(began, RunStarted) and began.name == name):
