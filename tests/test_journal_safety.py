@@ -24,7 +24,7 @@ from closeout import Agent, tool
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked
 from closeout.journal import events as ev
 from closeout.journal.check import check_home
-from closeout.journal.database import JOURNAL_FILES, connect, journal_error
+from closeout.journal.database import JOURNAL_FILES, VERSION, connect, journal_error
 from closeout.journal.locks import LOCKS_NAME, RunLocks
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.run_journal import Journal
@@ -440,7 +440,7 @@ async def test_a_journal_of_the_previous_format_is_migrated_and_its_runs_resumed
     )
     assert check_home(home).run_problems == ()
     with closing(sqlite3.connect(home / "journal.sqlite3")) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (4,)
+        assert db.execute("PRAGMA user_version").fetchone() == (VERSION,)
 
 
 def test_a_journal_of_the_previous_format_is_read_where_it_may_not_be_written(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from closeout import Agent, tool
 from closeout.errors import JournalError, ResumeRefused
 from closeout.journal.check import check_home
+from closeout.journal.database import VERSION
 from closeout.journal.readonly import _ReadOnlyJournal
 from closeout.journal.store import Store, close_store, open_store
 from closeout.run.lifecycle import replay_run
@@ -62,7 +63,7 @@ async def test_a_journal_of_every_format_is_migrated_and_its_runs_resumed(name: 
     file.write_bytes(gzip.decompress((JOURNALS / f"{name}.sqlite3.gz").read_bytes()))
     store = open_store(tmp_path)
     statuses = {run.run_id: run.status for run in store.each_run()}
-    waits = {"waits": "waiting"} if name.startswith("format3-") else {}
+    waits = {"waits": "waiting"} if name.startswith(("format3-", "format4")) else {}
     assert statuses == {"ended": "answered", "killed": "interrupted", **waits}
     paid: list[int] = []
 
@@ -90,7 +91,7 @@ async def test_a_journal_of_every_format_is_migrated_and_its_runs_resumed(name: 
     assert check_home(tmp_path).run_problems == ()
     close_store(tmp_path)
     with closing(sqlite3.connect(file)) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (4,)
+        assert db.execute("PRAGMA user_version").fetchone() == (VERSION,)
 
 
 def test_a_journal_of_the_first_format_that_cannot_be_written_is_named(tmp_path: Path) -> None:

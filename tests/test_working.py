@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -25,10 +27,12 @@ from closeout.fleet.interruptions import MAX_INTERRUPTIONS, interruptions
 from closeout.fleet.made_deps import DepsMaker
 from closeout.fleet.working import AgentWorker
 from closeout.homes import DatabaseHome, Home
-from closeout.journal.events import ToolStarted
+from closeout.journal.claims import Look
+from closeout.journal.events import ModelReplied, Noted, ToolStarted
 from closeout.journal.run_journal import Journal
 from closeout.journal.store import Row, Store, open_store
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
+from postgres_server import PostgresServer
 
 
 def paying_agent(home: Home, paid: list[str], seconds: float = 0.0, name: str = "shop") -> Agent[Any, Any]:
@@ -362,6 +366,83 @@ async def test_runs_that_were_interrupted_repeatedly_come_last_and_one_at_a_time
     assert (await agent.resume(last)).answer == "done"  # a person decides so
 
 
+async def test_fresh_runs_and_those_interrupted_twice_take_turns_and_those_interrupted_once_go_first(
+    any_home: Home, elsewhere: Store
+) -> None:
+    paid: list[str] = []
+    agent = paying_agent(any_home, paid)
+    for task in ("fresh 1", "twice 1", "twice 2", "once", "fresh 2", "fresh 3"):
+        run_id = await agent.submit(task)
+        for _ in range({"once": 1, "twice": 2}.get(task.split()[0], 0)):
+            Journal.reopen(elsewhere, run_id).abandon()
+    await agent.work(until_idle=True, limit=1)
+    assert paid == ["once", "twice 1", "fresh 1", "twice 2", "fresh 2", "fresh 3"]
+
+
+async def test_an_interruption_after_progress_is_the_first_one_again(any_home: Home, elsewhere: Store) -> None:
+    run_id = await paying_agent(any_home, []).submit("x")
+    for _ in range(3):
+        journal = Journal.reopen(elsewhere, run_id)
+        journal.append(Noted("main", "info", "x", message="x"))
+        journal.abandon()
+    assert [claim.interruptions for claim in elsewhere.look("shop", 1).claims] == [3]
+    journal = Journal.reopen(elsewhere, run_id)
+    journal.append(ModelReplied("main", 0, "Hello."))
+    journal.abandon()
+    (claim,) = elsewhere.look("shop", 1).claims
+    assert (claim.interruptions, elsewhere.look("shop", 1).claims) == (1, [])
+    elsewhere.unclaim(claim.number)
+    assert elsewhere.look("shop", 1, exclude=[run_id]).claims == elsewhere.look("other", 1).claims == []
+
+
+def noted_look(looks: list[Store], store: Store, *args: Any, **options: Any) -> Look:
+    looks.append(store)
+    return Store.look(store, *args, **options)
+
+
+async def test_a_submission_wakes_one_of_the_idle_workers(
+    database: DatabaseHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("closeout.fleet.lookout.LOOK_SECONDS", 600.0)
+    monkeypatch.setattr("closeout.journal.postgres_link.IDLE", 0.0)
+    paid: list[str] = []
+    agent = paying_agent(database, paid)
+    with closing(Store(database)) as one, closing(Store(database)) as two, closing(Store(database)) as three:
+        looks: list[Store] = []
+        working = []
+        for store in (one, two, three):
+            monkeypatch.setattr(store, "look", partial(noted_look, looks, store))
+            working.append(asyncio.create_task(in_another_process(paying_agent(database, paid), store).work(limit=1)))
+        while len(looks) < 3 + 3:  # noqa: ASYNC110 - each looks again when it has begun to listen
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
+        ((mine,),) = one.query("SELECT count(*) FROM pg_stat_activity WHERE application_name='closeout'")
+        assert mine <= 2 * 3 + 3, "two of each worker, and the three of this process's own store"
+        del looks[:]
+        async with asyncio.timeout(60):
+            await agent.result(await agent.submit("a"))
+        assert paid == ["a"]
+        assert len(set(looks)) == 1, "one is woken; it looks again when it has ended the run"
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+
+
+@pytest.mark.usefixtures("home")
+def test_the_command_waits_for_its_database(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with TemporaryDirectory(prefix="pg-") as folder:  # the path of a socket must be short
+        file, sockets = Path(folder, "agent.yaml"), Path(folder, "sockets")
+        file.write_text("agent: {name: clerk}\nllm: {model_name: x, base_url: 'http://127.0.0.1:1/v1', api_key: k}\n")
+        monkeypatch.setenv("CLOSEOUT_HOME", f"postgresql://closeout@/postgres?host={sockets}&schema=late")
+        process = start("work", str(file), "--until-idle")
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("Waiting for the database. Cannot reach the database")
+        sockets.symlink_to(postgres.folder)
+        assert "0 runs executed" in process.communicate(timeout=100)[1]
+    postgres.execute("DROP SCHEMA late CASCADE")
+    assert process.returncode == 0
+
+
 POISON = """
 import asyncio, os
 from closeout import Agent, tool
@@ -390,7 +471,7 @@ def test_a_run_that_kills_its_workers_is_given_up_and_named(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     agent, store = Agent(ScriptedClient([]), name="parser"), open_store(home)
-    bad = asyncio.run(agent.submit("坏", priority=5))
+    bad = asyncio.run(agent.submit("坏"))
     good = asyncio.run(agent.submit("好"))
     said = ""
     while interruptions([*store.rows(bad)]) <= MAX_INTERRUPTIONS:
@@ -416,8 +497,9 @@ async def test_a_run_that_another_process_took_over_is_left_and_has_not_failed(t
 
     agent = Agent(ScriptedClient([call("pay", order="1"), answer("done")]), [pay], home=tmp_path)
     store = open_store(tmp_path)
-    run_id = await agent.submit("Pay")
+    await agent.submit("Pay")
     worker = AgentWorker(agent.plan(), store)
-    await worker._execute(run_id)
+    (claim,) = store.look("agent", 1).claims
+    await worker._execute(claim)
     assert (worker.outcomes, worker.failures) == ({"left": 1}, {})
     assert "failed" not in worker.ended

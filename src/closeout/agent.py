@@ -656,9 +656,8 @@ class Agent(Generic[Deps, Value]):
         from dataclasses import replace
 
         from closeout.assembly.files import prepare_task
-        from closeout.fleet.working import prioritise
         from closeout.run.handoff import plan_after
-        from closeout.run.lifecycle import start_journal, with_read_result
+        from closeout.run.lifecycle import submit_run, with_read_result
 
         if "deps" in settings:
             raise UsageError(
@@ -677,11 +676,7 @@ class Agent(Generic[Deps, Value]):
         )
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
-            journal = await start_journal(plan, prepared, store, checks.check_run_id(run_id))
-        if priority:
-            prioritise(store, journal.run_id, priority)
-        await store.off_loop(journal.abandon)
-        return journal.run_id
+            return await submit_run(plan, prepared, store, checks.check_run_id(run_id), priority=priority)
 
     def run_sync(self, task: str, *, deps: Deps | None = None, **options: Unpack[RunKeywords]) -> RunResult[Value]:
         """Run the agent from code that is not async. Inside a running event loop use `await agent.run(…)` instead."""

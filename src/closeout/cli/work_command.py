@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 
 from closeout.cli import exits, servers
 from closeout.cli.options import RunOptions, make_agent
 from closeout.cli.terminal import amount, print_json
-from closeout.errors import UsageError
+from closeout.errors import JournalError, UsageError
 from closeout.fleet.made_deps import DepsMaker
 from closeout.fleet.working import AgentWorker
 from closeout.server.app import create_app
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["work_command"]
 
+T = TypeVar("T")
+
+BETWEEN = 1.0  # seconds between two tries to reach the database
 SHOWN_FAILURES = 20  # the latest ones; --json has up to a thousand
 
 
@@ -52,8 +57,8 @@ def work_command(
     """
     from closeout.run.subagents import clients_of
 
-    agent = make_agent(options)
-    store = agent.store()
+    agent = _patiently(lambda: make_agent(options))
+    store = _patiently(agent.store)
     if store is None:
         raise UsageError("This agent keeps its runs in memory (home: false), so others cannot submit any.")
     make = DepsMaker(servers.deps_maker(deps, agent.config))
@@ -85,6 +90,23 @@ def work_command(
         was_stopped = asyncio.run(work())
     _report(worker, as_json=as_json)
     return exits.FAILED if not was_stopped and (worker.failures or worker.problem) else exits.OK
+
+
+def _patiently(act: Callable[[], T]) -> T:
+    """Return what a function returns. Wait for a database that cannot be reached, as the worker does later."""
+    from closeout.journal.postgres_link import is_cut
+
+    said = ""
+    while True:
+        try:
+            return act()
+        except JournalError as error:
+            if error.__cause__ is None or not is_cut(error.__cause__):
+                raise
+            if str(error) != said:
+                servers.say(f"Waiting for the database. {error}")
+            said = str(error)
+            time.sleep(BETWEEN)
 
 
 def _report(worker: AgentWorker, *, as_json: bool) -> None:

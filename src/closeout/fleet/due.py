@@ -65,19 +65,25 @@ class DueRuns:
         """Yield the ids of the runs that can continue: those whose time has come, in its order, and those signalled."""
         now = self.store.clock(exact=True) if now is None else now
         self.next_time = self.store.next_due(now)
-        waits: dict[str, _Wait] = {}
-        found: dict[str, None] = {}
-        for run_id, is_known, version in self.store.due_runs(now):
-            if is_known or ((wait := self._read(run_id, version, waits)) is not None and _is_over(wait, now)):
-                found[run_id] = None
-        for run_id, name, version in waiting_with_signals(self.store):
-            wait = self._read(run_id, version, waits)
-            if wait is not None and any(name in each.signals for each in wait.pending):
-                found[run_id] = None
-        self._waits = waits
-        if found:
+        due = self.store.due_runs(now)
+        unsure = [(run_id, version, "") for run_id, is_known, version in due if not is_known]
+        signalled = [(run_id, version, name) for run_id, name, version in waiting_with_signals(self.store)]
+        over = dict.fromkeys(self.among([*unsure, *signalled], now))
+        found = [run_id for run_id, is_known, _ in due if is_known or run_id in over]
+        if found := [*dict.fromkeys((*found, *over))]:
             imported = self.store.imported_runs()
             yield from (run_id for run_id in found if run_id not in imported)
+
+    def among(self, unsure: Iterable[tuple[str, int, str]], now: float) -> list[str]:
+        """Return those of some waiting runs that can continue according to their events: see `Look.unsure`."""
+        waits: dict[str, _Wait] = {}
+        found = []
+        for run_id, version, name in unsure:
+            wait = self._read(run_id, version, waits)
+            if wait is not None and (any(name in each.signals for each in wait.pending) or _is_over(wait, now)):
+                found.append(run_id)
+        self._waits = waits
+        return found
 
     def _read(self, run_id: str, version: int, waits: dict[str, _Wait]) -> _Wait | None:
         """Return what a run waits for; None if it was deleted meanwhile, or cannot be read."""

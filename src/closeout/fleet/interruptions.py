@@ -51,13 +51,16 @@ def is_suspect(count: int) -> bool:
     return count > 1
 
 
-async def ended_in_vain(store: Store, seen: RunRecord, rows: Sequence[Row]) -> RunEnded | None:
+async def ended_in_vain(
+    store: Store, run_id: str, rows: Sequence[Row], *, seen: RunRecord | None = None
+) -> RunEnded | None:
     """End a run as failed if it was interrupted too often without progress. A resume by hand continues it nevertheless.
 
     Args:
         store: Where the run is kept.
-        seen: The run, which nobody executes. It was read before its events.
+        run_id: The run, which nobody executes.
         rows: Its events.
+        seen: The run as it was before its events were read, unless this process has claimed it.
 
     Returns:
         The end. None: the run is to be resumed; if it was interrupted, the log says so.
@@ -69,18 +72,18 @@ async def ended_in_vain(store: Store, seen: RunRecord, rows: Sequence[Row]) -> R
     count = interruptions(rows)
     if count <= MAX_INTERRUPTIONS:
         if count:
-            log.warning("Resuming %s, interrupted %d time%s.", seen.run_id, count, "" if count == 1 else "s")
+            log.warning("Resuming %s, interrupted %d time%s.", run_id, count, "" if count == 1 else "s")
         return None
     ended = RunEnded(
         "main",
         "failed",
         "failed",
         error=f"It was interrupted {count} times in a row{_where(rows)}, so it is not resumed automatically: it may be "
-        f"what ends the process. To resume it: closeout resume {seen.run_id}",
+        f"what ends the process. To resume it: closeout resume {run_id}",
     )
-    journal = await Journal.resume(store, seen.run_id, seen=seen)
+    journal = await Journal.resume(store, run_id, seen=seen)
     await journal.end(ended)
-    log.warning("Run %s has failed. %s", seen.run_id, ended.error)
+    log.warning("Run %s has failed. %s", run_id, ended.error)
     return ended
 
 

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 
-from closeout.errors import CloseoutError, JournalLocked, LeaseLost, RunNotFound
-from closeout.fleet.interruptions import ended_in_vain, interruptions, is_suspect
+from closeout.errors import CloseoutError, JournalError, JournalLocked, LeaseLost, RunNotFound
+from closeout.fleet.interruptions import ended_in_vain
 from closeout.fleet.lookout import Lookout
 from closeout.fleet.made_deps import DepsMaker
+from closeout.journal.claims import ClaimedRun, Look, SuspectsGo
 from closeout.journal.events import RunEnded, RunStarted
 from closeout.journal.following import follow, news_of, wait_until
-from closeout.journal.store import Row, Store
+from closeout.journal.store import SERVED, Row, Store, executor_of
 from closeout.journal.subscribers import Listener
 from closeout.messages import Usage
-from closeout.run.cancelling import forget_requests, hand_over, handed_over
+from closeout.run.cancelling import cancel_requests, forget_requests, hand_over
 from closeout.run.handoff import is_run_of
 from closeout.run.lifecycle import as_recorded
 from closeout.run.loading import load_result
@@ -30,19 +29,14 @@ from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import resume_run
 
-__all__ = ["AgentWorker", "RunFailure", "awaited_result", "followed", "prioritise"]
+__all__ = ["AgentWorker", "RunFailure", "awaited_result", "followed"]
 
 log = logging.getLogger("closeout")
 
 # Seconds until a run that could not be resumed is tried again.
 REFUSED_SECONDS = 60.0
-MIXING_SECONDS = 10.0  # seconds for which a worker tries runs in a random order after another one was faster
 _NO_END = ("running", "interrupted", "waiting")
-# The prefix of a note on a run with a priority, so that notes are in the order of the highest first.
-_PRIORITY = "priority "
 MAX_PRIORITY = 9
-# The origin of a run has this key if a server began it. The server executes and streams such runs itself.
-_SERVED = "serve"
 # The most failures that a worker remembers: the latest ones.
 KEPT_FAILURES = 1000
 
@@ -94,16 +88,15 @@ class AgentWorker:
     usage: Usage = field(default_factory=Usage)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)  # run → when it may be tried again
-    # Run of the agent → how often it was interrupted without progress; of another one → None.
-    _known: dict[str, int | None] = field(default_factory=dict)
-    _urgent: dict[str, int] = field(default_factory=dict)  # run → its priority
+    _strange: set[str] = field(default_factory=set)  # runs that no agent is named for, and that are not this one's
+    _suspects: set[str] = field(default_factory=set)  # those of the runs at work that were interrupted repeatedly
+    _suspects_go: SuspectsGo = "last"  # they and fresh runs take turns
     _open: dict[str, str] = field(default_factory=dict)  # run → the outcome that another one may replace
     _left: set[str] = field(default_factory=set)  # runs that are handed over
-    _mixes_until: float = 0.0
     _lookout: Lookout = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lookout = Lookout(self.store, self._tasks, self._take)
+        self._lookout = Lookout(self.store, self._tasks, self._take, as_worker=True)
 
     @property
     def executing(self) -> int:
@@ -128,8 +121,9 @@ class AgentWorker:
                 stopping = asyncio.create_task(self._wake_at(stop))
                 try:
                     while not stop.is_set():
+                        was_busy = bool(self._tasks)  # then there may have been no place for a run
                         await lookout.look()
-                        if until_idle and not self._tasks:
+                        if until_idle and not was_busy and not self._tasks:
                             return
                         await lookout.wait()
                 finally:
@@ -140,101 +134,96 @@ class AgentWorker:
         await stop.wait()
         self._lookout.news.set()
 
-    async def _take(self) -> None:
-        """Begin to execute runs, as many as there are places."""
-        has_room = len(self._tasks) < self.limit
-        found = await self.store.off_loop(self._claimable) if has_room else []
-        for run_id in found:
-            if len(self._tasks) >= self.limit:
-                break
-            if self._is_suspect(run_id) and any(map(self._is_suspect, self._tasks)):
-                continue  # if the process dies again, it is clear of which run
-            task = self._tasks[run_id] = asyncio.create_task(self._execute(run_id), name=f"run {run_id}")
+    async def _take(self) -> Collection[str]:
+        """Begin to execute runs, as many as there are places. Returns the runs that somebody asked to cancel."""
+        now = time.monotonic()
+        self._not_before = {run_id: at for run_id, at in self._not_before.items() if at > now}
+        looking = asyncio.create_task(asyncio.to_thread(self._claimed, self.limit - len(self._tasks)))
+        try:
+            found, claims = await asyncio.shield(looking)
+        except asyncio.CancelledError:
+            with suppress(JournalError):
+                for claim in (await looking)[1]:
+                    self.store.unclaim(claim.number)
+            raise
+        for claim in claims:
+            if claim.is_suspect:
+                self._suspects.add(claim.run_id)
+            task = self._tasks[claim.run_id] = asyncio.create_task(self._execute(claim), name=f"run {claim.run_id}")
             task.add_done_callback(self._forget)
+        if claims:
+            self._suspects_go = "last" if any(claim.is_suspect for claim in claims) else "first"
+        return await cancel_requests(self.store, found.cancelled)
+
+    def _claimed(self, places: int) -> tuple[Look, list[ClaimedRun]]:
+        """Look for runs and claim as many as there are places: of a process, one that was interrupted repeatedly.
+
+        If the process dies again, it is clear of which run.
+        """
+        suspects: SuspectsGo = "nowhere" if self._suspects else self._suspects_go
+        found = self.store.look(self.plan.name, places, suspects=suspects, exclude=self._not_before)
+        claims, due = list(found.claims), self._lookout.due
+        due.next_time = found.next_due
+        for run_id in due.among(found.unsure, self.store.clock()):
+            if len(claims) < places and run_id not in self._not_before:
+                claim = self.store.try_claim(run_id)
+                claims += [claim] if claim is not None else []
+        for run_id in found.unnamed:
+            if run_id not in self._strange and not self._named(run_id):
+                self._strange.add(run_id)
+        return found, claims
+
+    def _named(self, run_id: str) -> bool:
+        """Note whose workers execute a run of an older version, or one that began after a handoff."""
+        try:
+            rows = self.store.rows_from(run_id, 0, 1)
+        except RunNotFound:
+            return True
+        started = rows[0].event if rows else None
+        if not isinstance(started, RunStarted):
+            return False
+        agent = executor_of(started) if not is_run_of(self.plan, started) else self.plan.name
+        if agent is not None:
+            self.store.name_agent(run_id, "" if SERVED in started.origin else agent)
+            self._lookout.news.set()
+        return agent is not None
 
     def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task.get_name().removeprefix("run "), None)
+        run_id = task.get_name().removeprefix("run ")
+        self._tasks.pop(run_id, None)
+        self._suspects.discard(run_id)
         self._lookout.news.set()  # there is a place for another run
 
-    def _claimable(self) -> list[str]:
-        """Return runs that may be executed: those of the highest priority first, and of these the oldest.
-
-        Those of a priority that were interrupted repeatedly come last.
-        """
-        now, wanted = time.monotonic(), 4 * self.limit
-        self._not_before = {run_id: at for run_id, at in self._not_before.items() if at > now}
-        self._urgent = prioritised(self.store)
-        found: dict[str, None] = {}
-        for run_id in chain(
-            handed_over(self.store), self._lookout.due.find(), self._urgent, self.store.interrupted_runs()
-        ):
-            if run_id not in self._tasks and run_id not in self._not_before and self._owns(run_id):
-                found[run_id] = None
-                wanted -= not self._is_suspect(run_id)
-                if not wanted:
-                    break
-        first = list(found)
-        if now < self._mixes_until:  # others look at the same moment: not all of them try the same run first
-            random.shuffle(first)
-        return sorted(first, key=lambda run_id: (-self._urgent.get(run_id, 0), self._is_suspect(run_id)))
-
-    def _is_suspect(self, run_id: str) -> bool:
-        return is_suspect(self._known.get(run_id) or 0)
-
-    def _owns(self, run_id: str) -> bool:
-        if run_id not in self._known:
-            try:
-                rows = self.store.rows_from(run_id, 0, 2)
-                started = rows[0].event if rows else None
-                is_own = (
-                    isinstance(started, RunStarted) and is_run_of(self.plan, started) and _SERVED not in started.origin
-                )
-                if is_own and len(rows) > 1:
-                    rows = self.store.rows_from(run_id, 0)
-            except RunNotFound:
-                return False
-            self._known[run_id] = interruptions(rows) if is_own else None
-        return self._known[run_id] is not None
-
-    async def _execute(self, run_id: str) -> None:
-        if run_id in self._urgent:
-            self.store.forget_note(_priority_note(run_id, self._urgent[run_id]))
+    async def _execute(self, claim: ClaimedRun) -> None:
+        run_id = claim.run_id
         try:
-            seen = await self.store.off_loop(self.store.run, run_id)
-            if seen.status == "running":  # another worker was faster
-                self._mixes_until = time.monotonic() + MIXING_SECONDS
-                return
             ended: RunEnded | None = None
-            if seen.status == "interrupted":
+            if claim.status == "running" and claim.interruptions:
                 rows = await self.store.off_loop(self.store.rows_from, run_id, 0)
-                was_suspect, self._known[run_id] = self._is_suspect(run_id), interruptions(rows)
-                if self._is_suspect(run_id) and not was_suspect:
-                    return  # another worker has died since: the run is taken in its turn
-                ended = await ended_in_vain(self.store, seen, rows)
+                ended = await ended_in_vain(self.store, run_id, rows)
             if ended is not None:
                 self._count(run_id, ended.status, ended.error)
-            elif seen.status in ("interrupted", "waiting", "cancelled"):
+            else:
                 async with AsyncExitStack() as stack:
                     plan = await self._with_deps(stack, run_id)
-                    result = await resume_run(plan, self.store, run_id, self.listeners, seen=seen)
+                    result = await resume_run(plan, self.store, run_id, self.listeners)
                 self.usage += result.usage
                 if result.error_kind == LeaseLost.__name__:
                     raise LeaseLost(result.error)
                 self._count(run_id, result.status, result.error or result.stop_reason, result.error_kind)
             forget_requests(self.store, run_id)
-            self._known.pop(run_id, None)
         except asyncio.CancelledError:
             self._count(run_id, "left" if run_id in self._left else "cancelled")
-        except JournalLocked:
-            self._mixes_until = time.monotonic() + MIXING_SECONDS
         except LeaseLost:
             self._count(run_id, "left")
-        except RunNotFound:
+        except (JournalLocked, RunNotFound):  # somebody resumed it in this process, or deleted it
             pass
         except CloseoutError as error:
             self._count(run_id, "refused", str(error), type(error).__name__)
             self._not_before[run_id] = time.monotonic() + REFUSED_SECONDS
             log.warning("Run %s cannot be executed: %s", run_id, error)
+        finally:
+            self.store.submit(self.store.unclaim, claim.number)
 
     def _count(self, run_id: str, status: str, error: str = "", error_kind: str = "") -> None:
         """Count the end of an execution. It replaces the outcome of an earlier one of the same run."""
@@ -293,18 +282,3 @@ async def followed(store: Store, run_id: str, start: int = 0) -> AsyncIterator[R
     with news_of(store, await store.off_loop(store.number_of, run_id)) as news:
         async for row in follow(store, run_id, start, is_under_way=partial(_has_no_end, store, run_id), news=news):
             yield row
-
-
-def prioritise(store: Store, run_id: str, priority: int) -> None:
-    """Let workers execute a submitted run before those with a lower priority."""
-    store.note(_priority_note(run_id, priority), "1")
-
-
-def _priority_note(run_id: str, priority: int) -> str:
-    return f"{_PRIORITY}{MAX_PRIORITY - priority} {run_id}"
-
-
-def prioritised(store: Store) -> dict[str, int]:
-    """Return the priorities of the runs that have one. Raises JournalError."""
-    pairs = [text.split(" ", 1) for text in store.notes_that_begin_with(_PRIORITY)]
-    return {run_id: MAX_PRIORITY - int(place) for place, run_id in pairs}

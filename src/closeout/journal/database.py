@@ -40,9 +40,9 @@ JOURNAL_FILES = (
     "journal.synced",
     "journal.messages",
 )
-# 3 had no times at which waiting runs can continue, 2 no checksums; 1, in the end, had the rows of 2, and before that a
-# row for each event.
-VERSION = 4
+# 4 had nothing of what workers look for, 3 no times at which waiting runs can continue, 2 no checksums; 1, in the end,
+# had the rows of 2, and before that a row for each event.
+VERSION = 5
 CHECKED = 3  # the first format whose events have checksums
 LOCK_SECONDS = 20.0  # Seconds that a commit waits for the write lock of another process.
 _LITTLE_SPACE = 64 * 1024  # bytes: less than SQLite needs for its index and a page
@@ -51,14 +51,31 @@ _OPEN_SECONDS = 20.0  # Seconds that opening waits while another process turns t
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
   id INTEGER PRIMARY KEY, run_id TEXT NOT NULL UNIQUE, started REAL NOT NULL, ended REAL,
-  status TEXT NOT NULL, task TEXT NOT NULL, model TEXT NOT NULL, answer TEXT, stop_reason TEXT,
-  due REAL NOT NULL DEFAULT 0);
+  status TEXT NOT NULL, task TEXT NOT NULL, model TEXT NOT NULL, answer TEXT, stop_reason TEXT);
 CREATE TABLE IF NOT EXISTS events (place INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER);
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS bodies (hash BLOB PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 """
 # When a waiting run can continue: 0 says that its events must be looked at.
 _ADD_DUE = "ALTER TABLE runs ADD COLUMN due REAL NOT NULL DEFAULT 0"
+# What workers look for: the agent whose workers execute a run ('' if none do), its priority, and how often it was
+# interrupted since it last made progress (1 for one that is executed).
+_ADD_WORK = """
+ALTER TABLE runs ADD COLUMN agent TEXT;
+ALTER TABLE runs ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE runs ADD COLUMN tries INTEGER NOT NULL DEFAULT 0;
+UPDATE runs SET priority = 9 - CAST(substr((
+  SELECT name FROM notes WHERE name LIKE 'priority %' AND substr(name, 12) = run_id), 10, 1) AS integer)
+  WHERE run_id IN (SELECT substr(name, 12) FROM notes WHERE name LIKE 'priority %');
+DELETE FROM notes WHERE name LIKE 'priority %';
+CREATE TABLE IF NOT EXISTS signals (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL,
+  payload TEXT NOT NULL, sent REAL NOT NULL, received INTEGER NOT NULL DEFAULT 0, UNIQUE (run_id, id));
+CREATE INDEX IF NOT EXISTS signals_open ON signals (run_id) WHERE received=0;
+CREATE INDEX runs_next ON runs (priority DESC, (tries=0), id) WHERE status='running' AND tries<2;
+CREATE INDEX runs_suspect ON runs (priority DESC, id) WHERE status='running' AND tries>1;
+CREATE INDEX runs_unnamed ON runs (id) WHERE agent IS NULL AND status IN ('running', 'waiting')
+"""
 _INDEXES = """
 CREATE INDEX IF NOT EXISTS runs_due ON runs (due) WHERE status='waiting';
 CREATE INDEX IF NOT EXISTS runs_running ON runs (id) WHERE status='running'
@@ -73,6 +90,7 @@ _COLUMNS = {
     2: [["place", "body"]],
     3: [["place", "body", "crc"]],
     4: [["place", "body", "crc"]],
+    5: [["place", "body", "crc"]],
 }
 
 
@@ -109,7 +127,9 @@ def prepare(db: sqlite3.Connection, path: Path) -> None:
     if version_of(db, path) == VERSION:
         return
     with transaction(db):
-        version = version_of(db, path)  # another process may have done it meanwhile
+        version = version_of(db, path)
+        if version == VERSION:  # another process has done it meanwhile
+            return
         if version == 0:
             for statement in _SCHEMA.split(";"):
                 db.execute(statement)
@@ -117,9 +137,9 @@ def prepare(db: sqlite3.Connection, path: Path) -> None:
             _join_columns(db)
         if version in (1, 2):
             db.execute("ALTER TABLE events ADD COLUMN crc INTEGER")
-        if version in (1, 2, 3):
+        if version < 4:
             db.execute(_ADD_DUE)
-        for statement in _INDEXES.split(";"):
+        for statement in (*_ADD_WORK.split(";"), *_INDEXES.split(";")):
             db.execute(statement)
         db.execute(f"PRAGMA user_version={VERSION}")
 
@@ -135,7 +155,7 @@ def _join_columns(db: sqlite3.Connection) -> None:
 
 
 def version_of(db: sqlite3.Connection, path: Path) -> int:
-    """Return the format of a journal: 0 for an empty file, else 1 to 4.
+    """Return the format of a journal: 0 for an empty file, else 1 to 5.
 
     Raises:
         JournalError: the format is newer than this version of Closeout, or of none.

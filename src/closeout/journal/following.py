@@ -20,7 +20,7 @@ FIRST_LOOK, LAST_LOOK = 0.05, 1.0
 
 
 @contextmanager
-def news_of(store: Store, number: int = 0) -> Iterator[asyncio.Event]:
+def news_of(store: Store, number: int = 0, *, as_worker: bool = False) -> Iterator[asyncio.Event]:
     """Yield an event that is set when a run has news: a process has let go of it, or it was sent a signal.
 
     News may get lost, and a folder has none, so look from time to time as well.
@@ -28,6 +28,7 @@ def news_of(store: Store, number: int = 0) -> Iterator[asyncio.Event]:
     Args:
         store: Where the run is kept.
         number: The number of the run; 0 for all runs.
+        as_worker: Only the news that call for the worker of this process.
     """
     loop, event = asyncio.get_running_loop(), asyncio.Event()
 
@@ -36,7 +37,7 @@ def news_of(store: Store, number: int = 0) -> Iterator[asyncio.Event]:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(event.set)
 
-    leave = store.database.subscribe(tell)
+    leave = store.database.subscribe(tell, as_worker=as_worker)
     try:
         yield event
     finally:

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from closeout.journal.claims import Look, SuspectsGo
+
 __all__ = [
     "MESSAGE_LOCK",
     "SEQ_BITS",
@@ -172,13 +174,20 @@ class JournalDatabase(Protocol):
     def version(self) -> int:
         """Return a number that changes when anything in the journal does, in whatever process."""
 
+    def look(self, agent: str, places: int, *, suspects: SuspectsGo, exclude: Collection[str]) -> Look:
+        """Look for the work of a worker, and take the runs that it may execute: see `Store.look`."""
+
     def tell(self, number: int) -> None:
         """Report to other processes that a run has news: a signal, for instance. Letting go of a run is reported."""
 
-    def subscribe(self, act: Callable[[int], object]) -> Callable[[], None]:
+    def subscribe(self, act: Callable[[int], object], *, as_worker: bool = False) -> Callable[[], None]:
         """Call a function, in another thread, with the number of each run that has news, 0 for all.
 
         A database may have no news, and none comes while it cannot be reached. Returns what ends the calls.
+
+        Args:
+            act: The function.
+            as_worker: Call it only if the worker that looks in this process is chosen for a run.
         """
 
     def delete(self, numbers: Mapping[str, int]) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from typing import Any
 
 from closeout.errors import JournalError, JournalLocked
 from closeout.homes import DatabaseHome
@@ -36,11 +37,14 @@ ON CONFLICT (run) DO UPDATE SET
 WHERE known.until < clock_timestamp() OR known.owner = excluded.owner RETURNING token, {SERVER_TIME}
 """  # noqa: S608 - constant
 _DROP = "UPDATE leases SET until = 'epoch' WHERE run = ? AND token = ? AND owner = ?"
+_DROP_AND_TELL = TELL.replace("WITH", f"WITH dropped AS ({_DROP}),", 1)
 _HELD = "SELECT run FROM leases WHERE run = ANY(?::bigint[]) AND until > clock_timestamp()"
-# The rows are locked in the order in which an append locks them, so that the two never wait for each other.
+# The rows are locked in the order in which an append locks them, so that the two never wait for each other. A lease
+# that was given back since it was listed stays free.
 _RENEW = f"""
 WITH mine AS MATERIALIZED (
-  SELECT run FROM leases WHERE run = ANY(?::bigint[]) AND owner = ? ORDER BY run FOR NO KEY UPDATE)
+  SELECT run FROM leases WHERE run = ANY(?::bigint[]) AND owner = ? AND until > 'epoch'
+  ORDER BY run FOR NO KEY UPDATE)
 UPDATE leases SET until = clock_timestamp() + ? * interval '1 second' FROM mine WHERE leases.run = mine.run
 RETURNING {SERVER_TIME}
 """  # noqa: S608 - constant
@@ -63,7 +67,7 @@ class RunLeases:
         self._home = home
         # A lease that a crash of the server takes back takes back with it all that was written under it.
         self._link = PostgresLink(home, synced=False)
-        self._owner = f"{platform.node()}:{os.getpid()}:{secrets.token_hex(8)}"
+        self.owner = f"{platform.node()}:{os.getpid()}:{secrets.token_hex(8)}"
         self._guard = threading.Lock()  # guards the next two
         self._tokens: dict[int, int] = {}  # of the leases that this process has
         self._sent: dict[int, int] = {}  # how many messages were sent to some of these runs
@@ -85,18 +89,22 @@ class RunLeases:
         with self._link.lock if db is None else nullcontext():
             if number in self._tokens:
                 return False
-            values = (number, self._owner, self._home.lease, self._home.lease)
+            values = (number, self.owner, self._home.lease, self._home.lease)
             # Repeated if the connection is cut. It may have been taken then: the row has this owner.
             found = self._link.changed(_TAKE, values) if db is None else db.execute(_TAKE, values).fetchall()
             if not found:
                 return False
-            with self._guard:
-                self._tokens[number] = found[0][0]
             self.note_time(found[0][1], time.monotonic())
+            self.note_taken({number: found[0][0]})
+        return True
+
+    def note_taken(self, tokens: Mapping[int, int]) -> None:
+        """Keep the leases of some runs, which a statement has taken, by their tokens."""
+        with self._guard:
+            self._tokens.update(tokens)
         if self._thread is None:
             self._thread = threading.Thread(target=self._keep, name="closeout-leases", daemon=True)
             self._thread.start()
-        return True
 
     def drop(self, number: int, db: SqlConnection | None = None) -> None:
         """Give a lease back, if this process has it. If the database cannot be reached, it ends by itself."""
@@ -104,20 +112,24 @@ class RunLeases:
             token = self._tokens.pop(number, None)
             self._sent.pop(number, None)
         if token is not None:
-            values = (number, token, self._owner)
+            values = (number, token, self.owner)
             if db is not None:
                 db.execute(_DROP, values)
                 return
             with suppress(JournalError):
                 if number < MESSAGE_LOCK:  # a run was submitted, decided or has ended
-                    self._link.changed(f"{_DROP} RETURNING {TELL}", (*values, channel_of(self._home), str(number)))
+                    self._link.changed(_DROP_AND_TELL, (*values, *self._told(number)))
                 else:
                     self._link.changed(f"{_DROP} RETURNING run", values)
 
     def tell(self, number: int) -> None:
         """Report that a run has news. If the database cannot be reached, others see it when they look."""
         with suppress(JournalError):
-            self._link.repeated(f"SELECT {TELL}", (channel_of(self._home), str(number)))
+            self._link.changed(TELL, self._told(number))
+
+    def _told(self, number: int) -> tuple[Any, ...]:
+        channel = channel_of(self._home)
+        return number, channel, channel, str(number)
 
     def held_anywhere(self, number: int) -> bool:
         """Return whether any process has the lease of a run."""
@@ -169,7 +181,7 @@ class RunLeases:
         with self._guard:
             numbers = sorted(self._tokens)
         if numbers:
-            found = self._link.changed(_RENEW, (numbers, self._owner, self._home.lease))
+            found = self._link.changed(_RENEW, (numbers, self.owner, self._home.lease))
             for (now,) in found[-1:]:
                 self.note_time(now, time.monotonic())
 
@@ -198,6 +210,10 @@ class RunLeases:
             self.note_sent(number, count or 0)
 
     # -------------------------------------------------------------------------------------------- lifetime
+
+    def rest(self) -> None:
+        """Close the connection if it was not used for some seconds."""
+        self._link.rest()
 
     def pause(self) -> None:
         """Let nobody use the connection until `proceed`."""

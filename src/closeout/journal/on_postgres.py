@@ -1,26 +1,32 @@
 """A journal in PostgreSQL: a schema that many processes of several machines write, each run under a lease.
 
 A process has three connections: one writes, in the store's thread, one reads, one keeps the leases. A fourth one
-listens for news if something waits for them. Every commit waits for the disk of the server: a commit that a crash of
-the server took back would leave a gap in a run that goes on.
+listens for news if something waits for them. An idle worker keeps two: that which reads, and that which listens.
+
+Every commit waits for the disk of the server: a commit that a crash of the server took back would leave a gap in a run
+that goes on.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from pydantic_core import to_json
+
 from closeout.errors import JournalError, JournalLocked, LeaseLost
 from closeout.homes import DatabaseHome
+from closeout.journal.claims import ClaimedRun, Look, SuspectsGo, candidates, facts, look_of
 from closeout.journal.journal_database import MESSAGE_LOCK, SEQ_BITS, EventRow, RunUpdate, SqlConnection
 from closeout.journal.leases import SERVER_TIME, RunLeases, SentCounts
 from closeout.journal.on_sqlite import references
 from closeout.journal.postgres_link import PATIENCE, PostgresLink, explained_postgres
-from closeout.journal.postgres_news import PostgresNews
+from closeout.journal.postgres_news import PostgresNews, channel_of
 from closeout.journal.postgres_schema import prepare_schema
 
 __all__ = ["PostgresJournal"]
@@ -54,6 +60,39 @@ _INSERT_OTHER_USES = (
     "INSERT INTO body_uses SELECT * FROM unnest(?::bigint[], ?::bytea[]) AS given(run, hash) "
     "WHERE EXISTS (SELECT 1 FROM bodies WHERE bodies.hash = given.hash) ORDER BY hash, run ON CONFLICT DO NOTHING"
 )
+_FREE = " AND NOT EXISTS (SELECT 1 FROM leases l WHERE l.run=r.id AND l.until>clock_timestamp())"
+_VALUES = "json_array_elements_text(?::json) AS given(value)"
+# It claims runs, each by its row, which others skip meanwhile, notes how many places are left, and finds everything
+# else that a worker looks for. A look that changes nothing writes nothing.
+_LOOK = f"""
+WITH quickly AS MATERIALIZED (
+  SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '{PATIENCE:.0f}s', true)),
+continuing AS MATERIALIZED ({{}} FOR UPDATE OF r SKIP LOCKED),
+fresh AS MATERIALIZED ({{}} FOR UPDATE OF r SKIP LOCKED),
+suspect AS MATERIALIZED ({{}} FOR UPDATE OF r SKIP LOCKED),
+best AS MATERIALIZED (
+  SELECT found.*, row_number() OVER (ORDER BY priority DESC, rank, at) AS nth
+  FROM (SELECT * FROM continuing UNION ALL SELECT * FROM fresh UNION ALL SELECT * FROM suspect) AS found, quickly
+  ORDER BY nth LIMIT ?),
+taken AS (
+  INSERT INTO leases AS known SELECT id, 1, ?, clock_timestamp() + ? * interval '1 second' FROM best ORDER BY id
+  ON CONFLICT (run) DO UPDATE SET token = known.token + 1, owner = excluded.owner, until = excluded.until
+  WHERE known.until < clock_timestamp() RETURNING run, token),
+here AS (
+  SELECT ?::bigint AS id, ?::text AS agent, ? - (SELECT count(*) FROM taken) AS places),
+noted AS (
+  INSERT INTO workers SELECT id, agent, places, clock_timestamp() + interval '20 seconds' FROM here
+  WHERE NOT EXISTS (SELECT 1 FROM workers w WHERE w.id = here.id AND w.places = here.places
+    AND w.until > clock_timestamp() + interval '10 seconds') AND here.id > 0
+  ON CONFLICT (id) DO UPDATE SET places = excluded.places, until = excluded.until)
+SELECT 'claim' AS kind, run_id, 1.0 * nth AS number, status AS name, id, tries, token
+FROM taken JOIN best ON best.id = taken.run UNION ALL SELECT found.*, 0, 0, 0 FROM ({{}}) AS found
+UNION ALL SELECT 'now', '', {SERVER_TIME}, '', 0, 0, 0
+"""  # noqa: S608 - constants
+_LOOKS: dict[SuspectsGo, str] = {
+    suspects: _LOOK.format(*candidates(suspects, values=_VALUES, now=SERVER_TIME, free=_FREE), facts(SERVER_TIME))
+    for suspects in ("nowhere", "first", "last")
+}
 _DELETE_BODIES = "DELETE FROM bodies WHERE NOT EXISTS (SELECT 1 FROM body_uses WHERE body_uses.hash = bodies.hash)"
 
 
@@ -82,7 +121,7 @@ class PostgresJournal:
     """
 
     contains = "position(?::bytea IN e.body) > 0"
-    values_of = "json_array_elements_text(?::json) AS given(value)"
+    values_of = _VALUES
     select_events = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
 
     def __init__(self, home: DatabaseHome) -> None:
@@ -99,9 +138,10 @@ class PostgresJournal:
                 self._link.close()
                 raise
         self.locks = RunLeases(home)
-        self.news = PostgresNews(home)
+        channel = channel_of(home)
+        self._worker = secrets.randbits(60)  # names this process to those who choose a worker
+        self.news, self._chosen = PostgresNews(home, channel), PostgresNews(home, f"{channel}_{self._worker}")
         self.tell = self.locks.tell
-        self.subscribe = self.news.subscribe
         self.synced = _NoCounts()
         self.messages = SentCounts(self.locks)
         self._known: set[bytes] = set()  # hashes of bodies that this process has written
@@ -184,6 +224,32 @@ class PostgresJournal:
 
         with self.writing, explained_postgres(self.home):
             return self._patiently(once)
+
+    # -------------------------------------------------------------------------------------------- looking for work
+
+    def look(self, agent: str, places: int, *, suspects: SuspectsGo, exclude: Collection[str]) -> Look:
+        """Look for the work of a worker, and take the runs that it may execute, in one statement."""
+        excluded, before = to_json(list(exclude)).decode(), time.monotonic()
+        limits = places, places, 0 if suspects == "nowhere" else min(places, 1)
+        worker = 0 if self._reader.pooled else self._worker  # behind a pooler nobody could wake it
+        found = self._reader.repeated(
+            _LOOKS[suspects],
+            (
+                *(value for limit in limits for value in (agent, excluded, limit)),
+                *(places, self.locks.owner, self.home.lease, worker, agent, places, agent, agent),
+            ),
+        )
+        claims = sorted((row for row in found if row[0] == "claim"), key=lambda row: row[2])
+        if claims:
+            self.locks.note_taken({row[4]: row[6] for row in claims})
+        self.locks.note_time(found[-1][2], (before + time.monotonic()) / 2)
+        self._link.rest()
+        self.locks.rest()
+        return look_of(found, [ClaimedRun(row[1], row[4], row[3], row[5]) for row in claims])
+
+    def subscribe(self, act: Callable[[int], object], *, as_worker: bool = False) -> Callable[[], None]:
+        """Call a function for news: of all runs, or those for which this process is chosen as the worker."""
+        return (self._chosen if as_worker else self.news).subscribe(act)
 
     # -------------------------------------------------------------------------------------------- reading
 
@@ -271,6 +337,7 @@ class PostgresJournal:
             self._link.forget()
             self._reader.forget()
             self.news.forget()
+            self._chosen.forget()
         self.locks.proceed(in_parent=in_parent)
         self._reader.lock.release()
         self.writing.release()
@@ -278,6 +345,7 @@ class PostgresJournal:
     def close(self) -> None:
         """Give the leases back and close the connections."""
         self.news.close()
+        self._chosen.close()
         with suppress(JournalError):
             self.locks.close()
         with self.writing, self._reader.lock:

@@ -15,7 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic_core import to_json
+
 from closeout.errors import JournalError
+from closeout.journal.claims import ClaimedRun, Look, SuspectsGo, candidates, facts, look_of
 from closeout.journal.database import (
     FILE_NAME,
     LOCK_SECONDS,
@@ -39,6 +42,7 @@ _INSERT_EVENTS = "INSERT INTO events VALUES (?,?,?)"
 _REPLACE_EVENTS = "INSERT OR REPLACE INTO events VALUES (?,?,?)"
 _DELETIONS = "journal.deletions"  # a note that changes when runs are deleted
 _REFERENCE = re.compile(rb'"([0-9a-f]{64})"')  # refers to a body by its hash
+_NOW = "((julianday('now') - 2440587.5) * 86400.0)"  # seconds since the epoch
 _NO_RUNS: frozenset[int] = frozenset()
 
 
@@ -147,6 +151,30 @@ class SqliteJournal:
             self._deletions = found
             self._known.clear()
 
+    # -------------------------------------------------------------------------------------------- looking for work
+
+    def look(self, agent: str, places: int, *, suspects: SuspectsGo, exclude: Collection[str]) -> Look:
+        """Look for the work of a worker, and take the runs that it may execute."""
+        parts = candidates(suspects, values=self.values_of, now=_NOW)
+        best = f"SELECT * FROM ({') UNION ALL SELECT * FROM ('.join(parts)}) ORDER BY priority DESC, rank, at"  # noqa: S608
+        excluded, limit = to_json(list(exclude)).decode(), places + 50
+        claims: list[ClaimedRun] = []
+        while places:
+            limits = limit, limit, 0 if suspects == "nowhere" else limit
+            rows = self.query(best, [value for each in limits for value in (agent, excluded, each)])
+            for number, run_id, *state in rows:
+                claim = ClaimedRun(run_id, number, state[0], state[1])
+                is_second = claim.is_suspect and any(each.is_suspect for each in claims)
+                if len(claims) < places and not is_second and self.locks.try_take(number):
+                    if self.query("SELECT status, tries, due FROM runs WHERE id=?", (number,)) == [tuple(state[:3])]:
+                        claims.append(claim)
+                    else:  # another process has executed it since it was found
+                        self.locks.drop(number)
+            if len(claims) == places or len(rows) < limit:
+                break
+            limit *= 8  # others execute the first ones
+        return look_of(self.query(facts(_NOW), (agent, agent)), claims)
+
     # -------------------------------------------------------------------------------------------- reading
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
@@ -176,7 +204,7 @@ class SqliteJournal:
     def tell(self, number: int) -> None:
         """Nothing: others see it when they look."""
 
-    def subscribe(self, act: Callable[[int], object]) -> Callable[[], None]:
+    def subscribe(self, act: Callable[[int], object], *, as_worker: bool = False) -> Callable[[], None]:
         """Nothing: whoever waits looks from time to time."""
         return lambda: None
 
@@ -208,8 +236,7 @@ class SqliteJournal:
         db.execute("DELETE FROM runs WHERE id=?", (number,))
         if "messages" in tables:  # to the run
             db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
-        if "signals" in tables:
-            db.execute("DELETE FROM signals WHERE run_id=?", (run_id,))
+        db.execute("DELETE FROM signals WHERE run_id=?", (run_id,))
         # A note on a run ends with its name.
         db.execute("DELETE FROM notes WHERE substr(name, ?)=?", (-len(run_id) - 1, f" {run_id}"))
 

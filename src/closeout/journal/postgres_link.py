@@ -26,13 +26,14 @@ T = TypeVar("T")
 
 PATIENCE = 20.0  # seconds that a statement waits for a database that restarts, and for another one's lock
 _BETWEEN = 0.1  # seconds between two tries
+IDLE = 10.0  # seconds after which a connection that an idle worker does not need is closed
 # A connection whose other end is gone must not stop a worker for hours.
 _NETWORK = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 
 # Where a statement names one of our tables.
 _TABLE = re.compile(
     r"\b(FROM|JOIN|INTO|UPDATE|TABLE|NOT EXISTS|REFERENCES|VACUUM FULL|INDEX \w+ ON)( )"
-    r"(?=(?:runs|events|bodies|body_uses|messages|signals|notes|leases|counters|reservations|processes|format)\b)"
+    r"(?=(?:runs|events|bodies|body_uses|messages|signals|notes|leases|workers|counters|reservations|processes|format)\b)"
 )
 
 Raw: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
@@ -54,6 +55,7 @@ class PostgresLink:
         self._stopped = stopped or home.lease
         self._raw: Raw | None = None
         self._is_closed = False
+        self._used = 0.0  # when it was used last, by the monotonic clock
         self.pooled = False  # Known once it is open: a pooler may give each transaction another connection.
         self._begin = b"".join(
             [
@@ -84,6 +86,7 @@ class PostgresLink:
     @property
     def raw(self) -> Raw:
         """The connection. If there is none, waits up to twenty seconds for the database. Raises JournalError."""
+        self._used = time.monotonic()
         if self._raw is not None and not self._raw.closed:
             return self._raw
         if self._is_closed:  # a thread that outlives what it read for must not open a connection that nobody closes
@@ -169,6 +172,15 @@ class PostgresLink:
         if failure is not None:
             raise failure
 
+    def rest(self) -> None:
+        """Close the connection if it was not used for some seconds. It is opened again when it is needed."""
+        if self._raw is not None and time.monotonic() - self._used > IDLE and self.lock.acquire(blocking=False):
+            try:
+                raw, self._raw = self._raw, None
+                raw.close()
+            finally:
+                self.lock.release()
+
     def forget(self) -> None:
         """Let go of the connection without closing it: in a child process it is the parent's."""
         self._raw = None
@@ -206,6 +218,8 @@ def _storable(values: Sequence[Any]) -> Sequence[Any]:
 
 def is_cut(error: BaseException) -> bool:
     """Return whether an error says that the connection is gone."""
+    if not type(error).__module__.startswith("psycopg"):
+        return False
     import psycopg
 
     if not isinstance(error, psycopg.Error):

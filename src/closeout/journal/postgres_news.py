@@ -1,5 +1,7 @@
 """News of a database, by LISTEN and NOTIFY: which runs something has happened to that others may wait for.
 
+A run that can be executed wakes one worker: one with free places, which listens to a channel of its own.
+
 While the connection is cut, news get lost. When it is there again, every run has news. Behind a pooler there are none.
 """
 
@@ -17,7 +19,18 @@ from closeout.journal.postgres_link import PostgresLink, explained_postgres
 
 __all__ = ["TELL", "PostgresNews", "channel_of"]
 
-TELL = "pg_notify(?, ?)"  # SQL that takes the channel and the number of the run as text.
+# Reports that a run has news to those who wait for it, and to a worker of its agent if it has no end. The values: the
+# number of the run, the channel, the number and the channel again.
+TELL = """
+WITH chosen AS (
+  SELECT w.id FROM workers w JOIN runs r ON r.agent = w.agent
+  WHERE r.id = ? AND r.status IN ('running', 'waiting', 'cancelled') AND w.places > 0 AND w.until > clock_timestamp()
+  ORDER BY w.places DESC, random() LIMIT 1 FOR UPDATE OF w SKIP LOCKED),
+woken AS (
+  UPDATE workers SET places = places - 1 FROM chosen WHERE workers.id = chosen.id
+  RETURNING pg_notify(? || '_' || workers.id, '0'))
+SELECT pg_notify(?, ?) FROM (SELECT count(*) FROM woken) AS told
+"""
 logger = logging.getLogger("closeout")
 
 _LOOK_SECONDS = 1.0  # seconds between two looks whether the journal is being closed
@@ -33,10 +46,12 @@ class PostgresNews:
 
     Args:
         home: The database.
+        channel: The channel of the news.
     """
 
-    def __init__(self, home: DatabaseHome) -> None:
+    def __init__(self, home: DatabaseHome, channel: str) -> None:
         self._home = home
+        self._channel = channel
         self._link = PostgresLink(home, synced=False)
         self._guard = threading.Lock()
         self._acts: list[Callable[[int], object]] = []
@@ -70,7 +85,7 @@ class PostgresNews:
                             self._home,
                         )
                         return
-                    raw.execute(f'LISTEN "{channel_of(self._home)}"'.encode())
+                    raw.execute(f'LISTEN "{self._channel}"'.encode())
                     self._tell(0)  # what happened before
                     while not self._closing.is_set():
                         for notice in raw.notifies(timeout=_LOOK_SECONDS):
@@ -86,7 +101,7 @@ class PostgresNews:
     def forget(self) -> None:
         """Begin without a thread in a forked process: the connection is the parent's."""
         self._link.forget()
-        self.__init__(self._home)  # type: ignore[misc]
+        self.__init__(self._home, self._channel)  # type: ignore[misc]
 
     def close(self) -> None:
         """End the thread soon."""

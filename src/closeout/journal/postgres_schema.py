@@ -54,6 +54,22 @@ _STEPS = (
     ALTER TABLE runs ADD COLUMN due double precision NOT NULL DEFAULT 0;
     CREATE INDEX runs_due ON runs (due) WHERE status = 'waiting';
     """,
+    # What workers look for: the agent whose workers execute a run ('' if none do), its priority, how often it was
+    # interrupted since it last made progress (1 for one that is executed), and the workers with free places.
+    """
+    ALTER TABLE runs ADD COLUMN agent text COLLATE "C", ADD COLUMN priority integer NOT NULL DEFAULT 0,
+      ADD COLUMN tries integer NOT NULL DEFAULT 0;
+    UPDATE runs SET priority = 9 - CAST(substr((
+      SELECT name FROM notes WHERE name LIKE 'priority %' AND substr(name, 12) = run_id), 10, 1) AS integer)
+      WHERE run_id IN (SELECT substr(name, 12) FROM notes WHERE name LIKE 'priority %');
+    DELETE FROM notes WHERE name LIKE 'priority %';
+    CREATE INDEX runs_next ON runs (priority DESC, (tries = 0), id) WHERE status = 'running' AND tries < 2;
+    CREATE INDEX runs_suspect ON runs (priority DESC, id) WHERE status = 'running' AND tries > 1;
+    CREATE INDEX runs_unnamed ON runs (id) WHERE agent IS NULL AND status IN ('running', 'waiting');
+    CREATE UNLOGGED TABLE workers (
+      id bigint PRIMARY KEY, agent text NOT NULL, places bigint NOT NULL, until timestamptz NOT NULL)
+      WITH (fillfactor = 50);
+    """,
 )
 VERSION = len(_STEPS)
 OLDEST = 1  # the oldest version of Closeout's tables whose workers may go on using those of this one

@@ -98,7 +98,8 @@ class _ReadOnlyJournal(SqliteJournal):
                     self.select_events = (
                         "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"
                     )
-                db.execute("CREATE TEMP VIEW runs AS SELECT *, 0.0 AS due FROM main.runs")
+                if version < 4:
+                    db.execute("CREATE TEMP VIEW runs AS SELECT *, 0.0 AS due FROM main.runs")
                 return db
             db.close()  # nothing was written yet
         db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)

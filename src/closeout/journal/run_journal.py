@@ -93,7 +93,7 @@ class Journal:
         self._contents: dict[str, bytes] = {}
         self._load: Callable[[str], bytes] | None = None if store is None else store.content
         # Within a process the monotonic clock counts, so that a change of the wall clock moves no deadline.
-        self._opened, self._opened_at = time.monotonic(), time.time()
+        self._opened, self._opened_at = time.monotonic(), time.time() if store is None else store.clock()
         self.started_at = rows[0].time if rows else self._opened_at  # seconds since the epoch
         self._timer: asyncio.TimerHandle | None = None  # calls the next commit
         self._commit: Future[None] | None = None  # the last one that was begun

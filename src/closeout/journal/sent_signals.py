@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,12 +32,6 @@ __all__ = [
 MAX_PAYLOAD = 2**20  # characters of JSON: what is larger belongs into a file or a database, and its address here
 MAX_NAME = 200  # characters
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS signals (
-  seq INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL,
-  payload TEXT NOT NULL, sent REAL NOT NULL, received INTEGER NOT NULL DEFAULT 0, UNIQUE (run_id, id))
-"""
-_INDEX = "CREATE INDEX IF NOT EXISTS signals_open ON signals (run_id) WHERE received=0"
 _INSERT = "INSERT INTO signals (run_id, id, name, payload, sent) VALUES (?,?,?,?,?) ON CONFLICT DO NOTHING"
 _SELECT_SENT = "SELECT name, payload, sent FROM signals WHERE run_id=? AND id=?"
 _SELECT_OPEN = (
@@ -97,12 +90,9 @@ def send_signal(store: Store, run_id: str, name: str, payload: Any = None, *, id
     if status in REPLIED:
         raise SignalRefused(f"Run {run_id} is over ({status}), so it receives no signals.")
 
-    row = (run_id, id or secrets.token_hex(10), name, text, time.time())
+    row = (run_id, id or secrets.token_hex(10), name, text, store.clock())
 
     def insert(db: SqlConnection) -> tuple[Any, ...]:
-        if not _exists(store):
-            db.execute(_SCHEMA)
-            db.execute(_INDEX)
         db.execute(_INSERT, row)
         return tuple(db.execute(_SELECT_SENT, row[:2]).fetchone())
 
@@ -153,10 +143,10 @@ def mark_received(store: Store, run_id: str, ids: Iterable[str]) -> None:
         JournalError: It cannot be written.
     """
     rows = [(run_id, each) for each in ids]
-    if rows and _exists(store):
+    if rows:
         store.transact(lambda db: db.executemany(_MARK, rows))
 
 
 def _exists(store: Store) -> bool:
-    """Return whether any signal was ever sent to a run of this store."""
+    """Return whether the store has signals. One that is only read may be of an older format."""
     return store.database.has_table("signals")

@@ -26,6 +26,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from closeout.errors import JournalError, JournalLocked, LeaseLost, RunExists, RunNotFound
 from closeout.file_values import File
 from closeout.homes import DatabaseHome, Home
+from closeout.journal.claims import PROGRESS, ClaimedRun, Look, SuspectsGo
 from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted, is_unreadable, read_event, unreadable
 from closeout.journal.journal_database import (
     MESSAGE_LOCK,
@@ -42,12 +43,14 @@ from closeout.journal.run_names import LAB, run_of_lane
 __all__ = [
     "IMPORTED",
     "NEW_NOTE",
+    "SERVED",
     "Row",
     "RunRecord",
     "RunRows",
     "Store",
     "close_store",
     "close_stores",
+    "executor_of",
     "open_store",
 ]
 
@@ -59,11 +62,13 @@ BODY_PART = 1 << 20  # characters of a body that are handled in one call, which 
 RETRY_SECONDS = 0.05  # seconds until a failed commit is repeated
 GLANCE_SECONDS = 0.5  # Seconds for which notes that were read count as the latest.
 _INSERT_RUN = (
-    "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?) ON CONFLICT (run_id) DO NOTHING"
+    "INSERT INTO runs (run_id, started, status, task, model, agent, priority, tries) VALUES (?,?,?,?,?,?,?,?) "
+    "ON CONFLICT (run_id) DO NOTHING"
 )
 _SELECT_CREATED = "SELECT id FROM runs WHERE run_id=? AND started=?"
-_REOPEN_RUN = "UPDATE runs SET status='running', ended=NULL WHERE id=?"
-_UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=?, due=? WHERE id=?"
+_REOPEN_RUN = "UPDATE runs SET status='running', ended=NULL, tries=? WHERE id=?"
+_UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=?, due=?, tries=0 WHERE id=?"
+_NOTE_PROGRESS = "UPDATE runs SET tries=1 WHERE id=?"
 _UPDATE_DUE = "UPDATE runs SET due=? WHERE id=?"
 _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
 _UNDER = "SELECT 1 FROM {values} WHERE run_id>value||'.' AND run_id<value||'/'"
@@ -88,6 +93,7 @@ _COUNT_MESSAGES = "SELECT max(place) - ? + 1 FROM messages WHERE place>=? AND pl
 _INSERT_MESSAGE = "INSERT INTO messages VALUES (?,?) ON CONFLICT (place) DO NOTHING"
 _SELECT_MESSAGES = "SELECT body FROM messages WHERE place>=? AND place<? ORDER BY place"
 
+SERVED = "serve"  # The key in the origin of a run that a server began. The server executes and streams it itself.
 IMPORTED = "imported "  # the prefix of the notes that name the imported runs which nobody trusts yet
 _ALL = 2**63 - 1  # SQLite's largest number
 _LATEST = 2.0**37  # seconds: the year 6325. A later time was not written by this module, and no calendar shows it
@@ -136,12 +142,14 @@ class _EventBatch:
     events: dict[int, list[_Entry]] = field(default_factory=dict)
     durable: bool = False
     contents: dict[bytes, bytes] = field(default_factory=dict)
+    updates: list[RunUpdate] = field(default_factory=list)
 
     def before(self, later: _EventBatch) -> _EventBatch:
         """This batch, which could not be written, followed by what was put after it."""
         for run, entries in later.events.items():
             self.events.setdefault(run, []).extend(entries)
-        return _EventBatch(self.events, self.durable or later.durable, self.contents | later.contents)
+        updates = [*self.updates, *later.updates]
+        return _EventBatch(self.events, self.durable or later.durable, self.contents | later.contents, updates)
 
 
 class Store:
@@ -166,6 +174,8 @@ class Store:
         self._tries_again = False  # an earlier commit may have written some of the batch
         self._ends: dict[int, _Entry] = {}  # the last events of runs, which are written together with their outcome
         self._lost: set[int] = set()  # runs that another process has taken over from this one
+        self._claimed: set[int] = set()  # runs that this process has taken, and that nobody executes yet
+        self._tried: set[int] = set()  # runs that were interrupted, and have made no progress since
         self._writer = ThreadPoolExecutor(1, "closeout-journal", self._begin_writing)
         self._writer_thread = 0
 
@@ -193,6 +203,8 @@ class Store:
         later: Sequence[tuple[float, Event]] = (),
         *,
         files: Iterable[File] = (),
+        submit: bool = False,
+        priority: int = 0,
     ) -> int:
         """Create a run together with its first event, lock it, and return its number.
 
@@ -202,19 +214,22 @@ class Store:
             started: its first event.
             later: the events of a fork, each with the seconds that the run has been at work.
             files: the files that `started` names. Their content is stored, if it is not.
+            submit: leave it to the workers instead of locking it.
+            priority: workers execute runs of a higher one first.
 
         Raises:
             RunExists: a run of this name exists.
             JournalError: it cannot be written.
         """
-        at = time.time()
+        at = self.clock()
         row = (_storable(run_id), at, "running", _storable(started.task[:200]), model)
+        work = (_storable(executor_of(started)), priority, 0 if submit else 1)
         number = 0
         database, files = self.database, tuple(files)
 
         def create(db: SqlConnection) -> None:
             nonlocal number
-            if db.execute(_INSERT_RUN, row).rowcount == 0:
+            if db.execute(_INSERT_RUN, (*row, *work)).rowcount == 0:
                 if number and db.execute(_SELECT_CREATED, row[:2]).fetchone() == (number,):
                     return  # by an earlier call, whose commit was not confirmed
                 raise RunExists(f"A run {run_id} exists already. `closeout resume {run_id}` continues it.")
@@ -231,13 +246,16 @@ class Store:
             begun = at - later[-1][0] if later else at
             entries = [(0, begun, started), *((n, begun + t, event) for n, (t, event) in enumerate(later, 1))]
             database.insert(db, _row(number, entries, bodies), bodies)
-            database.locks.take(run_id, number, db)  # before others see the run and think that its process died
+            if not submit:
+                database.locks.take(run_id, number, db)  # before others see the run and think that its process died
 
         try:
             database.transact(create)
         except BaseException:
             self.release(number)
             raise
+        if submit:
+            database.tell(number)
         return number
 
     def transact(self, act: Callable[[SqlConnection], T], *, holding: Sequence[int] = ()) -> T:
@@ -262,22 +280,69 @@ class Store:
         """
         number = self.number_of(run_id)
         expected = {seen.ended} if seen is not None else set()
+        tries: list[int] = []
 
         def reopen(db: SqlConnection) -> None:
-            (ended,) = db.execute("SELECT ended FROM runs WHERE id=?", (number,)).fetchone() or (None,)
+            ended, tried = db.execute("SELECT ended, tries FROM runs WHERE id=?", (number,)).fetchone() or (None, 0)
             if expected and _time(ended) not in expected:
                 raise JournalLocked(f"Run {run_id} was continued by another process just now.")
             expected.add(None)  # as this leaves it, if it is called again
-            db.execute(_REOPEN_RUN, (number,))
+            tries.append(tried + 1)
+            db.execute(_REOPEN_RUN, (tries[0], number))
 
         with self._writing:
-            self.database.locks.take(run_id, number)
+            if number in self._claimed:
+                self._claimed.discard(number)
+            else:
+                self.database.locks.take(run_id, number)
             try:
                 self.database.transact(reopen, holding=(number,))
             except BaseException:
                 self.database.locks.drop(number)
                 raise
+            if tries[0] > 1:
+                self._tried.add(number)
             return number
+
+    # -------------------------------------------------------------------------------------------- work
+
+    def look(self, agent: str, places: int, *, suspects: SuspectsGo = "last", exclude: Collection[str] = ()) -> Look:
+        """Look for the work of a worker, and claim the runs that it may execute: `reopen_run`, or else `unclaim`.
+
+        Args:
+            agent: The name of its agent.
+            places: How many more runs it may execute.
+            suspects: Where runs come that were interrupted repeatedly; at most one of them is claimed.
+            exclude: The ids of runs that are not to be claimed.
+
+        Raises:
+            JournalError: The journal cannot be read.
+        """
+        found = self.database.look(agent, places, suspects=suspects, exclude=exclude)
+        self._claimed.update(claim.number for claim in found.claims)
+        return found
+
+    def try_claim(self, run_id: str) -> ClaimedRun | None:
+        """ClaimedRun a waiting run. Returns None if it does not wait any more, or another process has it."""
+        number = self.number_of(run_id)
+        if not self.database.locks.try_take(number):
+            return None
+        self._claimed.add(number)
+        if self._status(number) != "waiting":
+            self.unclaim(number)
+            return None
+        return ClaimedRun(run_id, number, "waiting", 0)
+
+    def unclaim(self, number: int) -> None:
+        """Let go of a claimed run, if it was not reopened."""
+        if number in self._claimed:
+            self._claimed.discard(number)
+            self.release(number)
+
+    def name_agent(self, run_id: str, agent: str) -> None:
+        """Note whose workers execute a run of an older version, or that none do: ''."""
+        values = (_storable(agent), _storable(run_id))
+        self.transact(lambda db: db.execute("UPDATE runs SET agent=? WHERE run_id=? AND agent IS NULL", values))
 
     def add_events(
         self,
@@ -305,7 +370,7 @@ class Store:
             self.database.locks.take(run_id, number)
             try:
                 record = self._read(number)
-                at = time.time()
+                at = self.clock()
                 seq = record.rows[-1].seq + 1 if record.rows else 0
                 entries = [(seq + n, at, event) for n, event in enumerate(make(record.rows, at))]
                 if entries:
@@ -446,6 +511,9 @@ class Store:
                 return
             self._batch.events.setdefault(run, []).append((seq, at, event))
             self._batch.durable |= durable
+            if self._tried and run in self._tried and type(event).__name__ in PROGRESS:
+                self._tried.discard(run)
+                self._batch.updates.append((run, _NOTE_PROGRESS, (run,)))
             if contents:
                 self._batch.contents.update((bytes.fromhex(digest), data) for digest, data in contents.items())
 
@@ -487,7 +555,7 @@ class Store:
         Returns:
             A future that is done when the run is released. It raises JournalError if the end could not be written.
         """
-        at = time.time()
+        at = self.clock()
 
         def end() -> None:
             with self._state:
@@ -506,7 +574,8 @@ class Store:
 
     def check_unlocked(self, run_id: str) -> None:
         """Raise JournalLocked while a process executes the run: its record may be incomplete only for that reason."""
-        if self.database.locks.held_anywhere(self.number_of(run_id)):
+        number = self.number_of(run_id)
+        if number not in self._claimed and self.database.locks.held_anywhere(number):
             raise locked(run_id)
 
     def check_held(self, number: int) -> None:
@@ -522,6 +591,7 @@ class Store:
         with self._writing:
             self.database.locks.drop(number)
             self._lost.discard(number)
+            self._tried.discard(number)
 
     def forget(self, run: int) -> None:
         """Drop events that could not be written of a run that is over, so that they do not hold up other runs."""
@@ -550,7 +620,7 @@ class Store:
                 self._batch = _EventBatch()
             try:
                 if batch.events or updates:
-                    self._write(batch, updates)
+                    self._write(batch, (*batch.updates, *updates))
             except BaseException:
                 # Nothing is lost: the next commit tries again. A write that Ctrl-C interrupted may have succeeded.
                 self._tries_again = True
@@ -579,9 +649,9 @@ class Store:
         self._notes[name] = value
         self.submit(self._change_notes, _NOTE, (name, value))
 
-    def _change_notes(self, statement: str, values: Sequence[str]) -> None:
+    def _change_notes(self, statement: str, *rows: Sequence[str]) -> None:
         with suppress(JournalError):
-            self.database.transact(lambda db: db.execute(statement, values))
+            self.database.transact(lambda db: db.executemany(statement, rows))
 
     def noted(self, name: str) -> str | None:
         """Return what was remembered under a name, or None."""
@@ -590,10 +660,11 @@ class Store:
         found = self.query("SELECT value FROM notes WHERE name=?", (name,))
         return str(found[0][0]) if found else None
 
-    def forget_note(self, name: str) -> None:
-        """Forget what was remembered under a name. Failures are ignored."""
-        self._notes.pop(name, None)
-        self.submit(self._change_notes, "DELETE FROM notes WHERE name=?", (name,))
+    def forget_notes(self, *names: str) -> None:
+        """Forget what was remembered under some names. Failures are ignored."""
+        for name in names:
+            self._notes.pop(name, None)
+        self.submit(self._change_notes, "DELETE FROM notes WHERE name=?", *((name,) for name in names))
 
     def notes_that_begin_with(self, text: str) -> list[str]:
         """Return the rest of each name under which something is remembered and that begins with a text."""
@@ -691,7 +762,7 @@ class Store:
 
     def trust_run(self, run_id: str) -> None:
         """Treat an imported run as one that began here."""
-        self.forget_note(f"{IMPORTED}{run_id}")
+        self.forget_notes(f"{IMPORTED}{run_id}")
         self.flush()
 
     def due_runs(self, now: float) -> list[tuple[str, bool, int]]:
@@ -1030,6 +1101,13 @@ def _has_ended(rows: Sequence[Row]) -> bool:
         if isinstance(row.event, (RunEnded, RunResumed)):
             return isinstance(row.event, RunEnded)
     return False
+
+
+def executor_of(started: RunStarted) -> str | None:
+    """Return the agent whose workers execute a run: '' if none do, None if only an agent with its handoffs can tell."""
+    if SERVED in started.origin or LAB in started.origin:
+        return ""
+    return None if started.handed else started.name
 
 
 def _time(at: Any) -> float | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Self
@@ -88,14 +89,20 @@ def is_to_be_cancelled(store: Store, run_id: str) -> bool:
     return False
 
 
-async def cancel_requests(store: Store) -> frozenset[str]:
+async def cancel_requests(store: Store, requests: Iterable[str] | None = None) -> frozenset[str]:
     """Return the runs to be cancelled that a process executes. End those that nobody executes.
+
+    Args:
+        store: Where the runs are kept.
+        requests: The runs that somebody asked to cancel, if they are known.
 
     Raises:
         JournalError: The journal cannot be read.
     """
     executed: set[str] = set()
-    for run_id in await store.off_loop(store.notes_that_begin_with, _CANCEL):
+    if requests is None:
+        requests = await store.off_loop(store.notes_that_begin_with, _CANCEL)
+    for run_id in requests:
         try:
             seen = await store.off_loop(store.run, run_id)
             if seen.status == "running":
@@ -181,5 +188,4 @@ def is_handed_over(store: Store, run_id: str) -> bool:
 
 def forget_requests(store: Store, run_id: str) -> None:
     """Withdraw the requests to cancel a run or to continue it elsewhere."""
-    store.forget_note(f"{_CANCEL}{run_id}")
-    store.forget_note(f"{_HAND_OVER}{run_id}")
+    store.forget_notes(f"{_CANCEL}{run_id}", f"{_HAND_OVER}{run_id}")

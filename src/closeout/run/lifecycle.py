@@ -7,6 +7,7 @@ import json
 import traceback
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from closeout.compat.stream_handler import StreamHandler
@@ -15,6 +16,7 @@ from closeout.errors import CloseoutError, Failure, JournalError, Suspended, Too
 from closeout.file_values import File
 from closeout.journal.events import Noted, RunEnded, RunResumed, RunStarted
 from closeout.journal.run_journal import Journal, cancel_again
+from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Listener
 from closeout.journal.totals import RunTotals
@@ -68,11 +70,25 @@ async def start_journal(plan: AgentPlan, task: Task, store: Store | None, run_id
         JournalError: It cannot be kept.
         UsageError: Its budget cannot be kept.
     """
+    _check_budget(plan)
+    return await Journal.begin(store, new_started(plan, task), plan.client.name, run_id=run_id, files=task.kept)
+
+
+async def submit_run(plan: AgentPlan, task: Task, store: Store, run_id: str = "", *, priority: int = 0) -> str:
+    """Record a run for workers and return its id. Raises what `start_journal` raises."""
+    _check_budget(plan)
+    run_id, started = run_id or new_run_id(), new_started(plan, task)
+    create = partial(store.create_run, files=task.kept, submit=True, priority=priority)
+    await store.off_loop(create, run_id, plan.client.name, started)
+    return run_id
+
+
+def _check_budget(plan: AgentPlan) -> None:
+    """Check that the budget of a run can be kept. Raises UsageError."""
     if plan.settings.budget:
         from closeout.run.reserves import check_replies  # only runs with a budget pay for it
 
         check_replies(plan.settings.budget, plan.client, plan.llm.max_tokens)
-    return await Journal.begin(store, new_started(plan, task), plan.client.name, run_id=run_id, files=task.kept)
 
 
 def new_started(plan: AgentPlan, task: Task) -> RunStarted:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,7 @@ from closeout.journal.holds import check_not_held
 from closeout.journal.retention import delete_ended
 from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import new_run_id
-from closeout.journal.store import Row, Store
+from closeout.journal.store import SERVED, Row, Store
 from closeout.journal.subscribers import RunInfo
 from closeout.messages import Usage
 from closeout.run.cancelling import (
@@ -66,7 +66,7 @@ T = TypeVar("T")
 log = logging.getLogger("closeout.server")
 
 UNNAMED = "unnamed"  # the user of a request that names none
-ORIGIN = "serve"  # the key of a run's origin under which the server keeps its own notes
+ORIGIN = SERVED  # the server keeps its own notes under this key of a run's origin
 POLL_SECONDS = 0.5  # seconds between two looks at a run that another process executes
 CANCEL_SECONDS = 10.0  # seconds to wait for another process that ends a run
 SCAN_SECONDS = 1.0  # seconds between two looks for runs that another process has left
@@ -152,7 +152,6 @@ class AgentHost:
     async def __aenter__(self) -> Self:
         await self.agent.__aenter__()
         try:
-            await cancel_requests(self.store)
             await self._take_runs(grace=0.0)
         except BaseException:
             await self.agent.__aexit__(None, None, None)
@@ -219,12 +218,16 @@ class AgentHost:
                 log.warning("Old runs were not deleted: %s", error)
             await asyncio.sleep(PRUNE_SECONDS)
 
-    async def _take_runs(self, grace: float = GRACE_SECONDS) -> None:
+    async def _take_runs(self, grace: float = GRACE_SECONDS) -> Collection[str]:
         """Resume the waiting runs that can continue, and those that nobody executes, while there is room.
 
         Args:
             grace: Seconds for which nobody must have executed a run: its own host may be about to.
+
+        Returns:
+            The runs that somebody asked to cancel.
         """
+        cancelled = await cancel_requests(self.store)
         for run_id in await asyncio.to_thread(lambda: list(self._lookout.due.find())):
             await self._take(run_id)
         now = time.monotonic()
@@ -235,6 +238,7 @@ class AgentHost:
         for run_id, free_from in list(self._free_from.items()):
             if free_from <= now and len(self._tasks) < self._max_runs:
                 await self._take(run_id)
+        return cancelled
 
     def _is_new(self, run_id: str) -> bool:
         return run_id not in self._tasks and run_id not in self._left_alone and run_id not in self._failures
@@ -367,7 +371,8 @@ class AgentHost:
                 self._executing.add(run_id)
                 started = (await asyncio.to_thread(self.store.rows_from, run_id, 0, 1))[0].event
                 assert isinstance(started, RunStarted)
-                if seen.status == "interrupted" and await ended_in_vain(self.store, seen, await self.rows(run_id)):
+                rows = await self.rows(run_id) if seen.status == "interrupted" else ()
+                if rows and await ended_in_vain(self.store, run_id, rows, seen=seen):
                     self.ended["failed"] += 1
                     return
                 agent = self._agent_for(started.origin[ORIGIN])
