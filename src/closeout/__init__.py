@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from closeout.answers.reading import AnswerContract, Candidate, ContractReading
     from closeout.answers.user_checks import Check, CheckedCall, CheckedRun
     from closeout.compat.answer_generator import AnswerGenerator
+    from closeout.compat.main_agent import Orchestrator
     from closeout.compat.runners import (
         AppRunner,
         AssistantPromptMessage,
@@ -116,7 +117,6 @@ if TYPE_CHECKING:
     from closeout.run.event_stream import RunStream
     from closeout.run.handoff import Handoff
     from closeout.run.middleware.chain import AgentPlace, Calling, Middleware, Sending
-    from closeout.run.orchestrator import Orchestrator
     from closeout.run.result import RunResult
     from closeout.run.strategy import AskOnce, CallFirst, Majority, ModelTurn, RequireCall, Strategy
     from closeout.run.waits.waiting import Decision, PendingDecision
@@ -304,6 +304,7 @@ _HOMES = {
     "answers.grading": ("grade", "judge"),
     "answers.reading": ("AnswerContract", "Candidate", "ContractReading"),
     "answers.user_checks": ("Check", "CheckedCall", "CheckedRun"),
+    "compat.main_agent": ("Orchestrator",),
     "compat.runners": (
         "AppRunner",
         "AssistantPromptMessage",
@@ -389,7 +390,6 @@ _HOMES = {
     "run.handoff": ("Handoff",),
     "fleet.made_deps": ("ClientRequest",),
     "fleet.many": ("ManyRuns", "MapProgress"),
-    "run.orchestrator": ("Orchestrator",),
     "fleet.personal_data": ("PersonalData", "delete_data", "export_data", "find_data"),
     "run.middleware.chain": ("AgentPlace", "Calling", "Middleware", "Sending"),
     "run.result": ("RunResult",),

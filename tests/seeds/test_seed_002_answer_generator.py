@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import closeout
-from closeout import Agent, BaseClient, Boxed, Capabilities, ErrorBox, ResponseBox, StreamHandler, tool
+from closeout import (
+    Agent,
+    BaseClient,
+    Boxed,
+    Capabilities,
+    ErrorBox,
+    Orchestrator,
+    OutputFormatter,
+    ResponseBox,
+    StreamHandler,
+    TaskLog,
+    ToolManager,
+    tool,
+)
 from closeout.messages import ModelReply, ModelRequest
 from closeout.models.retry import RetryPolicy
 from closeout.testing import ScriptedClient, answer, call
@@ -82,3 +98,36 @@ def test_the_prompts_of_the_closing_have_their_names_at_the_top() -> None:
     account = f"{closeout.FAILURE_SUMMARY_ASSISTANT_PREFIX} incomplete"
     assert closeout.extract_failure_experience_summary(account)
     assert "What?" in closeout.generate_agent_summarize_prompt("What?")
+
+
+async def test_an_orchestrator_builds_the_agent_of_its_parts_and_logs_its_runs(tmp_path: Path) -> None:
+    model = ScriptedClient([call("look", key="a"), call("agent_browsing", task="Find b."), answer("B"), answer("1")])
+    cfg = {"agent": {"main_agent": {"max_turns": 9}, "sub_agents": {"agent-browsing": {"max_turns": 3}}}}
+    log, queue = TaskLog(log_dir=str(tmp_path)), asyncio.Queue[Any]()
+    managers = {"agent-browsing": ToolManager([look])}
+    made = Orchestrator(ToolManager([look]), managers, model, OutputFormatter(), cfg, log, queue, answer=Boxed())
+    summary, boxed, experience = await made.run_main_agent("What is a?", task_id="t1")
+    assert (boxed, experience, queue.empty()) == ("1", None, False)
+    assert "Token Usage" in summary
+
+    saved = log.save()
+    assert (saved.parent, saved.name.startswith("task_t1_")) == (tmp_path, True)
+    shown = json.loads(saved.read_text("utf-8"))
+    assert (shown["status"], shown["final_boxed_answer"], shown["input"]["task_description"]) == (
+        "success",
+        "1",
+        "What is a?",
+    )
+    main = shown["main_agent_message_history"]["message_history"]
+    assert [message["role"] for message in main] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert list(shown["sub_agent_message_history_sessions"]) == ["agent_browsing_1"]
+    assert shown["step_logs"][0].keys() == {"step_name", "message", "timestamp", "info_level", "metadata"}
+    assert log.step_logs[0].step_name == "Main Agent | Start"
+
+
+async def test_the_conversation_of_a_text_prompt_is_in_the_log_whole() -> None:
+    model = ScriptedClient([call("look", key="a"), answer("1")])
+    result = await Agent(model, [look], answer=Boxed(), dialect="cot_completion", home=False).run("?")
+    history = result.task_log.to_dict("miroflow")["main_agent_message_history"]["message_history"]
+    assert history[0]["content"] == model.requests[-1].prompt
+    assert "Final Answer" in history[1]["content"]

@@ -1,6 +1,6 @@
 """Chain-of-thought and function-call runners: a conversation over several questions, in one dialect each.
 
-The Orchestrator runs the loop and the dialects write the prompts; a runner keeps the conversation between questions.
+The loop of a run asks the model and the dialects write the prompts; a runner keeps the conversation between questions.
 """
 
 from __future__ import annotations

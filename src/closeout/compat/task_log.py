@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from closeout.codec import value_or_text
 from closeout.errors import UsageError
@@ -21,6 +21,7 @@ from closeout.journal.events import (
     MessageReceived,
     ModelFailed,
     ModelReplied,
+    ModelRequested,
     ModelRetried,
     Noted,
     Repaired,
@@ -55,6 +56,11 @@ class StepLog:
     time: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
 
+    # The names of the original systems.
+    info_level = property(lambda self: self.level)
+    step_name = property(lambda self: self.name)
+    timestamp = property(lambda self: self.time)
+
 
 @dataclass(slots=True)
 class TaskLog:
@@ -63,7 +69,8 @@ class TaskLog:
     `status`: running | answered | unanswered | failed | cancelled. `ground_truth` is kept for
     grading; the model never sees it. `usage` holds the tokens, requests and cost of the run, with its sub-agents.
     `tool_calls` holds a record for each call that ran: agent, handle, server_name, tool_name, arguments, result or
-    error, and duration_ms. `writer`, if set, is called with each step.
+    error, and duration_ms. `writer`, if set, is called with each step. `histories` holds the conversation of each agent
+    as its model saw it, by the agent's path. `final_judge_result`, `judge_type` and `env_info` are the user's to set.
 
     As a listener (`agent.run(…, listeners=[MyTaskLog()])`), it logs a run while it happens, one at a time: each step
     goes through `log_step`. Clients, executors and generators of the run then have it as their `task_log`.
@@ -80,6 +87,11 @@ class TaskLog:
     step_logs: list[StepLog] = field(default_factory=list)
     start_time: str = field(default_factory=lambda: _iso(time.time()))
     end_time: str = ""
+    log_dir: str = "logs"
+    final_judge_result: str = ""
+    judge_type: str = ""
+    env_info: dict[str, Any] = field(default_factory=dict)
+    histories: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict, repr=False, compare=False)
     writer: Callable[[StepLog], None] | None = field(default=None, repr=False, compare=False)
 
     def log_step(self, level: str, step_name: str, message: str, metadata: Mapping[str, Any] | None = None) -> StepLog:
@@ -91,25 +103,49 @@ class TaskLog:
             self.writer(step)
         return step
 
-    def to_dict(self) -> dict[str, Any]:
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "writer"}
+    def to_dict(self, form: Literal["", "miroflow"] = "") -> dict[str, Any]:
+        """Return the log as a record; with "miroflow", as MiroFlow's visualiser reads it, with the conversations."""
+        if form not in ("", "miroflow"):
+            raise UsageError(f'The form of a log is "" or "miroflow", got {form!r:.40}.')
+        own = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("writer", "histories")}
+        return self._as_miroflow(own) if form else own
 
-    def to_json(self, indent: int | None = 2) -> str:
+    def _as_miroflow(self, own: dict[str, Any]) -> dict[str, Any]:
+        names = ("step_name", "message", "timestamp", "info_level", "metadata")
+        status = {"answered": "success", "running": "running", "cancelled": "interrupted"}.get(self.status, "failed")
+        below = (agent for agent in self.histories if agent != "main")
+        return own | {
+            "status": status,
+            "input": {"task_description": self.input, "task_file_name": ""},
+            "main_agent_message_history": _history(self.histories.get("main", ())),
+            "sub_agent_message_history_sessions": {
+                f"{agent.rpartition(':')[2]}_{number}": _history(self.histories[agent])
+                for number, agent in enumerate(below, 1)
+            },
+            "step_logs": [{name: getattr(step, name) for name in names} for step in self.step_logs],
+            "trace_data": {},
+        }
+
+    def to_json(self, indent: int | None = 2, form: Literal["", "miroflow"] = "") -> str:
         """Return the log as JSON. Values that JSON cannot represent become their text."""
-        text = json.dumps(self.to_dict(), ensure_ascii=False, indent=indent, default=str)
+        text = json.dumps(self.to_dict(form), ensure_ascii=False, indent=indent, default=str)
         return text.encode("utf-8", "replace").decode("utf-8")
 
-    def save(self, path: str | Path) -> Path:
-        """Write the log as a JSON file atomically. Returns the path. Raises OSError."""
-        target = Path(path)
+    def save(self, path: str | Path | None = None) -> Path:
+        """Write the log as a JSON file atomically. Returns the path. Raises OSError.
+
+        Without a path it is `log_dir/task_ID_TIME.json`, in the form of MiroFlow's visualiser.
+        """
+        time_of_start = self.start_time.translate(str.maketrans(":. ", "---"))
+        target = Path(path or Path(self.log_dir) / f"task_{self.task_id}_{time_of_start}.json")
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, self.to_json().encode())
+        write_whole(target, self.to_json(form="" if path else "miroflow").encode())
         return target
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
         """Return a log from what `to_dict` returned. Unknown keys are ignored."""
-        known = {f.name for f in fields(cls)} - {"writer"}
+        known = {f.name for f in fields(cls)} - {"writer", "histories"}
         values = {name: value for name, value in record.items() if name in known}
         names = {f.name for f in fields(StepLog)}
         values["step_logs"] = [
@@ -171,6 +207,15 @@ class _TaskTotals:
     def take(self, at: str, event: Event) -> None:
         self._totals(event)
         self._log._take(at, event)
+        if isinstance(event, ModelRequested) and event.added:
+            history = self._log.histories.setdefault(event.agent, [])
+            if "prompt" in event.added[0]:  # a text: the rest of the one before
+                before = str(history[0].get("content", ""))[: event.shared] if history else ""
+                history[:] = [{"role": "user", "content": before + event.added[0]["prompt"]}]
+            else:
+                history[event.kept :] = event.added
+        elif isinstance(event, ModelReplied):
+            self._log.histories.setdefault(event.agent, []).append({"role": "assistant", "content": event.text})
         call = self._story.feed(event).call
         if call is not None and call.started is not None:
             self._calls[call] = call.started
@@ -295,6 +340,12 @@ def _outcome(event: ToolFinished | None) -> dict[str, Any]:
     output = value_or_text(event.record)
     result = output.get("result", output.get("summary")) if isinstance(output, dict) else output
     return {"result": result, "duration_ms": event.ms}
+
+
+def _history(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    has_system = bool(messages) and messages[0].get("role") == "system"
+    system = messages[0].get("content", "") if has_system else ""
+    return {"system_prompt": system, "message_history": [dict(message) for message in messages[has_system:]]}
 
 
 def _plain(value: Any) -> Any:

@@ -34,7 +34,7 @@ from closeout.run.middleware.chain import found_in
 from closeout.run.middleware.flow_rules import FlowMiddleware
 from closeout.run.middleware.order import governed
 from closeout.run.offered_tools import dump_definitions, dump_specs, load_specs
-from closeout.run.orchestrator import Orchestrator
+from closeout.run.orchestrator import AgentLoop
 from closeout.run.plan import AgentPlan, RunParts, Scope
 from closeout.run.result import AgentResult, RunResult, Status
 from closeout.run.subagents import check_flow_names, read_result_tool
@@ -182,9 +182,9 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Li
     return governed(scope, plan, task)
 
 
-def _orchestrator(plan: AgentPlan, task: Task, scope: Scope) -> Orchestrator:
+def _orchestrator(plan: AgentPlan, task: Task, scope: Scope) -> AgentLoop:
     question = task.question or task.text
-    return Orchestrator(plan, scope, question, earlier=task.earlier, images=task.images, task=task.text)
+    return AgentLoop(plan, scope, question, earlier=task.earlier, images=task.images, task=task.text)
 
 
 async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Listener]) -> RunResult:
@@ -194,7 +194,7 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
     totals.attempts = 0
     unsubscribe = [subscribers.subscribe(totals), *(subscribers.subscribe_listener(each) for each in listeners)]
     scope = _scope(plan, task, journal, listeners)
-    orchestrator: Orchestrator | None = None
+    orchestrator: AgentLoop | None = None
     watch = CancelWatch(journal.store, journal.run_id)
     try:
         journal.announce()

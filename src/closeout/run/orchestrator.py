@@ -1,6 +1,6 @@
 """Run one agent from its task to its answer. Main agents and sub-agents, every dialect, live and replayed: one loop.
 
-An Orchestrator makes attempts (`attempt`), each ends in closing (`closing`).
+An AgentLoop makes attempts (`attempt`), each ends in closing (`closing`).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from closeout.run.review import Answers
 from closeout.run.sampling import CallSampling
 from closeout.run.session import ModelSession
 
-__all__ = ["Orchestrator"]
+__all__ = ["AgentLoop"]
 
 LIMITS = ("max_turns", "max_tokens", "max_cost", "max_seconds")
 # No attempt follows these.
 FINAL_STOPS = frozenset({"max_tokens", "max_cost", "max_seconds", "budget", "model_failed"})
 
 
-class Orchestrator:
+class AgentLoop:
     """Runs the agent of a plan through one task.
 
     Args:
@@ -189,7 +189,7 @@ class Orchestrator:
         scope.budget.last = Usage()  # it closes no more
         view = agent.history.view()
         async with plan.manager:
-            successor = Orchestrator(
+            successor = AgentLoop(
                 await started_agent(plan, place),
                 place,
                 view.question,

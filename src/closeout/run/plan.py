@@ -102,7 +102,7 @@ def check_on_change(value: Any) -> OnChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPlan:
-    """One agent, ready to be run by an Orchestrator.
+    """One agent, ready to be run by an AgentLoop.
 
     `dialect` is settled: a name, never "auto", or an instance. Without `spec.context`, an EvictionPolicy by the
     settings decides what leaves the context.

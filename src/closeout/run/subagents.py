@@ -23,7 +23,7 @@ from closeout.run.agent_tool import SubAgentTool, team_of
 from closeout.run.limits import Limits
 from closeout.run.middleware.call_secrets import secrets_in
 from closeout.run.middleware.order import below
-from closeout.run.orchestrator import Orchestrator
+from closeout.run.orchestrator import AgentLoop
 from closeout.run.plan import MAX_DEPTH, current_scope
 from closeout.run.requests import ModelCalls
 from closeout.spelling import suggestion
@@ -256,7 +256,7 @@ def sub_agent_tool(
         task = await task_of(arguments, place)
         place.journal.append(AgentStarted(place.path, name, task, model=plan.client.name, budget=keys))
         async with plan.manager:
-            agent = Orchestrator(await started_agent(plan, place), place, task)
+            agent = AgentLoop(await started_agent(plan, place), place, task)
             result = await agent.run()
         report = report_of(agent.attempt, result)
         if scope.budget.limited:  # other agents may still be working, and must leave room for this report too
