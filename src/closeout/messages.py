@@ -6,7 +6,7 @@ format, so that every API that takes `list[dict]` takes it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, field, replace
 from functools import reduce
 from operator import add
@@ -69,6 +69,11 @@ class Message(dict[str, Any]):
     def of(cls, message: Mapping[str, Any]) -> Message:
         """The message itself if it is one, else a frozen copy of the mapping."""
         return message if isinstance(message, Message) else cls(message)
+
+    @classmethod
+    def all_of(cls, messages: Iterable[Mapping[str, Any]]) -> list[Message]:
+        """A conversation as a list of messages. A run asks for it at every turn, so most items cost no call."""
+        return [each if type(each) is Message else cls.of(each) for each in messages]
 
     @property
     def role(self) -> str:

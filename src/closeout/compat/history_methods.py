@@ -177,6 +177,6 @@ class UpdatedHistory:
         return self._with(history, results, len(messages), len(steps)) if results else history
 
     def _with(self, history: list[Message], results: Any, messages: int, steps: int) -> list[Message]:
-        added = [*map(Message.of, self.owner.update_message_history(history, results))]
+        added = Message.all_of(self.owner.update_message_history(history, results))
         self._turns.append(_Updated(added, messages, steps))
         return [*added]

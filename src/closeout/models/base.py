@@ -220,7 +220,7 @@ class BaseClient(ABC):
         `keep_tool_result`: -1 sends every tool result, K the last K; older ones are replaced by a short note.
         `task_log`: told of retries through `log_step(level, step_name, message)`. `options`: fields of ModelRequest.
         """
-        history, own = [Message.of(message) for message in message_history], run_request.get()
+        history, own = Message.all_of(message_history), run_request.get()
         if own is not None and keep_tool_result == own.keep_tool_result:
             keep_tool_result = -1
         shown = _without_old_results(history, keep_tool_result)
@@ -251,7 +251,7 @@ class BaseClient(ABC):
         self, response: ModelReply | None, message_history: Sequence[Mapping[str, Any]], agent_type: str = "main"
     ) -> ProcessedResponse:
         """Return the reply's text and the history with the reply added. Without a reply: ("", True, the history)."""
-        history = [Message.of(message) for message in message_history]
+        history = Message.all_of(message_history)
         if response is None:
             return ProcessedResponse("", True, history)
         return ProcessedResponse(response.text, False, [*history, assistant_message(response)])
@@ -270,7 +270,7 @@ class BaseClient(ABC):
 
         Results of native calls become `tool` messages; all others together one `user` message.
         """
-        history = [Message.of(message) for message in message_history]
+        history = Message.all_of(message_history)
         calls = history[-1].get("tool_calls") or () if history else ()
         native = {call.get("id") for call in calls}
         loose = [str(part.get("text", "")) for call_id, part in tool_results if call_id not in native]

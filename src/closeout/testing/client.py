@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
+from closeout.codec import shared_items
 from closeout.errors import ModelTimeout, PermanentModelError, RateLimited, ServerFailed, StreamDropped
-from closeout.messages import Capabilities, ModelReply, ModelRequest, Usage
+from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry
 from closeout.models.retry import RetryPolicy
 from closeout.models.streaming import ReplyBuilder
@@ -199,6 +200,8 @@ class ScriptedClient(BaseClient):
         self.requests: list[ModelRequest] = []
         self._chunks = chunks
         self._player = Player(script, misbehave=misbehave, by=by, stop_words=capabilities.stop)
+        self._last: Sequence[Message] = ()
+        self._ends: list[int] = []  # where the text of each message of the last request ends
 
     async def complete(
         self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
@@ -206,7 +209,13 @@ class ScriptedClient(BaseClient):
         self.requests.append(request)
         await asyncio.sleep(0)
         performance = self._player.play(
-            RequestView(request.messages, request.prompt, tuple(tool.name for tool in request.tools), request.stop)
+            RequestView(
+                request.messages,
+                request.prompt,
+                tuple(tool.name for tool in request.tools),
+                request.stop,
+                size=self._characters(request.messages),
+            )
         )
         reply, fault = performance.reply, performance.connection_fault
         if fault is not None and fault.kind == "slow":
@@ -218,6 +227,14 @@ class ScriptedClient(BaseClient):
         if on_delta is None:
             return reply
         return self._stream(reply, on_delta)
+
+    def _characters(self, messages: Sequence[Message]) -> int:
+        """The length of `RequestView.text`. Only messages that the last request did not have are measured."""
+        del self._ends[shared_items(self._last, messages) :]
+        self._last = messages
+        for message in messages[len(self._ends) :]:
+            self._ends.append((self._ends[-1] + 1 if self._ends else 0) + len(message.text))
+        return self._ends[-1] if self._ends else 0
 
     def _stream(self, reply: ModelReply, on_delta: OnDelta, *, share: float = 1.0) -> ModelReply:
         deltas = list(as_deltas(reply, self._chunks))

@@ -109,13 +109,15 @@ class RequestView:
     @cached_property
     def dialect(self) -> Dialect:
         """The form in which the request wants calls: native if it lists tools, otherwise what its head explains."""
-        if self.tools or any(message.get("tool_calls") for message in self.messages):
+        if self.tools:
             return "native"
         if "<use_mcp_tool>" in self.head:
             return "mcp_xml"
         if "action_input" in self.head:
             return "react_json"
-        return "react_text" if "Action Input:" in self.head else "plain"
+        if "Action Input:" in self.head:
+            return "react_text"
+        return "native" if any(message.get("tool_calls") for message in self.messages) else "plain"
 
 
 ScriptItem = Turn | ToolCall | str | ModelReply | BaseException | Callable[[RequestView], Any]
