@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
+from enum import IntEnum
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -30,6 +32,9 @@ from closeout.testing import ScriptedClient, say
         (Decimal, "The price is 19.90", Decimal("19.90")),
         (Decimal, "12345678901234567.89", Decimal("12345678901234567.89")),
         (Path, "docs/index.md", Path("docs/index.md")),
+        (Decimal, "1,234.50", Decimal("1234.50")),
+        (IPv4Address, "It is 10.0.0.1.", IPv4Address("10.0.0.1")),
+        (IntEnum("Level", {"LOW": 1, "HIGH": 2}), "2", 2),
         (str | int, "seven", "seven"),
         (str | int, "7", 7),
     ],

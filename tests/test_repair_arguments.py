@@ -50,10 +50,18 @@ EXTRACT = {
 }
 
 
+def test_a_text_that_names_the_parameter_is_not_its_value() -> None:
+    schema = {"type": "object", "properties": {"to": {"type": "string"}}, "required": ["to"]}
+    assert repair_arguments("ada: the admin", schema).arguments == {"to": "ada: the admin"}
+    for text in ('to="ada"', "to: ada", 'pay(to="ada")', '"to": "ada"'):
+        assert repair_arguments(text, schema).errors or repair_arguments(text, schema).arguments == {"to": "ada"}
+
+
 def test_an_empty_list_is_an_empty_object_as_php_writes_it() -> None:
     for schema in ({"type": "object"}, {"type": "object", "properties": {"a": {"type": "string"}}}):
         found = repair_arguments("[]", schema)
         assert (found.arguments, kinds(found)) == ({}, ["empty_arguments"])
+    assert repair_arguments('""', {"type": "object"}).arguments == {}
     one_list = {"type": "object", "properties": {"ids": {"type": "array"}}, "required": ["ids"]}
     assert repair_arguments("[]", one_list).arguments == {"ids": []}
     assert repair_arguments("[]", SEARCH).errors

@@ -91,7 +91,7 @@ async def test_the_value_of_a_run_has_the_type(wanted: Any, reply: str, value: A
     [
         (int, r"\boxed{1.5}", "not a whole number"),
         (bool, r"\boxed{perhaps}", "is not one of: yes (true), no (false)"),
-        (Color, r"\boxed{green}", "is not one of: RED, BLUE"),
+        (Color, r"\boxed{green}", "is not one of: RED (1), BLUE (2)"),
         (City, '{"name": "Ottawa"}', "population"),
         (Annotated[int, Field(ge=3)], "2", "greater than or equal to 3"),
     ],

@@ -27,7 +27,8 @@ CONTRACT_NAMES = (
 
 _KINDS = frozenset({"text", "boxed", "number", "int", "bool", "choice", "json", "yaml", "tagged"})
 
-_NUMBER = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.IGNORECASE)  # not 10.0.0.1
+_GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 LONGEST_SENTENCE = 2_000  # characters in which a bare value is looked for
 
 Made = TypeVar("Made", covariant=True)
@@ -77,8 +78,9 @@ class Bare(ContractOver[Any]):
             if not self.has_numbers and _NUMBER.fullmatch(bare):
                 continue  # to pydantic a number is a time: seconds since 1970
             if bare and len(bare) <= LONGEST_SENTENCE:
+                digits = bare.replace(",", "") if self.has_numbers and _GROUPED.fullmatch(bare) else bare
                 with suppress(ValueError):
-                    found[bare] = self.adapter.validate_python(bare)
+                    found[bare] = self.adapter.validate_python(digits)
         return found
 
 
@@ -150,7 +152,9 @@ def _of_type(wanted: Any) -> AnswerContract[Any]:
         return Converted(Number(), float)
     options = _options(wanted)
     if len(options) > 1:
-        return Converted(Choice(list(options)), options.__getitem__)
+        values = {name: getattr(option, "value", "") for name, option in options.items()}
+        meanings = {name: str(value) if isinstance(value, int | float) else "" for name, value in values.items()}
+        return Converted(Choice(meanings), options.__getitem__)
     return (None if isinstance(wanted, Mapping) else _bare(wanted)) or Json(wanted)
 
 

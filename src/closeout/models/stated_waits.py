@@ -22,17 +22,18 @@ _UNITS: Mapping[str, float] = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d
 # Units in the languages of servers' texts, by their first letters.
 _NAMES: Mapping[str, str] = {
     "ms": r"ms|millis\w*|毫秒",
-    "s": r"s|sec\w*|sek\w*|seg\w*|秒",
-    "m": r"m|min\w*|分钟?",
-    "h": r"h|hrs?|hours?|stunden?|heures?|horas?|小时|時間",
+    "s": r"s|sec\w*|sek\w*|seg\w*|сек\w*|秒|초",
+    "m": r"m|min\w*|мин\w*|分钟?|분",
+    "h": r"h|hrs?|hours?|stunden?|heures?|horas?|ore|час\w*|小时|時間|시간",
     "d": r"d|days?|tage?n?|jours?|d[ií]as?|天|日",
 }
 _UNIT = "|".join(f"(?P<{unit}>{names})" for unit, names in _NAMES.items())
 _PART = re.compile(rf"(\d+(?:\.\d+)?)\s*(?:{_UNIT})(?![a-z])", re.IGNORECASE)
 _SPAN = rf"\d+(?:\.\d+)?\s*(?:{'|'.join(_NAMES.values())})(?![a-z])"
 _IN_TEXT = re.compile(
-    rf"\b(?:in|after|for|wait|nach|dans|en)\s+(?:about |another )?((?:{_SPAN}[\s,]*(?:and )?)+)"
-    rf"|((?:{_SPAN}\s*)+)[后後]",
+    r"\b(?:in|after|for|wait|nach|dans|en|em|de|tra|fra|через)\s+(?:about |another )?"
+    rf"(?P<spoken>(?:{_SPAN}[\s,]*(?:and )?)+)"
+    rf"|(?P<written>(?:{_SPAN}\s*)+)[后後후뒤]|retry[- ]after\W{{1,3}}(?P<bare>\d+)(?=\.?\Z|[.,;]\s)",
     re.IGNORECASE,
 )
 _FIELD = re.compile(
@@ -93,7 +94,7 @@ def _in_body(body: bytes, now: float) -> Iterator[float]:
 def _in_value(value: Any, now: float, depth: int) -> Iterator[float]:
     if isinstance(value, str):
         for found in _IN_TEXT.finditer(value):
-            if (wait := _duration(found[1] or found[2])) is not None:
+            if (wait := _duration(found["spoken"] or found["written"] or f"{found['bare']}s")) is not None:
                 yield wait
         for moment in _MOMENT.findall(value):
             if (when := _date(moment)) is not None and when > now:

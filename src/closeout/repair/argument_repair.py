@@ -143,7 +143,7 @@ def _from_text(text: str, rules: _Rules, truncated: bool) -> RepairedArguments:
             return fitted._replace(repairs=read.repairs + fitted.repairs)
         if not doubtful:
             return RepairedArguments(text, (), fitted.errors)
-    if not truncated and not _STRUCTURED.match(text):
+    if not truncated and not (_STRUCTURED.match(text) or _names_parameter(text, rules.schema)):
         # A scalar is the only argument, as it is written: "00501" is a text before it is a number.
         quoted = read.ok and not read.repairs and isinstance(read.value, str)
         lone = _fitted(read.value if quoted else text, rules)
@@ -191,14 +191,20 @@ def _readings(arguments: Any, rules: SchemaRules) -> list[tuple[Mapping[str, Any
     if lone is not None:
         repair = Repair("lone_value", f"arguments.{lone}", short(arguments), after=lone)
         found.append(({lone: arguments}, (repair,)))
-    if arguments == []:  # an empty object of PHP
-        found.append(({}, (Repair("empty_arguments", "arguments", "[]", after="{}"),)))
+    if arguments in ([], ""):  # an empty object of PHP, and no arguments that were encoded twice
+        found.append(({}, (Repair("empty_arguments", "arguments", short(arguments), after="{}"),)))
     return found
 
 
 def _only_wraps(arguments: Mapping[str, Any], wrapper: str, rules: SchemaRules) -> bool:
     own = rules.shape.properties
     return all(name not in own and (name == wrapper or name in _BESIDE_WRAPPER) for name in arguments)
+
+
+def _names_parameter(text: str, rules: SchemaRules) -> bool:
+    """True if a text begins with a parameter's name, as in `key: x` and `look(key="x")`: more than the bare value."""
+    found = re.match(r"\s*+(?:[\w.]+\s*\(\s*)?[\"']?(\w+)[\"']?\s*[:=]", text)
+    return found is not None and found[1] in rules.shape.properties
 
 
 def _lone_parameter(rules: SchemaRules) -> str | None:
