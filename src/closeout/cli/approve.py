@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from closeout.cli import exits
 from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending, read_arguments
 from closeout.cli.terminal import print_json
-from closeout.errors import CloseoutError, UsageError
+from closeout.errors import UsageError
 
 if TYPE_CHECKING:
     from closeout.cli.options import RunOptions
@@ -56,20 +57,17 @@ def approve_command(
     else:
         chosen = name if name is not None else _only(run_id, asked)
         decisions = {chosen: _decision(edit, deny, answer, hash)}
+    ends = not any(each.by_person and each.id not in decisions for each in pending)
+    if ends and resume and (options := _known_options(run_id, agent)) is not None:
+        from closeout.cli.run_tasks import resume_run
+
+        # A decision on a run that cannot continue is not recorded.
+        decided = {each: replace(decision, by=BY) for each, decision in decisions.items()}
+        return resume_run(run_id, options, decisions=decided, as_json=as_json, quiet=quiet)
     left = record_decisions(store, run_id, decisions, by=BY) if decisions else pending
     if any(each.by_person for each in left):
         option = agent_option(store.rows_from(run_id, 0, 1))
         return _say_left(run_id, decisions, left, option, as_json=as_json)
-    options = _known_options(run_id, agent) if resume else None
-    if options is not None:
-        from closeout.cli.run_tasks import resume_run
-
-        try:
-            return resume_run(run_id, options, as_json=as_json, quiet=quiet)
-        except CloseoutError:
-            if decisions:
-                print("The decision is recorded, but the run cannot be continued now.", file=sys.stderr)
-            raise
     if as_json:
         print_json({"run_id": run_id, "decided": list(decisions), "waiting": []})
     else:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from closeout.journal.subscribers import Listener
     from closeout.run.conversation import Session
     from closeout.run.result import RunResult
+    from closeout.run.waits.waiting import Decisions
 
 __all__ = ["read_result", "replay_command", "resume_run", "run_agent", "run_command"]
 
@@ -63,6 +64,7 @@ def resume_run(
     run_id: str,
     options: RunOptions,
     *,
+    decisions: Decisions | None = None,
     on_change: str | None = None,
     force: bool = False,
     as_json: bool,
@@ -76,7 +78,12 @@ def resume_run(
 
     async def start(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
         return await agent.resume(
-            run_id, on_change=mode, despite_changes=force, despite_damage=force, listeners=listeners
+            run_id,
+            decisions=decisions,
+            on_change=mode,
+            despite_changes=force,
+            despite_damage=force,
+            listeners=listeners,
         )
 
     return run_agent(agent, start, run_id, as_json=as_json, quiet=quiet)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from closeout.errors import CloseoutError, JournalDamaged, McpServerUnavailable, ResumeRefused, Suspended
+from closeout.errors import (
+    CloseoutError,
+    DecisionRefused,
+    JournalDamaged,
+    McpServerUnavailable,
+    ResumeRefused,
+    Suspended,
+)
 from closeout.journal.events import (
     AgentStarted,
     DecisionRequested,
@@ -158,6 +165,21 @@ async def continuation(
     tried = await _tried(how, rows, run_id, load)
     # Its settings or its code differ, which a fingerprint does not show. It continues from there.
     return replace(how, differences=(f"departs at event {tried.event}: {tried.problem}",)) if tried.problem else how
+
+
+async def check_continues(plan: AgentPlan, rows: Sequence[Row], run_id: str, load: Load) -> None:
+    """Check that an agent can continue a run, before a decision on it is recorded.
+
+    Raises:
+        DecisionRefused: The agent has changed so that it cannot.
+    """
+    plan = as_recorded(plan, rows)
+    async with plan.manager:
+        with suppress(McpServerUnavailable):  # the run continues when the server is back
+            if _differences(plan, rows, run_id):
+                how = await continuation(plan, rows, run_id, plan.spec.on_change, load=load)
+                if how.problem:
+                    raise DecisionRefused(f"The decision was not recorded. {_refused(run_id, how)}")
 
 
 async def _continued(

@@ -87,6 +87,7 @@ class PlannedCall:
     refusal: str = ""
     code: str = ""  # error code of the refusal; of a repeated call UNSURE, if the first one was interrupted
     repeated: bool = False  # the agent has seen its result
+    again: bool = False  # it was made before, and something has changed since: a person is asked
     earlier: CallOutcome | None = None
     made: EarlierCall | None = None  # an earlier attempt made it, and this one has not seen its result
     twin: int = -1  # index of the same call in the same reply
@@ -188,7 +189,7 @@ class CallExecutor:
 
     async def _run_unjournaled(self, plan: PlannedCall) -> tuple[PlannedCall, ToolOutput]:
         spec = plan.tool
-        if spec.policy.approval not in (None, "never"):
+        if plan.again or spec.policy.approval not in (None, "never"):
             text = f"{spec.name} needs the approval of a person, which only a run of an Agent can ask for."
             return plan, failed_output(spec.name, text, "Denied")
         return plan, self.post_process(plan, await self.start(plan))
@@ -302,7 +303,9 @@ class CallExecutor:
         of_attempts = self._made.get(agent)
         if of_attempts and query in of_attempts and (repeated or not is_certain):
             return planned(query=query, repeated=True, earlier=earlier, made=of_attempts[query])
-        return planned(query=query, repeated=repeated, earlier=earlier)
+        once = spec.policy.destructive and not spec.policy.idempotent
+        again = once and not repeated and self._memory.check(cache_name(agent, spec.name), query).is_duplicate
+        return planned(query=query, repeated=repeated, earlier=earlier, again=again)
 
     # ------------------------------------------------------------------------------------ run
 

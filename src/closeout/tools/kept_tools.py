@@ -30,10 +30,12 @@ class KeptTool:
         self.name = spec.name
         self.spec = spec
         self._tool = tool
+        properties = spec.parameters.get("properties") or {}
+        self._defaults = {name: each["default"] for name, each in properties.items() if "default" in each}
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
         """Call the tool as it is now: with its names for the parameters, and its defaults for new ones."""
-        return await self._tool.call(renamed(arguments, self._tool.spec.policy))
+        return await self._tool.call(renamed({**self._defaults, **arguments}, self._tool.spec.policy))
 
 
 class RemovedTool:

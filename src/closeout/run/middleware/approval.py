@@ -43,16 +43,24 @@ class ApprovalMiddleware(ScopeMiddleware):
 
     async def decide(self, calling: Calling) -> None:
         plan, served = calling.plan, calling.served
-        if not calling.reasons and all(each.policy.approval in (None, "never") for each in (plan.tool, served)):
+        if plan.again:
+            calling.ask(f"{plan.tool.name} was called with these arguments before.")
+        asked = self._scope.journal.recorded(DecisionRequested, self._scope.path, plan.handle)
+        if not (isinstance(asked, DecisionRequested) and asked.name == served.name):
+            asked = None
+        needs_none = all(each.policy.approval in (None, "never") for each in (plan.tool, served))
+        if needs_none and not calling.reasons and asked is None:
             return
-        approved = await self._approve(calling)
+        approved = await self._approve(calling, asked)
         if isinstance(approved, ToolOutput):
             calling.output = approved
         elif approved is not plan.call:
             calling.edit(approved)
 
-    async def _approve(self, calling: Calling) -> ToolCall | ToolOutput:
+    async def _approve(self, calling: Calling, asked: DecisionRequested | None) -> ToolCall | ToolOutput:
         """Return the call with the arguments that were approved, or the output of a denied call.
+
+        What a person was `asked` about in this place is not made without a decision, even if the tool needs none now.
 
         Raises:
             Suspended: There is no decision yet.
@@ -62,7 +70,9 @@ class ApprovalMiddleware(ScopeMiddleware):
         digest, arguments = call_digest(spec, call.arguments), json_of_any(call.arguments)
         recorded = journal.decision_on(DecisionRequested, calling.started(call, spec), handle)
         if recorded is not None:
-            if recorded.digest == digest or self._is_settled(recorded, calling):
+            made = journal.outcome_of(DecisionRequested, path, handle)
+            is_denied = isinstance(made, DecisionMade) and made.verdict == "deny"
+            if is_denied or recorded.digest == digest or self._is_settled(recorded, calling):
                 return self._decided(await decide(self._scope, recorded), call, spec)
             reason: str | None = f"{recorded.reason} The tool has changed since this was asked."
         else:
@@ -70,6 +80,8 @@ class ApprovalMiddleware(ScopeMiddleware):
             reason = await self._approval_reason(call, spec, handle)
             if reason and not calling.reasons and self._is_approved(calling.started(call, spec), call):
                 return call
+            if asked is not None and not reason:
+                reason = f"{asked.reason} The arguments have changed since this was asked."
             reason = " ".join(filter(None, (reason, *calling.reasons))) or None
             reason = None if journal.has_started(calling.started(call, spec)) else reason
         if reason is None:

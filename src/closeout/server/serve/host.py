@@ -31,7 +31,7 @@ from closeout.fleet.made_deps import CLIENT_NOTE, ClientRequest
 from closeout.journal.events import Noted, RunEnded, RunStarted
 from closeout.journal.following import Wakeup, follow, news_of, waited
 from closeout.journal.holds import check_not_held
-from closeout.journal.retention import delete_ended
+from closeout.journal.retention import delete_ended, delete_runs
 from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import SERVED, Row, Store
@@ -46,7 +46,7 @@ from closeout.run.cancelling import (
     is_handed_over,
     request_cancel,
 )
-from closeout.run.resuming import resume_run
+from closeout.run.resuming import check_continues, resume_run
 from closeout.run.subagents import servers_of
 from closeout.run.waits.waiting import Decisions, PendingDecision, record_decisions
 from closeout.server.admission import Busy
@@ -447,7 +447,7 @@ class AgentHost:
             What it still waits for.
 
         Raises:
-            DecisionRefused: A decision does not fit.
+            DecisionRefused: A decision does not fit, or the agent has changed so that the run cannot continue.
             JournalLocked: The run is being executed.
             Busy: Too many runs are queued, or the server is stopping.
         """
@@ -455,6 +455,7 @@ class AgentHost:
         task = self._tasks.get(run_id)
         if task is not None and isinstance((await self.rows(run_id))[-1].event, RunEnded):
             await asyncio.wait([task])  # it has ended to wait, but its task is still at it
+        await check_continues(self.agent.plan(), await self.rows(run_id), run_id, self.store.content)
         # One commit: any host may continue the run as soon as it is decided.
         noted = Noted("main", "info", RESPONSE_NOTE, message="Decided by a client.", metadata=notes or {})
         record = partial(
@@ -583,7 +584,7 @@ class AgentHost:
         """
         await asyncio.to_thread(check_not_held, self.store, [run_id])
         await self.cancel(run_id)
-        await self.store.off_loop(self.store.delete_runs, [run_id], sweep=False)
+        await self.store.off_loop(delete_runs, self.store, [run_id])
         self._failures.pop(run_id, None)
 
 
