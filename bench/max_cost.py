@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "harness"))
 
 from spending import spend
 
+from closeout.journal.store import close_stores
+
 
 async def main(runs: int, first: int) -> int:
     """Execute the runs and print what is wrong with each."""
@@ -34,6 +36,7 @@ async def main(runs: int, first: int) -> int:
             if fault:
                 wrong += 1
                 print(f"seed {seed}, {kind}: {fault}", flush=True)
+            close_stores()
             shutil.rmtree(Path(folder) / str(seed), ignore_errors=True)
     print(
         f"{runs:,} runs in {time.monotonic() - began:.0f} s: {wrong} faults; {stopped:,} used over half of their limit"
