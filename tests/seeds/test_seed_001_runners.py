@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 import closeout
 from closeout import (
     Agent,
+    AgentScratchpadUnit,
     AssistantPromptMessage,
+    Boxed,
     CotChatAgentRunner,
     CotCompletionAgentRunner,
     PromptMessage,
@@ -156,8 +159,56 @@ def test_a_runner_runs_from_code_that_is_not_async() -> None:
 
 
 def test_a_method_that_no_run_calls_is_said_with_what_to_write_instead() -> None:
-    with pytest.warns(UserWarning, match=r"Mine\._handle_invoke_action is never called\. Pass tool_executor="):
+    with pytest.warns(UserWarning, match=r"Mine\._save_agent_thought is never called\. result\.agent_thoughts"):
 
         class Mine(CotChatAgentRunner):
-            def _handle_invoke_action(self, action: Any) -> str:
+            def _save_agent_thought(self, action: Any) -> str:
                 return ""
+
+
+class Upstream(CotChatAgentRunner):
+    """Overrides what other runners of Dify have beside the methods of the article."""
+
+    def _init_react_state(self, query: str) -> None:
+        super()._init_react_state(f"{query} (in full)")
+
+    def _fill_in_inputs_from_external_data_tools(self, instruction: str, inputs: Mapping[str, Any]) -> str:
+        return super()._fill_in_inputs_from_external_data_tools(instruction, {**inputs, "house": "Closeout"})
+
+    def _organize_system_prompt(self) -> SystemPromptMessage:
+        return SystemPromptMessage(content=f"SYSTEM {super()._organize_system_prompt().content}")
+
+    def _organize_user_query(self, query: str, prompt_messages: list[PromptMessage]) -> list[PromptMessage]:
+        return super()._organize_user_query(f"Asked: {query}", prompt_messages)
+
+    def _format_assistant_message(self, agent_scratchpad: list[AgentScratchpadUnit]) -> str:
+        return f"STEPS {super()._format_assistant_message(agent_scratchpad)}"
+
+    def _convert_dict_to_action(self, action: dict[str, Any]) -> AgentScratchpadUnit.Action:
+        return super()._convert_dict_to_action({**action, "action": action["action"].removeprefix("my_")})
+
+    def _handle_invoke_action(self, action: Any, *rest: Any, **options: Any) -> tuple[Any, Any]:
+        observation, meta = super()._handle_invoke_action(action, *rest, **options)
+        return f"invoked: {observation}", meta
+
+
+def test_every_other_method_of_difys_runners_is_called_too() -> None:
+    model = ScriptedClient([call("my_look", key="a"), answer("1")])
+    runner = Upstream(model, [look], "For {{who}} of {{house}}.", answer=Boxed(), home=False)
+    assert runner.run_sync("What is a?", inputs={"who": "Ada"}).answer == "1"
+    first, second = model.requests
+    assert first.messages[0].text.startswith("SYSTEM")
+    assert "For Ada of Closeout." in first.messages[0].text
+    assert first.messages[1].text == "Asked: What is a?"
+    assert second.messages[2].text.startswith("STEPS Thought: I know what to do.")
+    assert "Observation: invoked: a is unknown" in second.messages[2].text
+    assert second.messages[: len(first.messages)] == list(first.messages)
+
+
+async def test_a_runner_has_the_other_ways_to_run_of_its_agent() -> None:
+    runner = CotChatAgentRunner(ScriptedClient(lambda view: answer("1")), [look], answer=Boxed(), home=False)
+    assert [each.answer async for each in runner.map(["one", "two"])] == ["1", "1"]
+    assert (await runner.session("s").run("three")).answer == "1"
+    assert runner.as_tool("clerk", "Finds things.").spec.name == "clerk"
+    with pytest.raises(AttributeError, match="resme"):
+        _ = runner.resme

@@ -10,14 +10,16 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from closeout.agent import Agent
 from closeout.codec import shared_items
+from closeout.compat.tool_executor import SingleCall, ToolExecutor
 from closeout.config import load_config
 from closeout.dialects.cot import (
     PRIMER,
@@ -34,7 +36,7 @@ from closeout.dialects.protocol import Dialect, HistoryView, get_dialect
 from closeout.dialects.text_chat import conversation, fit_history, historic_prompt
 from closeout.errors import ConfigError, UsageError
 from closeout.journal.events import TurnAccepted
-from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolSpec
+from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, Reading, Step, ToolCall, ToolSpec
 from closeout.parsing.readers import Reader
 from closeout.results.tokens import count_tokens
 from closeout.run.subagents import as_tool
@@ -65,13 +67,6 @@ _LATER_SLOTS = ("historic_messages", "query", "agent_scratchpad")
 _SLOT = re.compile(r"\{\{\s*(?:instruction|tools|tool_names|historic_messages|query|agent_scratchpad)\s*\}\}")
 # Methods of Dify's runners that runs do not call, and what to write in their place.
 _NOT_CALLED = {
-    "_organize_system_prompt": "Override _organize_instruction_prompt, or pass instruction=.",
-    "_organize_user_query": "Override _organize_prompt_messages; self._query is the question with its files.",
-    "_format_assistant_message": "Override _organize_prompt_messages; self._agent_scratchpad holds the steps.",
-    "_handle_invoke_action": "Pass tool_executor= with a ToolExecutor whose execute_single_tool_call makes the call.",
-    "_convert_dict_to_action": "Pass output_parser= with a subclass of CotAgentOutputParser.",
-    "_fill_in_inputs_from_external_data_tools": "Put the values into instruction= before the run.",
-    "_init_react_state": "Each question begins with an empty self._agent_scratchpad.",
     "_create_message": "A run is recorded in its journal; result.messages is the conversation.",
     "_save_agent_thought": "result.agent_thoughts holds the steps; listeners= receive them as they happen.",
 }
@@ -80,7 +75,14 @@ _HOOKS = (
     "_organize_instruction_prompt",
     "_organize_historic_prompt",
     "_organize_historic_prompt_messages",
+    "_organize_system_prompt",
+    "_organize_user_query",
+    "_format_assistant_message",
+    "_convert_dict_to_action",
 )
+_OF_AGENT = frozenset(("stream", "resume", "session", "map", "submit", "fork", "as_tool"))
+# Calls a tool by its name from the thread of `_handle_invoke_action`.
+_invoke: ContextVar[Callable[[str, Any], Any]] = ContextVar("closeout_invoke")
 
 
 class TextPromptMessageContent(dict[str, Any]):
@@ -180,8 +182,9 @@ class BaseAgentRunner(AppRunner):
     While they are called, `_query`, `_instruction`, `_prompt_messages_tools` and `_agent_scratchpad` are those of the
     request: with the texts of files, the answer's form, and all tools.
 
-    `agent` runs the same prompts without the runner's conversation: `runner.agent.resume(…)`, `.session(…)`, `.map(…)`,
-    `.as_tool(…)`. A runner is also a `Dialect`, so another agent can use its prompts: `Agent(dialect=MyRunner())`.
+    `agent` runs the same prompts without the runner's conversation: `runner.resume(…)`, `.session(…)`, `.map(…)` and
+    `.as_tool(…)` are those of `runner.agent`. A runner is also a `Dialect`, so another agent can use its prompts:
+    `Agent(dialect=MyRunner())`.
 
     Args:
         model: As for `Agent`.
@@ -233,6 +236,7 @@ class BaseAgentRunner(AppRunner):
         self._markers: dict[str, Sequence[str]] = {**self._config.markers, **(markers or {})}  # type: ignore[dict-item]
         self._output_parser = output_parser
         self._options = options
+        self._template, self._inputs = instruction, dict[str, Any]()
         self._query = ""
         self._agent_scratchpad: list[AgentScratchpadUnit] = []
         self._prompt_messages_tools: list[ToolSpec] = sorted((each.spec for each in self._tools), key=lambda s: s.name)
@@ -249,13 +253,22 @@ class BaseAgentRunner(AppRunner):
         """The conversation so far, with every step and answer."""
         return (*self._history, *self._last_turn)
 
-    async def run(self, query: str, **options: Any) -> AsyncIterator[Event | Progress]:
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_AGENT:
+            return getattr(self.agent, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    async def run(
+        self, query: str, *, inputs: Mapping[str, Any] | None = None, **options: Any
+    ) -> AsyncIterator[Event | Progress]:
         """Run one question and yield the events of the run as they happen. The options are those of `Agent.run`.
 
-        Afterwards `result` is set, and `history` has grown by the question, the steps and the answer.
+        `inputs` replace `{{name}}` in the instruction. Afterwards `result` is set, and `history` has grown by the
+        question, the steps and the answer.
         """
         self._history += self._last_turn
-        self._query, self._agent_scratchpad, self._steps, self._last_turn = query, [], [], []
+        self._steps, self._last_turn, self._inputs = [], [], dict(inputs or {})
+        self._init_react_state(query)
         stream = self.agent.stream(query, history=self._fitting(self._history), **options)
         async for event in stream:
             if isinstance(event, TurnAccepted) and event.agent == "main":
@@ -273,6 +286,23 @@ class BaseAgentRunner(AppRunner):
 
         asyncio.run(whole())
         return self.result
+
+    def _init_react_state(self, query: str) -> None:
+        """Begin a question."""
+        self._query, self._agent_scratchpad = query, []
+
+    def _fill_in_inputs_from_external_data_tools(self, instruction: str, inputs: Mapping[str, Any]) -> str:
+        """The instruction of a run, with its inputs."""
+        for name, value in inputs.items():
+            instruction = instruction.replace(f"{{{{{name}}}}}", str(value))
+        return instruction
+
+    def _handle_invoke_action(
+        self, action: AgentScratchpadUnit.Action, tool_instances: Any, message_file_ids: Any, trace_manager: Any = None
+    ) -> tuple[Any, Any]:
+        """The observation of an action, and what is known of the call. An override is called in a thread."""
+        found = _invoke.get()(action.action_name, action.action_input)
+        return found.get("result", found.get("error")), found
 
     def _accept(self, event: TurnAccepted) -> None:
         if not event.calls:
@@ -302,13 +332,21 @@ class BaseAgentRunner(AppRunner):
         if calls_methods:
             reading = {"dialect": self}
         config = self._config.model_copy(update={"prompts": self._prompts, "markers": self._markers})
+        instructions: Any = self._template or None
+        if "{{" in self._template or self._overrides("_fill_in_inputs_from_external_data_tools"):
+            instructions = self._filled
+        if self._overrides("_handle_invoke_action"):
+            reading["tool_executor"] = partial(_Invoking, self)
         return Agent(
             self._model,
             self._tools,
-            instructions=self._instruction or None,
+            instructions=instructions,
             **{**reading, **self._options},
             config=config,
         )
+
+    def _filled(self, _: Any) -> str:
+        return self._fill_in_inputs_from_external_data_tools(self._template, self._inputs)
 
     def _overrides(self, method: str) -> bool:
         """True if a subclass outside this module has its own form of a method."""
@@ -370,7 +408,12 @@ class BaseAgentRunner(AppRunner):
 
     def reader(self, tools: Sequence[ToolSpec]) -> Reader:
         """Make a reader for one reply."""
-        return self._make_dialect().reader(tools)
+        reader = self._make_dialect().reader(tools)
+        return _Converting(reader, self) if self._overrides("_convert_dict_to_action") else reader
+
+    def _convert_dict_to_action(self, action: dict[str, Any]) -> AgentScratchpadUnit.Action:
+        """The action of an object that the model wrote: `{"action": …, "action_input": …}`."""
+        return AgentScratchpadUnit.Action(action["action"], action["action_input"])
 
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
         """Write a request of a run with the runner's methods."""
@@ -464,6 +507,10 @@ class CotAgentRunner(BaseAgentRunner):
         replaced = current_session_messages if messages is None else messages
         return historic_prompt(self._organize_historic_prompt_messages() if replaced is None else replaced)
 
+    def _format_assistant_message(self, agent_scratchpad: list[AgentScratchpadUnit]) -> str:
+        """The steps as text. With an override, they are one message or part of a prompt."""
+        return scratchpad_text(agent_scratchpad)
+
     def _first_prompt(self) -> str:
         slots = {name: f"{{{{{name}}}}}" for name in ("instruction", "tools", "tool_names", *_LATER_SLOTS)}
         if not self._prompt_messages_tools:
@@ -491,16 +538,27 @@ class CotChatAgentRunner(CotAgentRunner):
         return [UserPromptMessage(content=text)] if text else []
 
     def _organize_prompt_messages(self) -> list[PromptMessage]:
-        """In a run, what the dialect writes. Else system, history, question, and the scratchpad as one message."""
-        if self._request is not None:
+        """In a run, what the dialect writes. Else, or with an override of a part, the parts one after the other."""
+        parts = ("_organize_system_prompt", "_organize_user_query", "_format_assistant_message")
+        if self._request is not None and not any(map(self._overrides, parts)):
             return self._rendered_messages()
-        messages: list[PromptMessage] = [SystemPromptMessage(content=self._organize_instruction_prompt())]
+        messages: list[PromptMessage] = [self._organize_system_prompt()]
         messages += map(PromptMessage.typed, conversation(self._organize_historic_prompt_messages()))
-        messages.append(UserPromptMessage(content=self._query))
+        messages = self._organize_user_query(self._query, messages)
         if self._agent_scratchpad:
-            messages.append(AssistantPromptMessage(content=scratchpad_text(self._agent_scratchpad).rstrip()))
+            said = self._format_assistant_message(self._agent_scratchpad).rstrip()
+            messages.append(AssistantPromptMessage(content=said))
             messages.append(UserPromptMessage(content=CotChat(self._prompts).continue_text()))
         return messages
+
+    def _organize_system_prompt(self) -> SystemPromptMessage:
+        return SystemPromptMessage(content=self._organize_instruction_prompt())
+
+    def _organize_user_query(self, query: str, prompt_messages: list[PromptMessage]) -> list[PromptMessage]:
+        """The messages with the question, and its pictures, at their end."""
+        images = [*self._request[0].images] if self._request is not None else []
+        content = [{"type": "text", "text": query}, *images] if images else query
+        return [*prompt_messages, UserPromptMessage(content=content)]
 
 
 class CotCompletionAgentRunner(CotAgentRunner):
@@ -520,10 +578,10 @@ class CotCompletionAgentRunner(CotAgentRunner):
 
     def _organize_prompt_messages(self) -> list[PromptMessage]:
         """One user message: instruction, history, question and scratchpad, ending in `Thought:`."""
-        if self._request is not None:
+        if self._request is not None and not self._overrides("_format_assistant_message"):
             return self._rendered_messages()
         dialect = CotCompletion({**self._prompts, **self._own_prompts()})
-        prompt = dialect.prompt(self._view(), scratchpad_text(self._agent_scratchpad or ()))
+        prompt = dialect.prompt(self._view(), self._format_assistant_message(self._agent_scratchpad or []))
         return [UserPromptMessage(content=prompt)]
 
     def _own_prompts(self) -> dict[str, str]:
@@ -546,6 +604,60 @@ class FunctionCallAgentRunner(BaseAgentRunner):
             return self._rendered_messages()
         messages = FunctionCall(self._prompts).render(self._view(self._steps), Capabilities()).messages
         return list(map(PromptMessage.typed, messages))
+
+
+class _Invoking(ToolExecutor):
+    """Has a runner's `_handle_invoke_action` make the calls, in a thread: it is not async, and tools may be."""
+
+    def __init__(self, runner: BaseAgentRunner, **options: Any) -> None:
+        super().__init__(**options)
+        self._runner = runner
+
+    async def execute_single_tool_call(
+        self,
+        tool_manager: Any,
+        server_name: str,
+        tool_name: str,
+        arguments: dict[str, Any],
+        agent_name: str = "main",
+        turn_count: int = 0,
+    ) -> SingleCall:
+        loop = asyncio.get_running_loop()
+
+        def invoke(name: str, given: Any) -> Any:
+            made = tool_manager.execute_tool_call(server_name=server_name, tool_name=name, arguments=given)
+            return asyncio.run_coroutine_threadsafe(made, loop).result()
+
+        action, tools = AgentScratchpadUnit.Action(tool_name, arguments), self._runner._prompt_messages_tools
+        token = _invoke.set(invoke)
+        try:
+            observation, found = await asyncio.to_thread(self._runner._handle_invoke_action, action, tools, [], None)
+        finally:
+            _invoke.reset(token)
+        failed = isinstance(found, Mapping) and "error" in found and observation == found["error"]
+        return SingleCall({"error" if failed else "result": observation}, 0, [])
+
+
+class _Converting:
+    """A reader of replies whose actions a runner's `_convert_dict_to_action` makes."""
+
+    def __init__(self, reader: Reader, runner: BaseAgentRunner) -> None:
+        self._reader, self._runner = reader, runner
+        self.feed = reader.feed
+
+    @property
+    def complete(self) -> bool:
+        return self._reader.complete
+
+    def close(self, reply: ModelReply) -> Reading:
+        reading = self._reader.close(reply)
+        return replace(reading, calls=tuple(map(self._converted, reading.calls)))
+
+    def _converted(self, call: ToolCall) -> ToolCall:
+        made = self._runner._convert_dict_to_action({"action": call.name, "action_input": call.arguments})
+        if (made.action_name, made.action_input) == (call.name, call.arguments):
+            return call
+        return replace(call, name=made.action_name, arguments=made.action_input, text="")
 
 
 class _MadeOnce(Generic[S, T]):
