@@ -295,8 +295,9 @@ def test_after_a_refused_request_resuming_is_not_suggested() -> None:
     with serve_script(failing(BadRequest("No images here", status=400)), by="question", record=False) as scripted:
         done = here("run", "Q", *to(scripted))
     last = done.err.splitlines()[-1]
-    assert re.search(r"Running it again unchanged would fail again\. To see what it did: closeout runs \S+$", last)
-    shown = here("runs", last.rpartition(" ")[2])
+    found = re.search(r"would fail again\. To change something from an earlier turn: closeout fork (\S+) --at", last)
+    assert found
+    shown = here("runs", found[1])
     assert "resume" not in done.err + shown.out
     assert shown.out.splitlines()[-1] in last
 

@@ -43,13 +43,15 @@ class Bank:
         self.agent = Agent(ScriptedClient(script), [pay, ask_user], home=home)
 
 
-async def decide(client: TestClient, run_id: str, decision: Any, **headers: str) -> tuple[int, Any]:
+async def decide(
+    client: TestClient, run_id: str, decision: Any, *, path: str = "decisions", **headers: str
+) -> tuple[int, Any]:
     page = await (await client.get("/viewer/")).text()
     token = page.partition('name="closeout-token" content="')[2].partition('"')[0]
     assert len(token) > 20
     sent = {TOKEN_HEADER: token, "Content-Type": "application/json", **headers}
     body = decision if isinstance(decision, bytes) else json.dumps(decision).encode()
-    response = await client.post(f"/viewer/api/runs/{run_id}/decisions", data=body, headers=sent)
+    response = await client.post(f"/viewer/api/runs/{run_id}/{path}", data=body, headers=sent)
     return response.status, await response.json()
 
 
@@ -195,7 +197,8 @@ def test_calls_are_approved_edited_and_denied_and_a_question_is_answered(viewer:
     page.wait_for_selector("text=This run waits for 4 decisions")
     assert texts(page, ".call .state") == ["waits for approval"] * 3 + ["waits for an answer"]
     assert texts(page, ".call .question .says") == ["Which account?"]
-    assert texts(page, ".item.decision .item-name") == ["Approval needed"] * 3 + ["Question to a person"]
+    assert texts(page, ".call .decision-note") == ["pay needs approval."] * 3
+    assert page.locator(".item.decision").count() == 0
     of = lambda name: page.locator(f".request[data-id='{name}']")  # noqa: E731
     assert all(code in of("r3").inner_text() for code in ("U+202E", "U+3164", "U+2800", "U+E0101"))
     assert "\u202e" not in of("r3").inner_text()

@@ -127,8 +127,9 @@ def test_the_matrix_leads_to_a_trial_s_run_and_back(viewer: Viewer, home: Path) 
     page.click(".evaluation-row >> text=sums")
     page.wait_for_selector(".matrix-row >> nth=2")
     rows = [texts(page, f".matrix-row >> nth={n} >> .cell") for n in range(3)]
-    assert rows[:2] == [[SIGNS["right"]] * 2, [SIGNS["wrong"]] * 2]
-    assert rows[2][0] in (SIGNS["unanswered"], SIGNS["wrong"])
+    assert rows[0] == [SIGNS["wrong"]] * 2
+    assert rows[1][0] in (SIGNS["unanswered"], SIGNS["wrong"])
+    assert rows[2] == [SIGNS["right"]] * 2  # what is right comes last
     figures = page.locator(".figures").inner_text()
     assert "of 6 trials" in figures
     assert "pass@2" in figures
@@ -190,7 +191,7 @@ def test_of_ten_thousand_trials_each_can_be_reached_though_few_are_in_the_page(v
         page.keyboard.press(key)
     assert "canal-00001 · trial 2" in page.evaluate("document.activeElement.getAttribute('aria-label')")
     page.keyboard.press("G")
-    assert "canal-01999 · trial 2" in page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert "canal-01997 · trial 2" in page.evaluate("document.activeElement.getAttribute('aria-label')")
     page.fill("input[type=search]", "canal 77")
     page.wait_for_selector(".foot >> text=11 of 2,000 tasks")
     address = page.locator("a.cell").first.get_attribute("href")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from closeout import Agent
+from closeout.errors import ModelError
+from closeout.journal.run_names import new_run_id
 from viewer_server import find_chromium, serve_viewer, viewer_app
 
 # The texts of a page whose contrast with what is behind them is below 4.5, the least that WCAG 2 (AA) allows.
@@ -120,10 +124,27 @@ def watched_viewer(
         assert viewer.unexpected() == [], viewer.problems
 
 
-def run_apart(agent: Agent[Any], task: str) -> str:
-    """Run an agent in a thread of its own: Playwright's event loop runs in this one."""
+def run_apart(agent: Agent[Any], task: str, **options: Any) -> str:
+    """Run an agent in a thread of its own, since Playwright's event loop runs in this one. Return the run's id."""
+
+    async def run() -> str:
+        run_id: str = options.setdefault("run_id", new_run_id())
+        with suppress(ModelError):  # the run has failed
+            await agent.run(task, **options)
+        return run_id
+
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(agent.run_sync, task).result().run_id
+        return pool.submit(asyncio.run, run()).result()
+
+
+def check_accessible(page: Any) -> None:
+    """Check that axe finds no serious problem in a page."""
+    axe = pytest.importorskip("axe_playwright_python")
+    page.evaluate((Path(axe.__file__).parent / "axe.min.js").read_text("utf-8"))
+    found = page.evaluate("axe.run()")["violations"]
+    serious = [each for each in found if each["impact"] in ("serious", "critical")]
+    shown = [(each["id"], each["help"], [node["html"][:200] for node in each["nodes"][:3]]) for each in serious]
+    assert shown == [], f"{page.url}: {shown}"
 
 
 def check_looks(page: Any) -> None:

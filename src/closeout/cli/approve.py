@@ -36,8 +36,8 @@ def approve_command(
     quiet: bool = False,
 ) -> int:
     """Decide what a run waits for, and resume it if nothing else is left to decide. Return the exit code."""
-    from closeout.cli.options import agent_option
     from closeout.config import home_folder
+    from closeout.journal.next_steps import agent_option
     from closeout.journal.store import open_store
     from closeout.run.waits.waiting import pending_decisions, record_decisions
 
@@ -81,9 +81,9 @@ def list_waiting(*, as_json: bool) -> int:
     """Print what each run waits for, with the commands that decide it. Return the exit code."""
     from dataclasses import asdict
 
-    from closeout.cli.options import agent_option
     from closeout.cli.selecting import RunFilter
     from closeout.config import home_folder
+    from closeout.journal.next_steps import agent_option
     from closeout.journal.readonly import open_to_read
     from closeout.run.waits.waiting import pending_decisions
 

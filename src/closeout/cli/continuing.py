@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from closeout.cli.options import RunOptions, check_trust, is_from_command, options_in
+from closeout.cli.options import RunOptions, check_trust, options_in
 from closeout.config import home_folder
 from closeout.errors import UsageError
 from closeout.journal.events import REPLIED, RunStarted
+from closeout.journal.next_steps import is_from_command
 from closeout.journal.readonly import open_to_read
 from closeout.journal.run_names import session_of
 from closeout.journal.store import RunRecord, Store

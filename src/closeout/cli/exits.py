@@ -9,7 +9,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -21,19 +21,13 @@ from typer.core import TyperGroup
 from closeout.cli.option_types import command_settings, settings_named
 from closeout.errors import (
     NAMED_SETTINGS,
-    AuthenticationFailed,
-    BadRequest,
     CloseoutError,
-    ContextOverflow,
     JournalDamaged,
     JournalFull,
     JournalLocked,
     McpServerUnavailable,
     ModelError,
-    ModelNotFound,
     ModelUnavailable,
-    PermanentModelError,
-    error_type,
 )
 
 __all__ = [
@@ -45,7 +39,6 @@ __all__ = [
     "WAITING",
     "CommandGroup",
     "guarded",
-    "next_step",
 ]
 
 OK = 0
@@ -61,33 +54,6 @@ OUTCOMES = {"answered": OK, "unanswered": UNANSWERED, "failed": FAILED, "cancell
 
 DEBUG = "CLOSEOUT_DEBUG"
 _FAILURES = (ModelError, McpServerUnavailable, JournalFull, JournalLocked, JournalDamaged)
-
-# The next command after a failed run, by the exception that ended it.
-_INSPECT = "To see what it did: closeout runs {}"
-_SAME_AGAIN = f"Running it again unchanged would fail again. {_INSPECT}"
-_NEXT_STEPS: Mapping[type[CloseoutError], str] = {
-    AuthenticationFailed: "With the right key: closeout resume {}{}",
-    ModelNotFound: "With the right address: closeout resume {0}{1} --base-url URL   "
-    "With another model: closeout resume {0}{1} -m MODEL --force",
-    BadRequest: _SAME_AGAIN,
-    ContextOverflow: _SAME_AGAIN,
-    PermanentModelError: "Once that is fixed: closeout resume {}{}",
-    JournalFull: "Then resume it: closeout resume {}{}",
-    CloseoutError: "Resume it later: closeout resume {}{}",
-}
-
-
-def next_step(error_kind: str, run_id: str, agent: str = "") -> str:
-    """Return what to do after a failed run: a sentence that ends in the command to type.
-
-    Args:
-        error_kind: The name of the exception that ended the run.
-        run_id: The run.
-        agent: The option that names its agent; see `agent_option`.
-    """
-    kind = error_type(error_kind or CloseoutError.__name__)
-    nearest = next((each for each in kind.__mro__ if each in _NEXT_STEPS), None) if kind is not None else None
-    return (_NEXT_STEPS[nearest] if nearest is not None else _INSPECT).format(run_id, agent)
 
 
 def guarded(command: Callable[..., int]) -> Callable[..., None]:

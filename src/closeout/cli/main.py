@@ -592,7 +592,9 @@ def work(
 @app.command()
 @guarded
 def usage(
-    by: Annotated[str, typer.Option(help="Groups, separated by commas: day, key, user, model, agent")] = "day,model",
+    by: Annotated[
+        str, typer.Option(help="Groups, separated by commas: day, key, user, model, agent, tool")
+    ] = "day,model",
     since: Annotated[str, typer.Option(help="The first day, such as 2026-11-01 (UTC)")] = "",
     until: Annotated[str, typer.Option(help="The last day")] = "",
     budgets: Annotated[bool, typer.Option("--budgets", help="What the keys of budgets have spent instead")] = False,

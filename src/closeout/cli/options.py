@@ -21,14 +21,11 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from closeout.agent import Agent
-    from closeout.journal.store import Row
     from closeout.settings_tree import SettingsTree
 
 __all__ = [
     "RunOptions",
-    "agent_option",
     "check_trust",
-    "is_from_command",
     "make_agent",
     "model_in",
     "options_in",
@@ -121,6 +118,7 @@ def recorded_options(run_id: str, *, agent: str | None = None) -> RunOptions:
     """
     from closeout.config import home_folder
     from closeout.journal.events import RunStarted
+    from closeout.journal.next_steps import is_from_command
     from closeout.journal.readonly import open_to_read
 
     if agent is not None:
@@ -170,20 +168,6 @@ def check_trust(run_id: str, options: RunOptions) -> None:
     if not agrees(f"{said} Do you trust it?"):
         raise UsageError(f"{said} If you trust it: closeout runs trust {run_id}. Otherwise name an agent: --agent")
     open_store(home_folder()).trust_run(run_id)
-
-
-def is_from_command(origin: Mapping[str, Any]) -> bool:
-    """True if a run with this origin was started on the command line."""
-    return "model" in origin and "config" in origin
-
-
-def agent_option(rows: Sequence[Row]) -> str:
-    """Return what the commands that continue a run need: the option for its agent, if its record does not have it."""
-    from closeout.journal.events import RunStarted
-
-    started = rows[0].event if rows else None
-    is_known = isinstance(started, RunStarted) and is_from_command(started.origin)
-    return "" if is_known else " --agent PACKAGE.MODULE:AGENT"
 
 
 def options_in(values: Mapping[str, Any]) -> RunOptions:

@@ -18,6 +18,7 @@ from closeout.cli.options import RunOptions, make_agent, recorded_options, with_
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import amount, duration, print_answer, print_json, say_error, usage_line
 from closeout.errors import UsageError
+from closeout.journal.next_steps import next_step
 from closeout.stray_output import stray_output_to_stderr
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def _report(result: RunResult, display: Display | None, *, as_json: bool) -> Non
         print_answer(result.answer)
     if result.status == "failed":
         error = result.error or f"The run failed ({result.stop_reason})."
-        say_error(f"{_sentence(error)} {exits.next_step(result.error_kind, result.run_id)}")
+        say_error(f"{_sentence(error)} {next_step(result.status, result.error_kind, result.run_id)}")
     elif result.status == "waiting":
         if not as_json:
             print(describe_pending(result.run_id, result.waiting), file=sys.stderr)

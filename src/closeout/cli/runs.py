@@ -15,8 +15,6 @@ from rich.text import Text
 
 from closeout.cli.deciding import describe_pending
 from closeout.cli.display import Display
-from closeout.cli.exits import next_step
-from closeout.cli.options import agent_option
 from closeout.cli.selecting import RunFilter
 from closeout.cli.terminal import (
     Cell,
@@ -40,6 +38,7 @@ from closeout.journal.events import (
     RunStarted,
     TurnAccepted,
 )
+from closeout.journal.next_steps import agent_option, next_step
 from closeout.journal.persons import persons_of
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import Row, RunRecord, Store
@@ -59,7 +58,6 @@ STYLES = {
     "cancelled": "yellow",
     "waiting": "cyan",
 }
-RESUMABLE = ("interrupted", "cancelled")
 RUNS = (
     Column("run"),
     Column("when", rank=2),
@@ -173,11 +171,10 @@ def _print_outcome(console: Console, record: RunRecord, rows: Sequence[Row]) -> 
     agent = agent_option(rows)
     answer = "no answer" if record.answer is None else f"answer: {printable(record.answer)}"
     console.print(Text(answer, "bold"))
-    if record.status == "failed":
-        console.print(next_step(ended.error_kind if ended is not None else "", record.run_id, agent))
-    elif record.status in RESUMABLE:
-        console.print(f"Resume it: closeout resume {record.run_id}{agent}")
-    elif record.status == "waiting":
+    kind = ended.error_kind if ended is not None else ""
+    if advice := next_step(record.status, kind, record.run_id, agent):
+        console.print(advice)
+    if record.status == "waiting":
         from closeout.run.waits.waiting import pending_decisions
 
         console.print(Text(describe_pending(record.run_id, pending_decisions(rows), agent)))

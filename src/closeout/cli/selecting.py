@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from closeout.errors import UsageError
-from closeout.journal.events import RunStarted
-from closeout.journal.persons import persons_of
+from closeout.journal.persons import belongs_to
 from closeout.journal.run_names import LAB
 from closeout.journal.store import RunRecord, Store
 
@@ -71,19 +70,15 @@ class RunFilter:
             with SearchIndex(store) as index:
                 index.update()
                 for hit in index.search(self.text):
-                    if not (self.agent or self.user) or self._names(store.beginning(hit.run.run_id)):
+                    started = store.beginning(hit.run.run_id) if self.agent or self.user else None
+                    if belongs_to(started, agent=self.agent, user=self.user):
                         yield hit.run
         elif self.agent or self.user:
             for run_id, started in store.beginnings(self.user or self.agent):
-                if self._names(started):
+                if belongs_to(started, agent=self.agent, user=self.user):
                     yield store.run(run_id)
         else:
             yield from store.each_run(not_under=() if self.is_set else [LAB])
-
-    def _names(self, started: RunStarted | None) -> bool:
-        """Return whether a run is of the agent and for the person."""
-        is_agents = not self.agent or (started is not None and started.name == self.agent)
-        return is_agents and (not self.user or self.user in persons_of(started))
 
 
 def seconds_in(option: str, age: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from closeout.cli.terminal import Cell, Column, fit_table, make_console, print_json, say_error, width_of
+from closeout.cli.terminal import Cell, Column, duration, fit_table, make_console, print_json, say_error, width_of
 from closeout.config import home_folder
 from closeout.journal.ledger import spent_by_day
 from closeout.journal.usage_totals import UsageTotal, usage_totals
@@ -10,6 +10,7 @@ from closeout.journal.usage_totals import UsageTotal, usage_totals
 __all__ = ["print_budgets", "print_usage"]
 
 NUMBERS = ("requests", "input", "from cache", "output", "cost")
+CALLS = ("calls", "failed", "time of a call", "tokens of results")
 
 
 def print_usage(by: str, since: str, until: str, *, as_json: bool) -> int:
@@ -19,8 +20,9 @@ def print_usage(by: str, since: str, until: str, *, as_json: bool) -> int:
     if as_json:
         print_json([total.to_dict() for total in totals])
         return 0
-    rows: list[list[Cell]] = [[*((name, "") for name in total.group.values()), *_numbers(total)] for total in totals]
-    columns = [*(Column(name, least=10) for name in groups), *(Column(name, right=True) for name in NUMBERS)]
+    numbers_of, names = (_calls, CALLS) if "tool" in groups else (_numbers, NUMBERS)
+    rows: list[list[Cell]] = [[*((name, "") for name in total.group.values()), *numbers_of(total)] for total in totals]
+    columns = [*(Column(name, least=10) for name in groups), *(Column(name, right=True) for name in names)]
     return _show(columns, rows, "Nothing was used. `closeout run` records runs here.")
 
 
@@ -54,6 +56,11 @@ def _show(columns: list[Column], rows: list[list[Cell]], nothing: str) -> int:
     for line in fit_table(columns, rows, width_of(console)):
         console.print(line)
     return 0
+
+
+def _calls(total: UsageTotal) -> list[Cell]:
+    texts = (f"{total.calls:,}", f"{total.failures:,}", duration(1000 * total.seconds / (total.calls or 1)))
+    return [*((text, "") for text in texts), (f"{total.result_tokens:,}", "")]
 
 
 def _numbers(total: UsageTotal) -> list[Cell]:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from closeout.cli import exits
 from closeout.cli.deciding import describe_pending, read_json
-from closeout.cli.options import RunOptions, agent_option, make_agent, recorded_options, with_own_deps
+from closeout.cli.options import RunOptions, make_agent, recorded_options, with_own_deps
 from closeout.cli.terminal import amount, print_json, say_error
 from closeout.config import home_folder
 from closeout.errors import CloseoutError, JournalLocked
+from closeout.journal.next_steps import agent_option
 from closeout.stray_output import stray_output_to_stderr
 from closeout.visible import visible
 

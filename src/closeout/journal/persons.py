@@ -11,7 +11,15 @@ from closeout.journal.run_names import session_of
 from closeout.journal.store import RunRecord, Store
 from closeout.records import record
 
-__all__ = ["OtherRun", "others_that_repeat", "persons_of", "runs_of_person", "runs_of_session", "runs_with_forks"]
+__all__ = [
+    "OtherRun",
+    "belongs_to",
+    "others_that_repeat",
+    "persons_of",
+    "runs_of_person",
+    "runs_of_session",
+    "runs_with_forks",
+]
 
 
 @record
@@ -32,6 +40,12 @@ def persons_of(started: RunStarted | None) -> set[str]:
     keys = started.settings.get("budget") or ()
     named |= {str(key).removeprefix("user:") for key in keys if str(key).startswith("user:")}
     return named - {""}
+
+
+def belongs_to(started: RunStarted | None, *, agent: str = "", user: str = "") -> bool:
+    """Return whether a run is one of the agent and for the person. An empty name matches any."""
+    is_agents = not agent or (started is not None and started.name == agent)
+    return is_agents and (not user or user in persons_of(started))
 
 
 def runs_of_person(store: Store, user: str) -> tuple[dict[str, RunRecord], list[str]]:

@@ -713,17 +713,18 @@ class Store:
         """Return a number that changes when anything in the journal does, in whatever process."""
         return self.database.version()
 
-    def beginnings(self, text: str = "") -> Iterator[tuple[str, RunStarted]]:
+    def beginnings(self, text: str = "", *, before: str = "") -> Iterator[tuple[str, RunStarted]]:
         """Iterate over the ids and first events of the runs, newest first. Large texts of the events are left out.
 
         Args:
+            before: Only the runs that began earlier than this one.
             text: Leave out runs in whose first commit no text value or key ends with this. It may hold other events.
         """
         import json
 
         statement = _SELECT_BEGINNINGS.format(contains=self.database.contains)
         needles = (to_json(_storable(text))[1:], json.dumps(text)[1:].encode()) if text else (b"", b"")
-        last = _ALL
+        last = self.number_of(before) if before else _ALL
         while found := self.query(statement, (*needles, last)):
             for _, run_id, body in found:
                 if body is not None and (started := self._started(body)) is not None:

@@ -18,6 +18,7 @@ from closeout.journal.events import (
     DecisionRequested,
     Event,
     Evicted,
+    FlowDecided,
     ModelFailed,
     ModelReplied,
     ModelRequested,
@@ -85,6 +86,7 @@ class CallStory:
         arguments: The arguments, JSON text or a value, in the same way.
         decision: The decision of a person that it needs.
         decided: That decision, once it is made.
+        flow: What the flow rules decided.
         shown: Its result as the model sees it, an item of `TurnAccepted.returns`.
         agents: The sub-agents that it started.
     """
@@ -96,6 +98,7 @@ class CallStory:
     arguments: Any = None
     decision: DecisionRequested | None = None
     decided: DecisionMade | None = None
+    flow: FlowDecided | None = None
     started: ToolStarted | None = None
     finished: ToolFinished | None = None
     shown: Mapping[str, Any] | None = None
@@ -223,7 +226,7 @@ class Story:
                 return Change(agent, turn)
             case TurnAccepted():
                 return self._accepted(agent, event)
-            case DecisionRequested() | DecisionMade():
+            case DecisionRequested() | DecisionMade() | FlowDecided():
                 self._decision(agent, event)
             case TurnRolledBack():
                 turn = self._current(agent, event.turn)
@@ -319,7 +322,7 @@ class Story:
         call.name, call.arguments, call.started = event.name, event.arguments, event
         return Change(agent, turn, call=call)
 
-    def _decision(self, agent: AgentStory, event: DecisionRequested | DecisionMade) -> None:
+    def _decision(self, agent: AgentStory, event: DecisionRequested | DecisionMade | FlowDecided) -> None:
         if agent.turn is None:
             return
         if isinstance(event, DecisionMade):
@@ -328,10 +331,12 @@ class Story:
                     each.decided = event
             return
         # A call that needs approval has not started, so its place in the reply is not recorded.
-        alike = (call for call in agent.turn.proposed.values() if call.name == event.name and call.decision is None)
-        call = agent.turn.handles.get(event.request.partition(".")[0]) or next(alike, None)
+        handle, field = (event.handle, "flow") if isinstance(event, FlowDecided) else (event.request, "decision")
+        calls = agent.turn.proposed.values()
+        alike = (call for call in calls if call.name == event.name and getattr(call, field) is None)
+        call = agent.turn.handles.get(handle.partition(".")[0]) or next(alike, None)
         if call is not None:
-            call.decision = event
+            setattr(call, field, event)
 
     def _tool_finished(self, agent: AgentStory, event: ToolFinished) -> Change:
         call = agent.running.pop(event.handle, None) or _call(self._current(agent), 0, event.handle)

@@ -52,7 +52,7 @@ from closeout.language.text_index import TextIndex, lacks_fts5
 __all__ = ["IndexState", "RunHit", "SearchIndex", "forget_deleted", "indexed_usage", "parse_query", "texts_of"]
 
 FILE_NAME = "search.sqlite3"
-FORMAT = 4
+FORMAT = 5
 BATCH_SECONDS = 0.5  # a commit after this long, so that others can search what is indexed and nothing is lost
 BATCH_EVENTS = 2000  # events of one run that are indexed at once
 EXCERPT = 160  # characters

@@ -1,22 +1,25 @@
-"""The usage of one run, summed by day, budget keys, model and agent."""
+"""The usage of one run, summed by day, budget keys, model, agent and tool."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
-from closeout.journal.events import AgentStarted, ModelFailed, ModelReplied, RunStarted
+from closeout.journal.events import AgentStarted, ModelFailed, ModelReplied, RunStarted, ToolFinished, TurnAccepted
 from closeout.journal.store import Row
 from closeout.messages import Usage, UsageSum
 
 __all__ = ["UsagePart", "usage_of_run"]
 
 
+_NO_USAGE = Usage()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsagePart:
-    """The requests of an agent of a run on one day with one model.
+    """The requests of an agent of a run on one day with one model, or its calls of one tool.
 
     Attributes:
         day: The day (UTC, "2026-11-24").
@@ -26,6 +29,11 @@ class UsagePart:
         agent: The agent's name.
         usage: The sum. A request without a known price adds nothing to the cost.
         unpriced: How many requests have no known price.
+        tool: The tool; empty for requests.
+        calls: The calls of the tool.
+        failures: Those of them that failed.
+        seconds: How long they took together.
+        result_tokens: The tokens of their results as the model was shown them.
     """
 
     day: str
@@ -33,8 +41,13 @@ class UsagePart:
     user: str
     model: str
     agent: str
-    usage: Usage
-    unpriced: int
+    usage: Usage = _NO_USAGE
+    unpriced: int = 0
+    tool: str = ""
+    calls: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+    result_tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -44,6 +57,9 @@ class UsagePart:
     def from_json(cls, fields: Mapping[str, Any]) -> UsagePart:
         """Return the part that `to_json` made these values of."""
         return cls(**{**fields, "keys": tuple(fields["keys"]), "usage": Usage(**fields["usage"])})
+
+
+_Group: TypeAlias = tuple[str, tuple[str, ...], str, str]  # day, keys of budgets, model, agent
 
 
 def usage_of_run(rows: Iterable[Row], model: str) -> list[UsagePart]:
@@ -56,7 +72,18 @@ def usage_of_run(rows: Iterable[Row], model: str) -> list[UsagePart]:
     keys: dict[str, set[str]] = {"main": set()}
     user = ""
     models, names = {"main": model}, {"main": ""}
-    sums: dict[tuple[str, tuple[str, ...], str, str], tuple[UsageSum, list[int]]] = {}
+    sums: dict[_Group, tuple[UsageSum, list[int]]] = {}
+    tools: dict[tuple[_Group, str], list[float]] = {}  # calls, failures, seconds, tokens of results
+
+    def group_of(path: str, time: float) -> _Group:
+        day = datetime.fromtimestamp(time, UTC).date().isoformat()
+        name = names.get(path) or path.rpartition(":")[2]
+        return day, tuple(sorted(_keys_of(path, keys))), models.get(path, model), name
+
+    def add(name: str, path: str, time: float, *numbers: float) -> None:
+        sum_ = tools.setdefault((group_of(path, time), name), [0.0] * 4)
+        sum_[:] = [before + number for before, number in zip(sum_, numbers, strict=True)]
+
     for row in rows:
         event = row.event
         if isinstance(event, RunStarted):
@@ -69,18 +96,37 @@ def usage_of_run(rows: Iterable[Row], model: str) -> list[UsagePart]:
             path = event.agent
             if isinstance(event, ModelReplied) and event.model:
                 models[path] = event.model
-            day = datetime.fromtimestamp(row.time, UTC).date().isoformat()
-            name = names.get(path) or path.rpartition(":")[2]
-            group = day, tuple(sorted(_keys_of(path, keys))), models.get(path, model), name
-            total, unpriced = sums.setdefault(group, (UsageSum(), [0]))
+            total, unpriced = sums.setdefault(group_of(path, row.time), (UsageSum(), [0]))
             usage = Usage(**event.usage)
             if usage.cost_usd is None:
                 unpriced[0] += usage.requests
                 usage = replace(usage, cost_usd=0.0)
             total.add(usage)
-    return [
+        elif isinstance(event, ToolFinished):
+            add(event.name, event.agent, row.time, 1, not event.ok, event.ms / 1000, 0)
+        elif isinstance(event, TurnAccepted):
+            for shown in event.returns:
+                if shown["call"] < len(event.calls):
+                    name = str(event.calls[shown["call"]]["name"])
+                    add(name, event.agent, row.time, 0, 0, 0, shown.get("tokens") or 0)
+    requests = [
         UsagePart(day=day, keys=charged, user=user, model=used, agent=name, usage=total.total, unpriced=unpriced)
         for (day, charged, used, name), (total, [unpriced]) in sums.items()
+    ]
+    return requests + [
+        UsagePart(
+            day=day,
+            keys=charged,
+            user=user,
+            model=used,
+            agent=name,
+            tool=tool,
+            calls=int(calls),
+            failures=int(failures),
+            seconds=seconds,
+            result_tokens=int(tokens),
+        )
+        for ((day, charged, used, name), tool), (calls, failures, seconds, tokens) in tools.items()
     ]
 
 

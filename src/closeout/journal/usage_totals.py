@@ -1,4 +1,4 @@
-"""The usage of all runs in a home, summed by day, budget key, model or agent."""
+"""The usage of all runs in a home, summed by day, budget key, user, model, agent or tool."""
 
 from __future__ import annotations
 
@@ -16,27 +16,38 @@ from closeout.messages import Usage, UsageSum
 
 __all__ = ["GROUPS", "UsageTotal", "usage_totals"]
 
-GROUPS = ("day", "key", "user", "model", "agent")
+GROUPS = ("day", "key", "user", "model", "agent", "tool")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageTotal:
-    """The usage of one group of requests.
+    """The usage of one group of requests; if the groups have tools, of calls.
 
     Attributes:
         group: What the requests have in common: the day (UTC, "2026-11-24"), the key of a budget (empty: the run had
-            none), the user that the run was given, the model, the agent's name.
+            none), the user that the run was given, the model, the agent's name, the tool.
         usage: Tokens, requests, and the cost of the requests whose price is known.
         unpriced: How many requests have no known price.
+        calls: How many calls of the tool were made. This and what follows is 0 for groups of requests.
+        failures: How many of them failed.
+        seconds: How long they took together.
+        result_tokens: The tokens of their results as the model was shown them.
     """
 
     group: Mapping[str, str]
     usage: Usage
     unpriced: int = 0
+    calls: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+    result_tokens: int = 0
 
     def to_dict(self) -> dict[str, object]:
         """Return the group and its numbers as JSON values."""
         usage = self.usage
+        if "tool" in self.group:
+            numbers = ("calls", "failures", "seconds", "result_tokens")
+            return {**self.group, **{name: getattr(self, name) for name in numbers}}
         return {
             **self.group,
             "requests": usage.requests,
@@ -60,8 +71,8 @@ def usage_totals(
 
     Args:
         home: The folder of the runs. Defaults to `CLOSEOUT_HOME` or the user's data folder.
-        by: What the groups have in common: "day", "key", "user", "model", "agent". A request of a run with several
-            budget keys counts for each of them.
+        by: What the groups have in common: "day", "key", "user", "model", "agent", "tool". A request of a run with
+            several budget keys counts for each of them. With "tool" calls are counted instead of requests.
         since: The first day, "2026-11-01" (UTC).
         until: The last day.
 
@@ -72,7 +83,7 @@ def usage_totals(
     if unknown := [name for name in by if name not in GROUPS]:
         raise UsageError(f"Usage has no group {unknown[0]!r}. Choose from {', '.join(GROUPS)}.")
     first, last = _day("since", since), _day("until", until)
-    sums: dict[tuple[str, ...], tuple[UsageSum, list[int]]] = {}
+    sums: dict[tuple[str, ...], tuple[UsageSum, list[float]]] = {}
     with open_to_read(home_folder() if home is None else as_home(home)) as store:
         indexed = indexed_usage(store)
         for run in store.each_run():
@@ -82,16 +93,26 @@ def usage_totals(
             if run.ended is None or ended != run.ended:
                 parts = usage_of_run(store.rows(run.run_id), run.model)
             for part in parts:
-                if (first and part.day < first) or (last and part.day > last):
+                if (first and part.day < first) or (last and part.day > last) or bool(part.tool) != ("tool" in by):
                     continue
                 for key in part.keys or ("",) if "key" in by else ("",):
                     group = {"day": part.day, "key": key, "user": part.user, "model": part.model, "agent": part.agent}
-                    total, unpriced = sums.setdefault(tuple(group[name] for name in by), (UsageSum(), [0]))
-                    unpriced[0] += part.unpriced
+                    group["tool"] = part.tool
+                    total, numbers = sums.setdefault(tuple(group[name] for name in by), (UsageSum(), [0] * 5))
+                    added = (part.unpriced, part.calls, part.failures, part.seconds, part.result_tokens)
+                    numbers[:] = [before + number for before, number in zip(numbers, added, strict=True)]
                     total.add(part.usage)
     return [
-        UsageTotal(group=dict(zip(by, group, strict=True)), usage=total.total, unpriced=unpriced)
-        for group, (total, [unpriced]) in sorted(sums.items())
+        UsageTotal(
+            group=dict(zip(by, group, strict=True)),
+            usage=total.total,
+            unpriced=int(unpriced),
+            calls=int(calls),
+            failures=int(failures),
+            seconds=seconds,
+            result_tokens=int(tokens),
+        )
+        for group, (total, [unpriced, calls, failures, seconds, tokens]) in sorted(sums.items())
     ]
 
 

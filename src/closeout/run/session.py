@@ -225,7 +225,7 @@ class ModelSession:
             raise error
         else:
             expires = self._scope.run.clock() + error.retry_after
-        await wait_until(self._scope, key, expires)
+        await wait_until(self._scope, key, expires, str(error))
 
     def _note_accepted(self, request: ModelRequest) -> None:
         """Remember what the server has turned out to take."""

@@ -31,6 +31,7 @@ __all__ = [
     "call_digest",
     "decide",
     "due_time",
+    "end_wait",
     "ended_timer",
     "login_digest",
     "must_rerun",
@@ -82,6 +83,11 @@ class PendingDecision:
     def by_person(self) -> bool:
         """True if a person decides it, rather than a clock or another program."""
         return self.kind in BY_PERSON
+
+    @property
+    def may_end_early(self) -> bool:
+        """True if it is a wait of the agent itself, for its start or for a model's server, which `end_wait` ends."""
+        return self.kind == "timer" and not self.tool
 
     @property
     def signals(self) -> tuple[str, ...]:
@@ -179,11 +185,12 @@ async def decide(
     return made
 
 
-async def wait_until(scope: Scope, name: str, when: float) -> None:
+async def wait_until(scope: Scope, name: str, when: float, reason: str = "") -> None:
     """Wait for a time on behalf of an agent itself, not of a call. Raises Suspended before it."""
     until = datetime.fromtimestamp(when, UTC).isoformat(timespec="seconds")
+    arguments = json.dumps({"until": until})
     request = DecisionRequested(
-        scope.path, name, "timer", name="", arguments=json.dumps({"until": until}), digest="", expires=when
+        scope.path, name, "timer", name="", arguments=arguments, digest="", reason=reason, expires=when
     )
     await decide(scope, request, partial(ended_timer, scope))
 
@@ -283,6 +290,36 @@ def record_decisions(
                 raise DecisionRefused(_unknown(run_id, name, rows, requests))
             made.append(_made(request, _read(pending_of(request), value), by, idle=0.0 if made else idle))
         return [*made, *also]
+
+    recorded = store.add_events(run_id, events, lambda rows: noted_due(pending_decisions(rows)))
+    return pending_decisions(recorded.rows)
+
+
+def end_wait(store: Store, run_id: str, name: str, *, by: str = "") -> tuple[PendingDecision, ...]:
+    """Record that an agent need not wait for a time any longer: for its start, or for a model's server.
+
+    Args:
+        store: Where the run is kept.
+        run_id: The run.
+        name: The id of the wait. One that a tool has begun keeps its time.
+        by: Who ends it.
+
+    Returns:
+        What the run still waits for.
+
+    Raises:
+        DecisionRefused: The run does not wait for this, or a tool does.
+        RunNotFound: There is no such run.
+        JournalLocked: The run is being executed.
+        JournalError: The end cannot be written.
+    """
+
+    def events(rows: Sequence[Row], now: float) -> list[Event]:
+        request = open_requests(rows).get(name)
+        if request is None or not pending_of(request).may_end_early:
+            raise DecisionRefused(f"Run {run_id} has no wait {name!r:.80} that can be ended early.")
+        idle = now - rows[-1].time
+        return [DecisionMade(request.agent, request.request, "time", digest=request.digest, by=by, idle=idle)]
 
     recorded = store.add_events(run_id, events, lambda rows: noted_due(pending_decisions(rows)))
     return pending_decisions(recorded.rows)

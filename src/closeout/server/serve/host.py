@@ -342,11 +342,12 @@ class AgentHost:
         if len(self._tasks) >= self._max_active:
             raise Busy(f"{len(self._tasks)} runs are executed or queued, which is the limit. Try again later.")
 
-    def _launch(self, run_id: str, *, streamed: bool, interrupted: int = 0) -> None:
+    def _launch(self, run_id: str, *, streamed: bool, interrupted: int = 0, again: bool = False) -> None:
         self._wakeups[run_id] = Wakeup()
         if streamed:
             self._streamed.add(run_id)
-        task = self._tasks[run_id] = asyncio.create_task(self._execute(run_id, interrupted), name=f"run {run_id}")
+        execution = self._execute(run_id, interrupted, again)
+        task = self._tasks[run_id] = asyncio.create_task(execution, name=f"run {run_id}")
         task.add_done_callback(lambda _: self._forget(run_id))
 
     def _forget(self, run_id: str) -> None:
@@ -358,15 +359,17 @@ class AgentHost:
             wakeup.wake()
         self._lookout.news.set()
 
-    async def _execute(self, run_id: str, interrupted: int) -> None:
+    async def _execute(self, run_id: str, interrupted: int, again: bool) -> None:
         try:
             async with self._suspects if is_suspect(interrupted) else nullcontext(), self._slots:
                 if self.stopping:
                     return  # it waits in the journal
                 seen = await self.store.off_loop(self.store.run, run_id)
-                if seen.status not in ("interrupted", "waiting", "cancelled"):
+                startable = {"interrupted", "waiting", "cancelled"} | ({"failed"} if again else set())
+                if seen.status not in startable:
                     return  # another process was faster
-                if seen.status == "cancelled" and not await asyncio.to_thread(is_handed_over, self.store, run_id):
+                is_cancelled = seen.status == "cancelled" and not again
+                if is_cancelled and not await asyncio.to_thread(is_handed_over, self.store, run_id):
                     return  # while it was queued
                 self._executing.add(run_id)
                 started = (await asyncio.to_thread(self.store.rows_from, run_id, 0, 1))[0].event
@@ -466,6 +469,13 @@ class AgentHost:
             self._launch(run_id, streamed=bool((notes or {}).get("stream")))
         self._lookout.news.set()
         return pending
+
+    async def resume(self, run_id: str) -> None:
+        """Execute a run again that failed, was cancelled or interrupted, or that no longer has to wait. Raises Busy."""
+        if run_id not in self._tasks:
+            self._check_room()
+            await asyncio.to_thread(forget_requests, self.store, run_id)
+            self._launch(run_id, streamed=False, again=True)
 
     def servers(self) -> list[McpServerConfig]:
         """Return the MCP servers of the agent and of its sub-agents."""

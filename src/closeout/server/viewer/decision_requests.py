@@ -69,6 +69,7 @@ def pending_shape(pending: PendingDecision, *, signed_in: bool = False, problem:
         "fields": fields,
         "url": str(pending.arguments.get("url", "")) if pending.kind in ("question", "login") else "",
         "scope": str(pending.arguments.get("scope", "")) if pending.kind == "login" else "",
+        "may_end_early": pending.may_end_early,
         "signed_in": signed_in,
         "problem": visible(problem, keep="\n"),
     }
@@ -136,10 +137,10 @@ def read_decision(body: bytes) -> tuple[str, Decision]:
 
 
 def read_name(body: bytes) -> str:
-    """Return the id of what somebody wants to sign in for. Raises UsageError."""
-    name = _object(body, "The login").get("id")
+    """Return the id of what a run waits for, as somebody wants to sign in, or to end the wait. Raises UsageError."""
+    name = _object(body, "The request").get("id")
     if not isinstance(name, str):
-        raise UsageError("A login has the id of what the run waits for.")
+        raise UsageError("Send the id of what the run waits for.")
     return name
 
 

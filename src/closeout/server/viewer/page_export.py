@@ -13,7 +13,7 @@ from closeout.journal.events import ModelRequested
 from closeout.journal.store import Store
 from closeout.server.file_download import files_shape, run_files
 from closeout.server.viewer.cited_sources import all_sources
-from closeout.server.viewer.shapes import event_shape, run_shape
+from closeout.server.viewer.shapes import ended_shape, event_shape
 from closeout.server.viewer.story_items import StoryItems
 
 __all__ = ["export_run", "joined_modules"]
@@ -33,7 +33,7 @@ def export_run(store: Store, run_id: str) -> str:
     from closeout.server.viewer.evaluations import trial_shape  # imports much of the package
 
     rows = store.read(run_id).rows
-    run = run_shape(store.run(run_id), None)
+    run = ended_shape(store, run_id)
     story = StoryItems(whole=True)
     story.feed(rows)
     requests = [event_shape(row) for row in rows if isinstance(row.event, ModelRequested)]

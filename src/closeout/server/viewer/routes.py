@@ -17,8 +17,9 @@ from aiohttp import web
 from closeout.codec import encode_json
 from closeout.errors import DecisionRefused, JournalError, JournalLocked, MessageRefused, RunNotFound, UsageError
 from closeout.homes import Home
-from closeout.journal.events import ModelRequested, RunEnded
+from closeout.journal.events import ModelRequested
 from closeout.journal.following import follow
+from closeout.journal.persons import belongs_to
 from closeout.journal.readonly import open_to_read
 from closeout.journal.run_names import LAB
 from closeout.journal.store import RunRecord, Store, open_store
@@ -27,7 +28,16 @@ from closeout.server.app import HOME, error_response, json_response
 from closeout.server.file_download import file_response, files_shape, find_file, run_files
 from closeout.server.sse import KEEP_ALIVE_SECONDS
 from closeout.server.viewer.page_export import STATIC, export_run, joined_modules
-from closeout.server.viewer.shapes import cut, event_shape, hit_shape, run_shape, without_messages
+from closeout.server.viewer.shapes import (
+    about_shape,
+    cut,
+    ended_shape,
+    event_shape,
+    hit_shape,
+    run_reason,
+    run_shape,
+    without_messages,
+)
 from closeout.server.viewer.story_items import StoryItems
 
 if TYPE_CHECKING:
@@ -42,7 +52,6 @@ T = TypeVar("T")
 
 MOST_RUNS = 200  # runs in one response
 MOST_EVENTS = 5000
-LONGEST_REASON = 300  # characters
 INDEX_SECONDS = 0.1  # seconds of indexing before a list is made; the rest is indexed between lists
 USAGE_DAYS, MOST_USAGE_DAYS = 31, 3_660
 POLICY = (
@@ -75,6 +84,7 @@ def add_viewer(app: web.Application, *, host: AgentHost | None = None) -> None:
     route.add_get("/viewer/api/runs/{run_id}/requests", viewer.list_requests)
     route.add_get("/viewer/api/runs/{run_id}/waiting", viewer.list_waiting)
     route.add_post("/viewer/api/runs/{run_id}/decisions", viewer.decide)
+    route.add_post("/viewer/api/runs/{run_id}/resume", viewer.resume)
     route.add_post("/viewer/api/runs/{run_id}/login", viewer.sign_in)
     route.add_get("/viewer/login/callback", viewer.end_sign_in)
     route.add_post("/viewer/api/runs/{run_id}/messages", viewer.send_message)
@@ -165,17 +175,27 @@ class _Viewer:
             if state.indexed < state.runs and not self._indexing:
                 self._indexing = True
                 self._searcher.submit(self._index_more)
+            named = {"agent": query.get("agent", ""), "user": query.get("user", "")}
+            found: Iterator[tuple[RunRecord, Any]]
             if text:
-                found: Iterator[tuple[RunRecord, Any]] = ((h.run, h) for h in index.search(text, before=before))
+                found = ((h.run, h) for h in index.search(text, before=before))
+            elif any(named.values()):
+                begun = store.beginnings(named["user"] or named["agent"], before=before)
+                listed = (run_id for run_id, started in begun if belongs_to(started, **named))
+                grouped = tuple(f"{name}." for name in [*evaluations, LAB])
+                found = ((store.run(run_id), None) for run_id in listed if not run_id.startswith(grouped))
             else:
                 found = ((record, None) for record in store.each_run(before, not_under=[*evaluations, LAB]))
-            wanted = list(islice((pair for pair in found if _matches(pair[0], query)), limit + 1))
+            found = (pair for pair in found if _matches(pair[0], query))
+            if text and any(named.values()):
+                found = (pair for pair in found if belongs_to(store.beginning(pair[0].run_id), **named))
+            wanted = list(islice(found, limit + 1))
             totals = index.totals(record.run_id for record, _ in wanted)
-            reasons = {record.run_id: _reason(store, record) for record, _ in wanted[:limit]}
-        shapes = []
-        for record, hit in wanted[:limit]:
-            shape = {**run_shape(record, totals.get(record.run_id)), "reason": reasons[record.run_id]}
-            shapes.append(shape if hit is None else {**shape, "hit": hit_shape(hit)})
+            shapes = []
+            for record, hit in wanted[:limit]:
+                shape = {**run_shape(record, totals.get(record.run_id)), "reason": run_reason(store, record)}
+                shape |= about_shape(store.beginning(record.run_id))
+                shapes.append(shape if hit is None else {**shape, "hit": hit_shape(hit)})
         return {
             "runs": shapes,
             "more": len(wanted) > limit,
@@ -207,7 +227,7 @@ class _Viewer:
         """One run's record."""
 
         def read(store: Store, run_id: str) -> dict[str, Any]:
-            return run_shape(store.run(run_id), None)
+            return ended_shape(store, run_id)
 
         return json_response(await self._in_store(read, request))
 
@@ -259,6 +279,26 @@ class _Viewer:
         except (DecisionRefused, JournalLocked) as error:
             return error_response(409, str(error), "decision_refused")
         return json_response({"waiting": [pending_shape(each) for each in left], "continues": host is not None})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        """Continue a run that failed or was stopped, or one that waits for a time and need not."""
+        from closeout.run.waits.waiting import end_wait
+        from closeout.server.viewer.decision_requests import BY, check_own_page, read_name
+
+        check_own_page(request, self._token)
+        run_id, name = request.match_info["run_id"], read_name(await request.read())
+        host = await self._host_of(request)
+        try:
+            if name:
+                store = await self._read(open_store, self._app[HOME])
+                await self._read(end_wait, store, run_id, name, by=BY)
+            elif host is None:
+                raise DecisionRefused("This viewer does not have the run's agent. Resume the run with its command.")
+        except (DecisionRefused, JournalLocked) as error:
+            return error_response(409, str(error), "decision_refused")
+        if host is not None:
+            await host.resume(run_id)
+        return json_response({"continues": host is not None})
 
     async def sign_in(self, request: web.Request) -> web.Response:
         """Begin to sign in to the MCP server that the run waits for. Returns the address of the page to open."""
@@ -369,7 +409,7 @@ class _Viewer:
             rows = store.rows_from(run_id, start, limit)
             # Read after the events: if it is over, these are all.
             return {
-                "run": run_shape(store.run(run_id), None),
+                "run": ended_shape(store, run_id),
                 "events": [cut(without_messages(event_shape(row))) for row in rows],
             }
 
@@ -386,7 +426,7 @@ class _Viewer:
             story.take()
             story.feed(row for row in rows if row.seq >= start)
             # Read after the events: if it is over, these are all.
-            return {"run": run_shape(store.run(run_id), None), **story.take()}
+            return {"run": ended_shape(store, run_id), **story.take()}
 
         return json_response(await self._in_store(read, request))
 
@@ -444,8 +484,8 @@ class _Viewer:
                         story.take()
                     else:
                         await response.write(b"id: %d\ndata: %b\n\n" % (row.seq, encode_json(story.take())))
-                record = await self._read(store.run, run_id)
-                await response.write(b"event: end\ndata: %b\n\n" % encode_json(run_shape(record, None)))
+                record = await self._read(ended_shape, store, run_id)
+                await response.write(b"event: end\ndata: %b\n\n" % encode_json(record))
         except ConnectionError:
             pass  # the page is gone
         finally:
@@ -527,20 +567,6 @@ def _evaluations_in(home: Home) -> list[str]:
     from closeout.evaluate.trials import evaluations_in
 
     return evaluations_in(home)
-
-
-def _reason(store: Store, record: RunRecord) -> str:
-    """Return why a run has no answer: its error, why it stopped, or what it waits for; empty for other runs."""
-    if record.status == "waiting":
-        from closeout.run.waits.waiting import awaited, pending_decisions
-
-        waits = ", ".join(map(awaited, pending_decisions(store.rows(record.run_id))))
-        return f"Waits for {waits}."[:LONGEST_REASON] if waits else ""
-    if record.status not in ("failed", "unanswered", "cancelled"):
-        return ""
-    last = store.last_event(record.run_id)
-    error = last.error if isinstance(last, RunEnded) else ""
-    return (error or record.stop_reason or "")[:LONGEST_REASON]
 
 
 def _matches(record: RunRecord, query: dict[str, str]) -> bool:

@@ -14,6 +14,7 @@ from closeout.journal.events import (
     DecisionMade,
     DecisionRequested,
     Event,
+    FlowDecided,
     RunEnded,
     RunResumed,
     ServerAsked,
@@ -81,12 +82,11 @@ class StoryItems:
             self._changed[self._end] = None  # it was not the end
         if isinstance(event, RunResumed) and self._fork is None and self._story.started and self._story.started.forked:
             self._fork = event
-        if isinstance(event, DecisionRequested | DecisionMade) and change.agent.turn is not None:
-            self._changed[self._turns[change.agent.turn]] = None  # its call waits, or no longer does
-        if change.turn is not None:
-            item = self._turns.get(change.turn)
+        turn = change.turn or _turn_of_decision(change.agent, event)
+        if turn is not None:
+            item = self._turns.get(turn)
             if item is None:
-                item = self._turns[change.turn] = _Item(change.agent, row, row.seq, change.turn)
+                item = self._turns[turn] = _Item(change.agent, row, row.seq, turn)
         elif _is_shown(event):
             item = _Item(change.agent, row, row.seq, None)
         else:
@@ -167,7 +167,8 @@ class StoryItems:
             "name": self._shorten(call.name),
             "arguments": None if call.started is not None else self._shorten(call.arguments),
             "decision": self._event(call.decision),
-            "isDecided": call.decided is not None,
+            "decided": self._event(call.decided),
+            "flow": self._event(call.flow),
             "started": self._event(call.started),
             "finished": self._event(call.finished),
             "shown": self._shorten(call.shown),
@@ -179,6 +180,14 @@ class StoryItems:
         if event is None:
             return None
         return self._shorten(without_messages(event_shape(self._rows[id(event)])))
+
+
+def _turn_of_decision(agent: AgentStory, event: Event) -> TurnStory | None:
+    """Return the turn whose call a decision is about; None for another event."""
+    if agent.turn is None or not isinstance(event, DecisionRequested | DecisionMade | FlowDecided):
+        return None
+    decisions = (each for call in agent.turn.calls for each in (call.decision, call.decided, call.flow))
+    return agent.turn if any(each is event for each in decisions) else None
 
 
 def _is_shown(event: Event) -> bool:

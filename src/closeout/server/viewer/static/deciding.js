@@ -1,10 +1,10 @@
 // What a run waits for, and the forms that decide it.
 
 import { h, replaceChildren } from "./dom.js";
-import { moment } from "./format.js";
+import { moment, until } from "./format.js";
 import { t } from "./language.js";
-import { copyFrom, longText } from "./parts.js";
-import { beginLogin, listWaiting, sendDecision } from "./source.js";
+import { commandLine, longText } from "./parts.js";
+import { beginLogin, listWaiting, resumeRun, sendDecision } from "./source.js";
 
 /** The requests of a waiting run. `update` fetches them; a form that somebody fills in stays as it is. */
 export class DecisionPanel {
@@ -21,7 +21,9 @@ export class DecisionPanel {
   }
 
   /** Show what the run waits for now; nothing if it does not wait. */
-  async update(isWaiting) {
+  async update(record) {
+    const isWaiting = record.status === "waiting";
+    this.record = record;
     this.element.hidden = !isWaiting;
     if (!isWaiting) return this.show({ waiting: [], continues: true });
     try {
@@ -50,7 +52,7 @@ export class DecisionPanel {
     replaceChildren(this.title, waiting.length ? title : t("Everything is decided"));
     const calls = waiting.filter((each) => each.kind === "approval");
     replaceChildren(this.together, calls.length < 2 ? null : [
-      button(t("Approve all {n}", { n: calls.length }), () => this.decideAll(calls, { verdict: "approve" }), "primary"),
+      button(t("Approve all {n}", { n: calls.length }), () => this.decideAll(calls, { verdict: "approve" })),
       button(t("Deny all {n}", { n: calls.length }), () => this.decideAll(calls, { verdict: "deny" }))]);
     const isOver = waiting.every((each) => each.signed_in);
     replaceChildren(this.end, !isOver ? null : continues ? h("p.line.good", null, t("The run continues.")) : this.howToContinue());
@@ -68,16 +70,15 @@ export class DecisionPanel {
 
   howToContinue() {
     const command = `closeout resume ${/^[\w.-]+$/.test(this.runId) ? this.runId : `'${this.runId.replaceAll("'", "'\\''")}'`}`;
-    const copy = h("button", { type: "button", click: () => copyFrom(copy, command) }, t("Copy"));
     return h("div.line.warning", null,
       h("p", null, t("The decisions are recorded. This viewer does not have the run's agent. To continue the run:")),
-      h("p.command", null, h("code", null, command), copy),
+      commandLine(command),
       h("p.quiet", null, t("A run that was started in Python is continued there: {code}", { code: `await agent.resume(${JSON.stringify(this.runId)})` })));
   }
 
   form(request) {
     if (request.kind === "login") return awaitedLogin(request, this.runId);
-    if (!isDecided(request)) return awaitedTime(request);
+    if (!isDecided(request)) return this.awaitedTime(request);
     const isQuestion = request.kind === "question";
     const problem = h("p.line.error", { role: "alert", hidden: true });
     const fields = h("div.decide");
@@ -86,6 +87,7 @@ export class DecisionPanel {
         h("b", null, isQuestion ? t("Question") : t("Approval")),
         h("span.tool-name", { dir: "auto" }, revealed(request.tool)), h("span.quiet", { dir: "auto" }, request.id),
         h("code.digest", { title: `SHA-256 ${request.hash}` }, request.hash.slice(0, 12))),
+      h("p.quiet", { dir: "auto" }, revealed(this.asker(request))),
       isQuestion ? longText(request.question, { tag: "div.says", marks: revealed }) : [
         request.reason ? h("p.quiet", { dir: "auto" }, revealed(request.reason)) : null,
         exactArguments(request)],
@@ -106,18 +108,46 @@ export class DecisionPanel {
       }
     };
     const choices = () => replaceChildren(fields, isQuestion ? answerForm(request, send, deny) : h("div.buttons", null,
-      button(t("Approve"), () => send({ verdict: "approve" }), "primary"), button(t("Edit arguments"), edit), button(t("Deny"), deny)));
+      button(t("Approve"), () => send({ verdict: "approve" })), button(t("Edit arguments"), edit), button(t("Deny"), deny)));
     const edit = () => {
       const text = h("textarea", { rows: Math.min(24, request.json.split("\n").length + 1), spellcheck: "false", "aria-label": t("Arguments as JSON") });
       text.value = request.json;
       open(fields, text, h("div.buttons", null,
-        button(t("Approve with these arguments"), () => send({ verdict: "approve", arguments: text.value || "{" }), "primary"), button(t("Cancel"), choices)));
+        button(t("Approve with these arguments"), () => send({ verdict: "approve", arguments: text.value || "{" })), button(t("Cancel"), choices)));
     };
     const deny = () => {
       const text = h("input", { type: "text", "aria-label": t("Reason"), placeholder: t("Why not? The model reads it.") });
       open(fields, text, h("div.buttons", null, button(t("Deny"), () => send({ verdict: "deny", text: text.value }), "danger"), button(t("Cancel"), choices)));
     };
     choices();
+    return element;
+  }
+
+  /** Who asks, and for whom: the agent of the run, or the sub-agent that the id of the request names. */
+  asker({ id }) {
+    const { agent, users } = this.record;
+    const path = id.split("/").slice(0, -1).map((part) => part.slice(part.indexOf(":") + 1));
+    const name = [agent || t("the agent"), ...path].join(" → ");
+    return users.length ? t("{name} asks, for {user}", { name, user: users.join(", ") }) : t("{name} asks", { name });
+  }
+
+  /** A time or a signal. A wait for a model's server may be ended by a person. */
+  awaitedTime(request) {
+    const element = awaitedTime(request);
+    if (!request.may_end_early) return element;
+    const problem = h("p.line.error", { role: "alert", hidden: true });
+    const now = button(t("Try now"), async () => {
+      now.disabled = true;
+      try {
+        this.show({ waiting: [], continues: await resumeRun(this.runId, request.id) });
+        this.onDecided();
+      } catch (error) {
+        problem.hidden = false;
+        replaceChildren(problem, error.message);
+        now.disabled = false;
+      }
+    }, "primary");
+    element.append(h("div.buttons", null, now), problem);
     return element;
   }
 }
@@ -129,20 +159,20 @@ function isDecided(request) {
 
 function awaitedTime(request) {
   const isSignal = request.kind === "signal";
-  const until = request.expires === null ? null : moment(request.expires);
+  const time = request.expires === null ? null : `${moment(request.expires)} (${until(request.expires)})`;
   const text = isSignal
-    ? [request.signals.length > 1 ? t("Waits for the first of the signals {names}.", { names: request.signals.join(", ") }) : t("Waits for the signal {name}.", { name: request.signals[0] }), until && t("At the latest until {time}.", { time: until })].filter(Boolean).join(" ")
-    : t("Waits until {time}.", { time: until });
+    ? [request.signals.length > 1 ? t("Waits for the first of the signals {names}.", { names: request.signals.join(", ") }) : t("Waits for the signal {name}.", { name: request.signals[0] }), time && t("At the latest until {time}.", { time })].filter(Boolean).join(" ")
+    : t("Waits until {time}.", { time });
   return h("article.request", { "data-id": request.id },
     h("header", null, h("b", null, isSignal ? t("Signal") : t("Timer")),
-      h("span.tool-name", { dir: "auto" }, revealed(request.tool)), h("span.quiet", { dir: "auto" }, request.id)),
-    h("p", { dir: "auto" }, revealed(text)));
+      request.tool ? [h("span.tool-name", { dir: "auto" }, revealed(request.tool)), h("span.quiet", { dir: "auto" }, request.id)] : null),
+    h("p.awaited", { dir: "auto" }, revealed(text)),
+    request.reason ? h("p.quiet", { dir: "auto" }, revealed(request.reason)) : null);
 }
 
 /** A login that a person must make at the server. Its page is a link: nothing is opened by itself. */
 function awaitedLogin(request, runId) {
   const command = `closeout mcp login ${shellWord(request.url)}${request.scope ? ` --scope ${shellWord(request.scope)}` : ""}`;
-  const copy = h("button", { type: "button", click: () => copyFrom(copy, command) }, t("Copy"));
   const problem = h("p.line.error", { role: "alert", hidden: !request.problem }, revealed(request.problem));
   const next = h("div.decide");
   const begin = button(t("Sign in"), async () => {
@@ -164,7 +194,7 @@ function awaitedLogin(request, runId) {
     request.signed_in
       ? h("p.line.good", null, t("Signed in."))
       : [h("div.buttons", null, begin), next, problem,
-        h("p.command", null, h("span.quiet", null, t("Or in a terminal:")), h("code", null, revealed(command)), copy)]);
+        h("p.quiet", null, t("Or in a terminal:")), commandLine(command, revealed(command))]);
 }
 
 function shellWord(text) {

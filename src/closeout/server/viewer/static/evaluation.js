@@ -5,9 +5,11 @@ import { cost, count, duration, moment, share } from "./format.js";
 import { t } from "./language.js";
 import { LongList } from "./list.js";
 import { fold, statusChip } from "./parts.js";
-import { loadEvaluation } from "./source.js";
+import { listEvaluations, loadEvaluation } from "./source.js";
 
 const OUTCOMES = { right: "✓", wrong: "✗", unanswered: "–", failed: "!", waiting: "?", running: "●", unfinished: "·" };
+// How a task differs from the other tasks: in another evaluation, or from trial to trial.
+const DIFFERENCES = { worse: "↓", better: "↑", uneven: "≠" };
 const ROW_PIXELS = 41;
 const MOST_COLUMNS = 30; // beyond these, the cells of a row wrap and have no heads
 const LEAST_MS = 2000;
@@ -24,7 +26,13 @@ class EvaluationPage {
     this.main = main;
     this.id = route.id;
     this.scorer = route.query.get("scorer") ?? "";
-    this.chosen = Object.hasOwn(OUTCOMES, route.query.get("show") ?? "") ? route.query.get("show") : "";
+    const show = route.query.get("show") ?? "";
+    this.chosen = Object.hasOwn(OUTCOMES, show) || Object.hasOwn(DIFFERENCES, show) ? show : "";
+    this.with = route.query.get("with"); // the evaluation to compare with; null: the one before
+    this.others = [];
+    this.before = new Map(); // task → share of right trials in that evaluation
+    this.other = null;
+    this.compared = h("section.compared", { hidden: true, "aria-label": t("Comparison") });
     this.text = route.query.get("q") ?? "";
     this.rows = new Map(); // task → row, the same object while the page lives
     this.shown = [];
@@ -47,10 +55,52 @@ class EvaluationPage {
     const found = await loadEvaluation(this.id, { scorer: this.scorer });
     replaceChildren(this.main, h("div.run-page", null,
       h("aside.run-side", null, this.head, h("section.run-head", null, this.details)),
-      h("div.run-main.evaluation-main", null, h("div.filters", null, this.search), this.filters, this.matrix, this.note)));
+      h("div.run-main.evaluation-main", null, this.compared, h("div.filters", null, this.search), this.filters, this.matrix, this.note)));
     this.show(found);
     this.list.fillFirst();
     this.later(performance.now() - began);
+    await this.compare();
+  }
+
+  /** Load the evaluation to compare with: the chosen one, or the latest earlier one of as many trials. */
+  async compare() {
+    try {
+      this.others = (await listEvaluations()).filter((each) => each.name !== this.id);
+      const earlier = this.others.filter((each) => each.created < this.found.created && each.planned === this.found.totals.planned);
+      const name = this.with ?? earlier[0]?.name ?? "";
+      this.other = this.others.some((each) => each.name === name) ? await loadEvaluation(name, {}) : null;
+    } catch {
+      this.other = null; // the page is of use without it
+    }
+    if (this.closed) return;
+    this.before = new Map(this.other?.matrix.map((row) => [row.task, shareRight(row)]) ?? []);
+    for (const row of this.rows.values()) row.changed = true;
+    this.drawCompared();
+    this.drawRows();
+  }
+
+  drawCompared() {
+    const { found, other } = this;
+    this.compared.hidden = !this.others.length;
+    const choice = h("select", { "aria-label": t("Compare with"), change: () => {
+      this.with = choice.value;
+      this.remember();
+      this.compare();
+    } }, ["", ...this.others.map((each) => each.name)].map((name) => h("option", { value: name, selected: name === (other?.name ?? "") }, name || t("nothing"))));
+    const common = [...this.rows.values()].filter((row) => this.before.has(row.task)).length;
+    const points = other && typeof found.score.mean === "number" && typeof other.score.mean === "number" ? 100 * (found.score.mean - other.score.mean) : null;
+    replaceChildren(this.compared, h("label", null, t("Compared with"), " ", choice),
+      !other ? null : !common ? h("p.quiet", null, t("The two evaluations have no task in common."))
+        : h("p", null, points === null ? "" : h("b", { class: points < 0 ? "note-error" : "" }, `${points > 0 ? "+" : points < 0 ? "−" : ""}${Math.abs(points).toFixed(1)} ${t("points")}`),
+          ` (${share(other.score.mean)} → ${share(found.score.mean)}) · `,
+          ["worse", "better"].map((kind, at) => [at ? " · " : "", h("button.more", { type: "button", click: () => this.choose({ outcome: kind }) }, t(`{n} tasks ${kind}`, { n: count([...this.rows.values()].filter((row) => this.differs(row) === kind).length) }))])));
+  }
+
+  /** How a task differs: from the other evaluation, or from trial to trial; "" if it does not. */
+  differs(row) {
+    const now = shareRight(row), then = this.before.get(row.task);
+    if (then !== undefined && then !== now) return now < then ? "worse" : "better";
+    return now > 0 && now < 1 ? "uneven" : "";
   }
 
   /** Look again after a while: the longer the server needs, the later. */
@@ -169,18 +219,23 @@ class EvaluationPage {
   }
 
   remember() {
-    const query = new URLSearchParams(Object.entries({ show: this.chosen, q: this.text, scorer: this.scorer }).filter(([, each]) => each));
+    const query = new URLSearchParams(Object.entries({ show: this.chosen, q: this.text, scorer: this.scorer, with: this.with }).filter(([, each]) => each));
     history.replaceState(null, "", `#/evaluation/${encodeURIComponent(this.id)}${query.size ? `?${query}` : ""}`);
   }
 
   drawRows() {
-    replaceChildren(this.filters, Object.entries(OUTCOMES).filter(([name]) => this.counts[name] || name === this.chosen).map(([name, sign]) =>
+    for (const name of Object.keys(DIFFERENCES)) this.counts[name] = 0;
+    for (const row of this.rows.values()) if (this.differs(row)) this.counts[this.differs(row)] += 1;
+    replaceChildren(this.filters, Object.entries({ ...OUTCOMES, ...DIFFERENCES }).filter(([name]) => this.counts[name] || name === this.chosen).map(([name, sign]) =>
       h("button.outcome", { type: "button", "aria-pressed": String(this.chosen === name), click: () => this.choose({ outcome: this.chosen === name ? "" : name }) },
         h("span.cell", { class: name, "aria-hidden": "true" }, sign), t(name), h("b", null, count(this.counts[name])))));
     const words = this.text.toLowerCase();
+    // What differs comes first; then the tasks that are not right, then the rest, each in the order of the data set.
+    const order = (row) => [...Object.keys(DIFFERENCES), ""].indexOf(this.differs(row)) + (row.trials.every((trial) => trial.outcome === "right") ? 1 : 0);
     this.shown = [...this.rows.values()].filter((row) =>
-      (!this.chosen || row.trials.some((trial) => trial.outcome === this.chosen)) &&
-      (!words || row.task.toLowerCase().includes(words) || row.question.toLowerCase().includes(words)));
+      (!this.chosen || this.differs(row) === this.chosen || row.trials.some((trial) => trial.outcome === this.chosen)) &&
+      (!words || row.task.toLowerCase().includes(words) || row.question.toLowerCase().includes(words)))
+      .sort((a, b) => order(a) - order(b));
     const focused = this.matrix.contains(document.activeElement);
     this.list.update(this.shown);
     if (focused && !this.matrix.contains(document.activeElement)) this.move(0, 0);
@@ -191,15 +246,17 @@ class EvaluationPage {
 
   row(row) {
     const right = row.trials.filter((trial) => trial.outcome === "right").length;
+    const then = this.before.get(row.task);
+    const differs = this.differs(row);
     return h("div.matrix-row", { role: "row" },
       h("div.matrix-task", { role: "rowheader", dir: "auto", title: `${row.question}\n→ ${row.answer}` }, h("code", null, row.task), " ", row.question),
       h("div.cells", null, row.trials.map((trial) => this.cell(row, trial))),
-      h("span.row-share", { role: "gridcell" }, `${right}/${row.trials.length}`));
+      h("span.row-share", { role: "gridcell", class: differs }, then !== undefined && then !== right / (row.trials.length || 1) ? h("small", null, `${Math.round(100 * then)} % → `) : null, `${right}/${row.trials.length}`));
   }
 
   cell(row, trial) {
     const about = [`${row.task} · ${t("trial {n}", { n: trial.epoch })}: ${t(trial.outcome)}`, trial.answer && `→ ${trial.answer}`, trial.reason].filter(Boolean).join("\n");
-    const properties = { class: `${trial.outcome} ${this.chosen && trial.outcome !== this.chosen ? "dimmed" : ""}`, title: about, "aria-label": about, tabindex: "-1", role: "gridcell" };
+    const properties = { class: `${trial.outcome} ${Object.hasOwn(OUTCOMES, this.chosen) && trial.outcome !== this.chosen ? "dimmed" : ""}`, title: about, "aria-label": about, tabindex: "-1", role: "gridcell" };
     return trial.run_id === null ? h("span.cell", properties, OUTCOMES[trial.outcome])
       : h("a.cell", { ...properties, href: `#/run/${encodeURIComponent(trial.run_id)}` }, OUTCOMES[trial.outcome]);
   }
@@ -232,4 +289,8 @@ class EvaluationPage {
     clearTimeout(this.timer);
     this.list.close();
   }
+}
+
+function shareRight(row) {
+  return row.trials.filter((trial) => trial.outcome === "right").length / (row.trials.length || 1);
 }

@@ -53,6 +53,15 @@ export function moment(seconds) {
   return new Date(seconds * 1000).toLocaleString(locale, { dateStyle: "medium", timeStyle: "medium" });
 }
 
+/** How long until then, such as "in 3 h 2 min". */
+export function until(seconds) {
+  const minutes = Math.max(0, Math.round((seconds - Date.now() / 1000) / 60));
+  if (minutes < 1) return t("in less than a minute");
+  if (minutes < 60) return t("in {n} min", { n: minutes });
+  if (minutes < 2880) return t("in {n} h {m} min", { n: Math.floor(minutes / 60), m: minutes % 60 });
+  return t("in {n} days", { n: Math.round(minutes / 1440) });
+}
+
 /** How long ago. */
 export function ago(seconds) {
   const passed = Math.max(0, Date.now() / 1000 - seconds);

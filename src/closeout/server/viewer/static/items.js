@@ -18,6 +18,7 @@ export function itemElement(item, page) {
     body,
   );
   if (item.rolledBack) element.classList.add("rolled-back");
+  if (item.kind === "answer" && item.event.answer == null) element.classList.add("without");
   element.style.setProperty("--depth", Math.min(item.depth, 6));
   element.dataset.depth = item.depth;
   return element;
@@ -127,12 +128,12 @@ function replyText(item, page) {
 }
 
 const WAITS = { question: "waits for an answer", timer: "waits for a time", signal: "waits for a signal", login: "waits for a login" };
-const ENDED = { time: "The time has come", signal: "Signal received", timeout: "The signal did not come in time", login: "Signed in" };
+const ENDED = { approve: "Approved", deny: "Denied", answer: "Answered", time: "The time has come", signal: "Signal received", timeout: "The signal did not come in time", login: "Signed in" };
 const REQUESTS = { question: "Question to a person", timer: "Waits for a time", signal: "Waits for a signal", login: "Waits for a login" };
 
 function callElement(call, item, page) {
   const { started, finished } = call;
-  const waits = call.decision && !call.isDecided && !finished && !call.shown && page.mayContinue();
+  const waits = call.decision && !call.decided && !finished && !call.shown && page.mayContinue();
   const isQuestion = call.decision?.kind === "question";
   const state = call.passedOn ? "passed-on" : waits ? "waits" : !started ? "not-run" : !finished ? "running" : finished.ok ? "ok" : "failed";
   const label = { "passed-on": t("passed to the client"), waits: t(WAITS[call.decision?.kind] ?? "waits for approval"), "not-run": t("not run"), running: t("running …"), ok: "", failed: t("failed") }[state];
@@ -149,8 +150,30 @@ function callElement(call, item, page) {
   const whole = started ? fieldOf(page.runId, started.seq, (each) => pretty(each.arguments)) : null;
   const element = h(`section.call.${state}`, { id: started ? `e${started.seq}` : null }, head,
     (isQuestion && questionElement(given)) || argumentList(given, whole));
+  for (const note of decisionNotes(call, waits)) element.append(note);
   if (finished || call.shown) element.append(resultElement(call, item, page));
   return element;
+}
+
+function decidedName({ verdict }) {
+  return t(ENDED[verdict] ?? textOf(verdict));
+}
+
+/** What was decided about a call, and by whom. What the model reads of it is in the result. */
+function decisionNotes({ decision, decided, flow, shown }, waits) {
+  const notes = [];
+  const note = (event, kind, text) => notes.push(h(`p.decision-note.${kind}`, { id: `e${event.seq}`, dir: "auto" }, text));
+  if (flow) note(flow, flow.decision === "refuse" ? "refused" : "asked", [h("b", null, `${t("Flow rules")}: ${t(textOf(flow.decision))}`), ` ${textOf(flow.reason)} `, h("span.quiet", null, flow.labels.map(textOf).join(", "))]);
+  if (decision && !decided && !waits) note(decision, "asked", t(REQUESTS[decision.kind] ?? "Approval needed"));
+  if (decision && textOf(decision.reason) && textOf(decision.reason) !== textOf(flow?.reason)) note(decision, "asked", textOf(decision.reason));
+  if (decided) {
+    const by = textOf(decided.by) ? t("by {name}", { name: textOf(decided.by) }) : "";
+    const text = textOf(decided.text);
+    const said = ["deny", "answer"].includes(decided.verdict) && !textOf(shown?.text).includes(text) ? text : "";
+    note(decided, decided.verdict === "deny" ? "refused" : "decided", [h("b", null, decidedName(decided)), ` ${by} ${said}`]);
+    if (decided.arguments != null) notes.push(argumentList(decided.arguments, null));
+  }
+  return notes;
 }
 
 /** A question with its options; null if the arguments are not those of a question. */
@@ -272,14 +295,15 @@ const ITEMS = {
   toolsChanged: ({ event }) => [t("Other tools offered"), fold(t("Tools"), () =>
     longText(cutLength(event.tools) ? event.tools : pretty(event.tools)))],
   decision: ({ event }, page) => [t(REQUESTS[event.kind] ?? "Approval needed"), [
-    h("p", null, h("span.tool-name", { dir: "auto" }, textOf(event.name)), ` ${textOf(event.request)}`),
+    event.kind === "timer" ? h("p", null, t("Waits until {time}.", { time: moment(event.expires) }))
+      : h("p", null, h("span.tool-name", { dir: "auto" }, textOf(event.name)), ` ${textOf(event.request)}`),
     textOf(event.reason) ? longText(event.reason) : null,
-    (event.kind === "question" && questionElement(event.arguments)) ||
+    event.kind === "timer" ? null : (event.kind === "question" && questionElement(event.arguments)) ||
       argumentList(event.arguments, fieldOf(page.runId, event.seq, (each) => pretty(each.arguments)))]],
   flow: ({ event }) => [t("Flow rules"), [
     h("p", null, h("span.tool-name", { dir: "auto" }, textOf(event.name)), ` ${textOf(event.handle)} · ${t(textOf(event.decision))} · ${event.labels.map(textOf).join(", ")}`),
     longText(event.reason)]],
-  decided: ({ event }) => [ENDED[event.verdict] ? t(ENDED[event.verdict]) : `${t("Decided")}: ${t(textOf(event.verdict))}`, [
+  decided: ({ event }) => [decidedName(event), [
     h("p.quiet", { dir: "auto" }, `${textOf(event.request)} · ${textOf(event.by)}`),
     textOf(event.text) ? longText(event.text) : null,
     event.arguments == null ? null : argumentList(event.arguments, null)]],
@@ -297,7 +321,7 @@ const ITEMS = {
     const answer = textOf(event.answer);
     const closing = textOf(event.closing_text);
     return [
-      t("Answer"),
+      event.answer == null ? t("End of the run") : t("Answer"),
       [
         event.answer == null
           ? h("p.no-answer", null, t("No answer"))

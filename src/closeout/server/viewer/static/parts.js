@@ -3,7 +3,7 @@
 import { append, h, replaceChildren } from "./dom.js";
 import { count, cost, duration, percent } from "./format.js";
 import { t } from "./language.js";
-import { cutLength, textOf, wholeEvent } from "./source.js";
+import { cutLength, exportedRun, textOf, wholeEvent } from "./source.js";
 import { usageOf } from "./story.js";
 
 const CLAMPED_LINES = 14;
@@ -172,6 +172,23 @@ export function fold(summary, fill, { open = false, name = "" } = {}) {
   details.addEventListener("toggle", make);
   make();
   return details;
+}
+
+/** Whose run it is: its agent, version, user and budgets. The agent and the users are links to their runs. */
+export function aboutRun(run, isLabelled = true) {
+  const named = (text) => (isLabelled ? h("span.label", null, t(text)) : null);
+  const link = (name, value, label) => h("a", { href: exportedRun() ? "#/" : `#/?${name}=${encodeURIComponent(value)}`, dir: "auto", title: t(label) }, value);
+  const parts = [
+    run.agent ? h("span", null, named("Agent"), link("agent", run.agent, "Runs of this agent"), run.version ? ` ${run.version}` : "") : null,
+    ...run.users.map((user) => h("span", null, named("User"), link("user", user, "Runs for this user"))),
+    ...run.budgets.map((key) => h("span", null, named("Budget"), h("span", { dir: "auto" }, key)))];
+  return h("span.run-about", null, parts);
+}
+
+/** A command to type, with a button that copies it. */
+export function commandLine(command, text = command) {
+  const copy = h("button", { type: "button", click: () => copyFrom(copy, command) }, t("Copy"));
+  return h("p.command", null, h("code", null, text), copy);
 }
 
 /** Put a text on the clipboard and say so on the button for a moment. */

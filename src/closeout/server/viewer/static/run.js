@@ -2,12 +2,13 @@
 
 import { DecisionPanel } from "./deciding.js";
 import { MessageBox } from "./messaging.js";
+import { OutcomePanel } from "./outcome.js";
 import { h, replaceChildren } from "./dom.js";
 import { cost, count, duration, moment, percent, short, fileSize } from "./format.js";
 import { itemElement } from "./items.js";
 import { t } from "./language.js";
 import { LongList } from "./list.js";
-import { copyFrom, longText, statusChip } from "./parts.js";
+import { aboutRun, copyFrom, longText, statusChip } from "./parts.js";
 import { exportAddress, exportedRun, fileAddress, followRun, listEvents, listFiles, loadTrial, textOf } from "./source.js";
 import { loadMore, requestsOf, Story, usageOf } from "./story.js";
 
@@ -15,7 +16,7 @@ const FIRST_EVENTS = 60; // enough for the first screen
 const MORE_EVENTS = 5000;
 const MOST_BARS = 240;
 const LOOK_MS = 2000; // between two looks at a run that somebody may continue
-const RESUMABLE = ["waiting", "interrupted"];
+const RESUMABLE = ["waiting", "interrupted", "failed", "cancelled"];
 // What the buttons go to: a label, and how many of them an item contains.
 const LANDMARKS = {
   repair: ["Repairs", (item) => item.repairs?.length],
@@ -24,7 +25,7 @@ const LANDMARKS = {
   request: ["Failed requests", (item) => [item, ...(item.extras ?? [])].filter((each) => each.failure).length],
   eviction: ["Evictions", (item) => (["evicted", "compacted"].includes(item.kind) ? 1 : 0)],
   agent: ["Sub-agents", (item) => (item.kind === "agent" ? 1 : 0)],
-  decision: ["Decisions", (item) => (item.kind === "decision" ? 1 : 0)],
+  decision: ["Decisions", (item) => (item.kind === "decision" ? 1 : item.calls?.filter((call) => call.decision).length)],
   fork: ["Fork", (item) => (item.kind === "forked" ? 1 : 0)],
 };
 
@@ -51,6 +52,7 @@ class RunPage {
     this.looking = 0;
     this.shownAt = -1; // the number of events when the decisions were shown
     this.decisions = new DecisionPanel(route.id, () => this.look());
+    this.outcome = new OutcomePanel(route.id, { onResumed: () => this.look(), goTo: (seq) => this.goToEvent(seq) });
     this.messages = new MessageBox(route.id);
     this.list = new LongList((item) => this.element(item));
     this.head = h("section.run-head");
@@ -65,7 +67,7 @@ class RunPage {
   async open() {
     const isMore = await this.load(FIRST_EVENTS);
     if (this.closed) return;
-    replaceChildren(this.main, h("div.run-page", null, this.decisions.element,
+    replaceChildren(this.main, h("div.run-page", null, h("div.first", null, this.outcome.element, this.decisions.element),
       h("aside.run-side", null, this.head, this.files, this.verdict, this.chart, this.jumps), h("div.run-main", null, this.list.element, this.foot, exportedRun() ? null : this.messages.element)));
     this.draw();
     this.list.fillFirst();
@@ -116,7 +118,7 @@ class RunPage {
     }
     if (this.shownAt === this.story.count && !this.decisions.awaitsLogin) return;
     this.shownAt = this.story.count;
-    this.decisions.update(this.record.status === "waiting");
+    this.decisions.update(this.record);
   }
 
   async look() {
@@ -160,6 +162,7 @@ class RunPage {
     this.drawHead();
     this.drawChart();
     this.drawJumps();
+    if (this.complete) this.outcome.update(this.record, this.record.status === "failed" ? this.items.findLast((item) => item.failure || item.extras?.some((extra) => extra.failure)) : null);
     this.list.update(this.items);
     const state = this.isOver() ? "" : ` · ${t("live")}`;
     replaceChildren(this.foot, this.complete ? `${count(this.story.count)} ${t("events")}${state}` : t("Loading …"));
@@ -188,6 +191,7 @@ class RunPage {
       this.head,
       h("div.run-line", null, statusChip(record.status), copy, h("span.quiet", { dir: "auto" }, record.model)),
       h("h1.run-task", { dir: "auto" }, (textOf(story.started?.task) || record.task).slice(0, 300)),
+      aboutRun(record),
       h("p.quiet", null, moment(started)),
       this.evaluationLink(),
       this.forkLink(),
@@ -196,11 +200,11 @@ class RunPage {
         tile("Turns", count(totals.turns)),
         tile("Calls", count(totals.tool_calls), totals.tool_failures ? `${count(totals.tool_failures)} ${t("failed")}` : ""),
         tile("Tokens", short(input + written), `${short(input)} ${t("in")} · ${short(written)} ${t("out")}`),
-        tile("Cached", percent(cached, input) || "–"),
+        tile("Cached", percent(cached, input)),
         tile("Cost", price === null ? t("unknown") : cost(price)),
         tile("Time", duration(seconds * 1000)),
-        tile("Repairs", count(totals.repairs)),
-        tile("Rollbacks", count(totals.rollbacks)),
+        tile("Repairs", totals.repairs ? count(totals.repairs) : ""),
+        tile("Rollbacks", totals.rollbacks ? count(totals.rollbacks) : ""),
       ),
       h("div.actions", null,
         h("a.button", { href: `#/run/${encodeURIComponent(this.runId)}/prompts` }, t("Prompts")),
@@ -282,7 +286,7 @@ class RunPage {
     turns.sort((a, b) => a.request.seq - b.request.seq);
     const usages = turns.map(usageOf);
     this.widest = Math.max(1, ...usages.slice(-5000).map((usage) => usage.input + usage.written));
-    if (!turns.length) return replaceChildren(this.chart);
+    if (!usages.some((usage) => usage.input + usage.written)) return replaceChildren(this.chart);
     const perBar = Math.ceil(turns.length / MOST_BARS);
     const bars = [];
     let highest = 1;
@@ -322,7 +326,7 @@ class RunPage {
       return h("button.jump", { type: "button", class: `jump-${name}`, click: () => this.goToNext(found) },
         t(label), h("b", null, count(total)));
     });
-    const last = h("button.jump", { type: "button", click: () => this.select(this.items.length - 1) }, this.story.ended?.kind === "answer" ? t("Answer") : t("Latest"));
+    const last = h("button.jump", { type: "button", click: () => this.select(this.items.length - 1) }, this.record.answer !== null ? t("Answer") : this.isOver() && this.record.status !== "waiting" ? t("End") : t("Latest"));
     replaceChildren(this.jumps, buttons, last);
   }
 
@@ -415,6 +419,6 @@ class RunPage {
 function holds(item, seq) {
   const parts = [item.reply, item.accepted, item.rolledBack, ...(item.repairs ?? [])];
   for (const extra of item.extras ?? []) parts.push(extra.request, extra.reply);
-  for (const call of item.calls ?? []) parts.push(call.started, call.finished);
+  for (const call of item.calls ?? []) parts.push(call.started, call.finished, call.decision, call.decided, call.flow);
   return parts.some((part) => part?.seq === seq);
 }

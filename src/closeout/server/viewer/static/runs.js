@@ -3,10 +3,13 @@
 import { h, marked, replaceChildren } from "./dom.js";
 import { ago, cost, count, duration, moment, percent, short } from "./format.js";
 import { t } from "./language.js";
-import { statusChip } from "./parts.js";
+import { aboutRun, statusChip } from "./parts.js";
 import { listRuns } from "./source.js";
 
 const STATUSES = ["", "running", "waiting", "answered", "unanswered", "failed", "interrupted", "cancelled"];
+const AGES = { "": "any time", "1h": "last hour", "24h": "last 24 hours", "7d": "last 7 days", "30d": "last 30 days" };
+const AGE_SECONDS = { "1h": 3600, "24h": 86_400, "7d": 604_800, "30d": 2_592_000 };
+const FILTERS = ["text", "status", "agent", "user", "model", "newer"]; // in the address `text` is q
 const REFRESH_MS = 2000;
 const PAGE = 30;
 const TYPING_MS = 25;
@@ -21,7 +24,7 @@ export async function showRuns(main, route) {
 class RunsPage {
   constructor(main, route) {
     this.main = main;
-    this.filters = { text: route.query.get("q") ?? "", status: route.query.get("status") ?? "", model: route.query.get("model") ?? "" };
+    this.filters = Object.fromEntries(FILTERS.map((name) => [name, route.query.get(name === "text" ? "q" : name) ?? ""]));
     this.rows = new Map(); // run id → {run, element}
     this.more = false;
     this.loading = null;
@@ -29,8 +32,14 @@ class RunsPage {
     this.chosen = []; // runs to compare
     this.search = h("input", { type: "search", placeholder: t("Search tasks, replies, results …"), "aria-label": t("Search"),
       value: this.filters.text, input: () => this.later(() => this.set("text", this.search.value)) });
-    this.model = h("input.model-filter", { type: "search", placeholder: t("Model"), "aria-label": t("Model"), value: this.filters.model,
-      input: () => this.later(() => this.set("model", this.model.value)) });
+    this.named = ["agent", "user", "model"].map((name) => {
+      const label = t({ agent: "Agent", user: "User", model: "Model" }[name]);
+      const input = h("input.name-filter", { type: "search", placeholder: label, "aria-label": label, value: this.filters[name],
+        input: () => this.later(() => this.set(name, input.value)) });
+      return input;
+    });
+    this.newer = h("select", { "aria-label": t("Began"), change: () => this.set("newer", this.newer.value) },
+      Object.entries(AGES).map(([value, name]) => h("option", { value, selected: value === this.filters.newer }, t(name))));
     this.status = h("select", { "aria-label": t("Status"), change: () => this.set("status", this.status.value) },
       STATUSES.map((status) => h("option", { value: status, selected: status === this.filters.status }, t(status || "any status"))));
     this.list = h("div.runs", { role: "list" });
@@ -44,7 +53,7 @@ class RunsPage {
   async open() {
     replaceChildren(this.main, h("div.runs-page", null,
       h("h1.unseen", null, t("Runs")),
-      h("form.filters", { role: "search", submit: (event) => event.preventDefault() }, this.search, this.status, this.model),
+      h("form.filters", { role: "search", submit: (event) => event.preventDefault() }, this.search, this.status, this.newer, this.named),
       this.grouped,
       h("div.runs-head", { "aria-hidden": "true" }, ["Task", "Turns", "Tokens", "Cached", "Cost", "Time"].map((name) => h("span", null, t(name)))),
       this.list, this.end, this.note, this.compare));
@@ -61,9 +70,15 @@ class RunsPage {
   set(name, value) {
     if (this.filters[name] === value.trim()) return;
     this.filters[name] = value.trim();
-    const query = new URLSearchParams(Object.entries({ q: this.filters.text, status: this.filters.status, model: this.filters.model }).filter(([, each]) => each));
+    const query = new URLSearchParams(FILTERS.filter((each) => this.filters[each]).map((each) => [each === "text" ? "q" : each, this.filters[each]]));
     history.replaceState(null, "", `#/${query.size ? `?${query}` : ""}`);
     this.load();
+  }
+
+  /** The filters as the server takes them. */
+  asked() {
+    const { newer, ...filters } = this.filters;
+    return Object.hasOwn(AGE_SECONDS, newer) ? { ...filters, since: Math.floor(Date.now() / 1000 - AGE_SECONDS[newer]) } : filters;
   }
 
   /** Load the first page. What was asked before and is not there yet is of no interest any more. */
@@ -71,7 +86,7 @@ class RunsPage {
     this.loading?.abort();
     const control = (this.loading = new AbortController());
     try {
-      const found = await listRuns({ ...this.filters, limit: PAGE }, control.signal);
+      const found = await listRuns({ ...this.asked(), limit: PAGE }, control.signal);
       if (control !== this.loading) return;
       this.rows.clear();
       this.selected = -1;
@@ -90,7 +105,7 @@ class RunsPage {
     const control = (this.loading = new AbortController());
     try {
       const before = this.list.lastElementChild.dataset.id;
-      const found = await listRuns({ ...this.filters, before, limit: PAGE }, control.signal);
+      const found = await listRuns({ ...this.asked(), before, limit: PAGE }, control.signal);
       if (control !== this.loading) return;
       for (const run of found.runs) {
         if (this.rows.has(run.run_id)) continue;
@@ -114,7 +129,7 @@ class RunsPage {
     this.observer.observe(this.end);
     this.indexing = found.indexed < found.total;
     let note = "";
-    if (!this.rows.size) note = this.filters.text || this.filters.status || this.filters.model ? t("No run matches.") : t("No runs yet. Try: closeout run \"What is 17 % of 2,340?\"");
+    if (!this.rows.size) note = Object.values(this.filters).some(Boolean) ? t("No run matches.") : t("No runs yet. Try: closeout run \"What is 17 % of 2,340?\"");
     else if (!more) note = t(this.rows.size === 1 ? "1 run" : "{n} runs", { n: count(this.rows.size) });
     if (this.indexing) note += ` · ${t("indexed {n} of {m}", { n: count(found.indexed), m: count(found.total) })}`;
     replaceChildren(this.note, note);
@@ -137,7 +152,7 @@ class RunsPage {
     const filters = { ...this.filters };
     let found;
     try {
-      found = await listRuns({ ...filters, limit: PAGE });
+      found = await listRuns({ ...this.asked(), limit: PAGE });
     } catch {
       return replaceChildren(this.note, t("The server does not answer."));
     }
@@ -179,7 +194,7 @@ class RunsPage {
         run.answer !== null && !run.hit ? h("p.run-answer", { dir: "auto" }, "→ ", run.answer.slice(0, 300)) : null,
         run.reason && !run.hit ? h("p.run-reason", { dir: "auto", "data-status": run.status }, run.reason) : null,
         h("p.run-meta", null, choose, statusChip(run.status), h("span", { title: moment(run.started) }, ago(run.started)),
-          h("span", { dir: "auto" }, run.model), h("code", null, run.run_id), flags)),
+          aboutRun(run, false), h("span", { dir: "auto" }, run.model), h("code", null, run.run_id), flags)),
       h("span.number", { "data-name": t("Turns") }, totals ? count(totals.turns) : "…"),
       h("span.number", { "data-name": t("Tokens"), title: count(tokens) }, totals ? short(tokens) : "…"),
       h("span.number", { "data-name": t("Cached") }, cached || "–", bar),

@@ -18,7 +18,7 @@ async function fetchJson(path, parameters = {}, options = {}) {
 
 const runPath = (id) => `runs/${encodeURIComponent(id)}`;
 
-/** A page of runs: {runs, more, indexed, total, evaluations: those whose trials are left out}. Parameters: text, status, model, before, limit. */
+/** A page of runs: {runs, more, indexed, total, evaluations: those whose trials are left out}. Parameters: text, status, model, agent, user, since, before, limit. */
 export function listRuns(parameters, signal) {
   return fetchJson("runs", parameters, { signal });
 }
@@ -123,6 +123,11 @@ export function sendDecision(id, decision) {
 /** Begin to sign in to the server whose login the run waits for. Returns the address of the page to open, empty if none. */
 export async function beginLogin(id, name) {
   return (await post(`${runPath(id)}/login`, { id: name })).page;
+}
+
+/** Execute a run again; with `wait`, end that wait of it first. Returns whether the server continues it. */
+export async function resumeRun(id, wait = "") {
+  return (await post(`${runPath(id)}/resume`, { id: wait })).continues;
 }
 
 /** Send a message to the run's agent: {text, interrupt}. */
