@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from closeout.cli.agent_command import agent_app
 from closeout.cli.approvals import approvals_app
 from closeout.cli.data import data_app
 from closeout.cli.eval import eval_app
@@ -52,6 +53,7 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="Manage the weights of the embedded models.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(models_app, name="models")
+app.add_typer(agent_app, name="agent")
 app.add_typer(eval_app, name="eval")
 app.add_typer(data_app, name="data")
 app.add_typer(approvals_app, name="approvals")

@@ -27,7 +27,7 @@ from closeout.server.serve.request_keys import KEY_HEADER, request_key
 from closeout.server.serve.responses import run_headers
 from closeout.server.sse import event_bytes, send_events
 
-__all__ = ["add_runs_api"]
+__all__ = ["add_runs_api", "begin_run"]
 
 MAX_WAIT_SECONDS = 600.0
 
@@ -46,29 +46,40 @@ def add_runs_api(app: web.Application, host: AgentHost) -> None:
     app.router.add_post("/v1/runs/{id}/messages", api.send)
 
 
+async def begin_run(host: AgentHost, request: web.Request, **notes: Any) -> str:
+    """Submit the run that the body of a request describes, and return its id.
+
+    Args:
+        host: Executes it.
+        request: The request.
+        notes: What the server wants to know about the run later.
+
+    Raises:
+        ApiError: The body is not valid.
+        Busy: Too many runs are queued, or the server is stopping.
+    """
+    body = await json_body(request)
+    if unknown := body.keys() - {"task", "history", "user", "files"}:
+        raise ApiError(400, f"Unknown keys: {', '.join(sorted(unknown))[:200]}. Send task, history, user, files.")
+    task = body.get("task")
+    if not isinstance(task, str) or not task.strip():
+        raise ApiError(400, 'task must be a text: {"task": "How far is the Moon?"}.', param="task")
+    history = body.get("history") or []
+    if not isinstance(history, list):
+        raise ApiError(400, "history must be a list of messages.", param="history")
+    conversation = chat_conversation([*history, {"role": "user", "content": task}])
+    notes = {"api": "runs", "user": user_of(body, client_of(request)), **notes, **host.deps.notes(request)}
+    files = [*conversation.files, *_files_in(body.get("files") or [])]
+    key = await request_key(request, host.name, host.deps)
+    return await host.submit(conversation.task, history=conversation.history, files=files, notes=notes, key=key)
+
+
 class _Runs:
     def __init__(self, host: AgentHost) -> None:
         self._host = host
 
     async def create(self, request: web.Request) -> web.Response:
-        body = await json_body(request)
-        if unknown := body.keys() - {"task", "history", "user", "files"}:
-            raise ApiError(400, f"Unknown keys: {', '.join(sorted(unknown))[:200]}. Send task, history, user, files.")
-        task = body.get("task")
-        if not isinstance(task, str) or not task.strip():
-            raise ApiError(400, 'task must be a text: {"task": "How far is the Moon?"}.', param="task")
-        history = body.get("history") or []
-        if not isinstance(history, list):
-            raise ApiError(400, "history must be a list of messages.", param="history")
-        conversation = chat_conversation([*history, {"role": "user", "content": task}])
-        about = self._host.deps.notes(request)
-        notes = {"api": "runs", "user": user_of(body, client_of(request)), **about}
-        files = [*conversation.files, *_files_in(body.get("files") or [])]
-        key = await request_key(request, self._host.name, self._host.deps)
-        run_id = await self._host.submit(
-            conversation.task, history=conversation.history, files=files, notes=notes, key=key
-        )
-        return await self._run(run_id, status=202)
+        return await self._run(await begin_run(self._host, request), status=202)
 
     async def get(self, request: web.Request) -> web.Response:
         run_id = await self._run_id(request)

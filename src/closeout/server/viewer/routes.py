@@ -75,6 +75,9 @@ def add_viewer(app: web.Application, *, host: AgentHost | None = None) -> None:
     route.add_get("/", _redirect)
     route.add_get("/viewer", _redirect)
     route.add_get("/viewer/api/runs", viewer.list_runs)
+    route.add_post("/viewer/api/runs", viewer.begin_run)
+    route.add_get("/viewer/api/agent", viewer.show_agent)
+    route.add_get("/viewer/api/agent.svg", viewer.draw_agent)
     route.add_get("/viewer/api/runs/{run_id}", viewer.show_run)
     route.add_get("/viewer/api/runs/{run_id}/trial", viewer.show_trial)
     route.add_get("/viewer/api/runs/{run_id}/events", viewer.list_events)
@@ -222,6 +225,36 @@ class _Viewer:
                 self._index[1].close()
             self._index = (store, SearchIndex(store))
         return self._index[1]
+
+    # -------------------------------------------------------------------------------------------- the playground
+
+    async def show_agent(self, request: web.Request) -> web.Response:
+        """The agent that this server executes runs of, and the agents below it; an empty list without one."""
+        from closeout.assembly.agent_picture import picture_of
+
+        boxes = [] if self._host is None else picture_of(self._host.agent.plan())
+        return json_response({"agents": [{"name": b.name, "model": b.model, "tools": b.tools} for b in boxes]})
+
+    async def draw_agent(self, request: web.Request) -> web.Response:
+        """A picture of the agent."""
+        from closeout.assembly.agent_picture import as_svg, picture_of
+
+        if self._host is None:
+            raise web.HTTPNotFound(text="This viewer has no agent.")
+        picture = as_svg(picture_of(self._host.agent.plan()), dark="dark" in request.query)
+        return web.Response(text=picture, content_type="image/svg+xml")
+
+    async def begin_run(self, request: web.Request) -> web.Response:
+        """Begin a run of the served agent."""
+        from closeout.server.serve.runs_api import begin_run
+        from closeout.server.viewer.decision_requests import check_own_page
+
+        check_own_page(request, self._token)
+        if self._host is None:
+            raise UsageError("This viewer has no agent. Serve one: closeout serve AGENT.yaml")
+        return json_response({"run_id": await begin_run(self._host, request, stream=True)})
+
+    # -------------------------------------------------------------------------------------------- one run
 
     async def show_run(self, request: web.Request) -> web.Response:
         """One run's record."""

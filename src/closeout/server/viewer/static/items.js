@@ -276,7 +276,7 @@ const ITEMS = {
       ],
     ];
   },
-  resumed: ({ event }) => [t("Resumed"), [h("p.quiet", null, t("after {n}", { n: duration(event.idle * 1000) })),
+  resumed: ({ event, seq }) => [t(seq === 1 ? "Began" : "Resumed"), [h("p.quiet", null, t("after {n}", { n: duration(event.idle * 1000) })),
     event.differences?.length ? longText(event.differences.map(textOf).join("\n")) : null]],
   forked: ({ event }, page) => [t("Forked here"), [page.forkLink(), h("p.quiet", null, t("What is above is from that run.")),
     event.differences?.length ? longText(event.differences.map(textOf).join("\n")) : null]],

@@ -5,6 +5,7 @@ import { h, replaceChildren } from "./dom.js";
 import { showEvaluation } from "./evaluation.js";
 import { showEvaluations } from "./evaluations.js";
 import { language, setLanguage, t } from "./language.js";
+import { showPlayground } from "./play.js";
 import { showPrompts } from "./prompts.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
@@ -25,7 +26,7 @@ const header = h("header.top");
 const main = h("main", { id: "main", tabindex: "-1" });
 const helpDialog = h("dialog", { id: "help" });
 
-/** #/, #/run/ID?e=SEQ, #/run/ID/prompts?e=SEQ, #/run/ID/sources?c=CITATION or ?r=HANDLE, #/compare/ID/ID or …/ID/ID/ID, #/evaluations, #/evaluation/NAME?show=OUTCOME, #/usage?by=GROUPS. An exported file shows its run wherever it is opened. */
+/** #/, #/run/ID?e=SEQ, #/run/ID/prompts?e=SEQ, #/run/ID/sources?c=CITATION or ?r=HANDLE, #/compare/ID/ID or …/ID/ID/ID, #/evaluations, #/evaluation/NAME?show=OUTCOME, #/usage?by=GROUP, #/play. An exported file shows its run wherever it is opened. */
 function readAddress() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...ids] = path.split("/").map(decode);
@@ -37,7 +38,7 @@ function readAddress() {
   if (name === "run" && ids[0]) return { name: ofRun, id: ids[0], ids, event, query: parameters };
   if (name === "compare" && ids[0]) return { name: "compare", ids: ids.filter(Boolean).slice(0, 3), event, query: parameters };
   if (name === "evaluation" && ids[0]) return { name, id: ids[0], ids, event, query: parameters };
-  if (name === "evaluations" || name === "usage") return { name, ids, event, query: parameters };
+  if (name === "evaluations" || name === "usage" || name === "play") return { name, ids, event, query: parameters };
   return { name: "runs", ids, event, query: parameters };
 }
 
@@ -49,9 +50,9 @@ function decode(text) {
   }
 }
 
-const PAGES = { runs: showRuns, run: showRun, prompts: showPrompts, sources: showSources, compare: showCompare, evaluations: showEvaluations, evaluation: showEvaluation, usage: showUsage };
+const PAGES = { runs: showRuns, run: showRun, prompts: showPrompts, sources: showSources, compare: showCompare, evaluations: showEvaluations, evaluation: showEvaluation, usage: showUsage, play: showPlayground };
 /** The pages of the header, with the names of the pages below each. */
-const SECTIONS = { "#/": ["Runs", "runs", "run", "prompts", "sources", "compare"], "#/evaluations": ["Evaluations", "evaluations", "evaluation"], "#/usage": ["Usage", "usage"] };
+const SECTIONS = { "#/": ["Runs", "runs", "run", "prompts", "sources", "compare"], "#/evaluations": ["Evaluations", "evaluations", "evaluation"], "#/usage": ["Usage", "usage"], "#/play": ["Playground", "play"] };
 
 async function show() {
   const route = readAddress();

@@ -125,6 +125,20 @@ export async function beginLogin(id, name) {
   return (await post(`${runPath(id)}/login`, { id: name })).page;
 }
 
+/** The agent that the server executes runs of, and those below it: {name, model, tools: [name, marks, number of the agent that it calls or null]}. */
+export async function loadAgents() {
+  return (await fetchJson("agent")).agents;
+}
+
+export function agentPicture(isDark) {
+  return `api/agent.svg${isDark ? "?dark" : ""}`;
+}
+
+/** Begin a run of the server's agent: {task, history, files, user?}. */
+export function beginRun(asked) {
+  return post("runs", asked);
+}
+
 /** Execute a run again; with `wait`, end that wait of it first. Returns whether the server continues it. */
 export async function resumeRun(id, wait = "") {
   return (await post(`${runPath(id)}/resume`, { id: wait })).continues;
