@@ -364,3 +364,46 @@ def test_without_the_extra_the_import_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "closeout.observe.otel")
     with pytest.raises(ImportError, match=r"pip install 'closeout\[otel\]'"):
         importlib.import_module("closeout.observe.otel")
+
+
+# What each backend reads, from its documentation: Langfuse "OpenTelemetry property mapping", Phoenix "OpenInference
+# semantic conventions", MLflow "Attribute mapping reference", Logfire "LLM panels" (October 2026). Jaeger shows all.
+READ_BY = {
+    "langfuse": {
+        "invoke_agent": ("input.value", "output.value", "user.id"),
+        "chat": ("gen_ai.request.model", "gen_ai.usage.input_tokens", "input.value", "output.value"),
+        "execute_tool": ("input.value", "output.value"),
+    },
+    "phoenix": {
+        "invoke_agent": ("openinference.span.kind", "input.value", "output.value", "input.mime_type", "user.id"),
+        "chat": ("openinference.span.kind", "llm.model_name", "llm.token_count.prompt", "llm.token_count.completion"),
+        "execute_tool": ("openinference.span.kind", "tool.name", "input.value", "output.value"),
+    },
+    "mlflow and logfire": {
+        "invoke_agent": ("gen_ai.operation.name", "gen_ai.input.messages", "gen_ai.output.messages"),
+        "chat": ("gen_ai.operation.name", "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.response.model"),
+        "execute_tool": ("gen_ai.tool.name", "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"),
+    },
+}
+
+
+async def test_each_backend_finds_the_attributes_that_it_reads(backend: Backend) -> None:
+    listener = backend.listener(capture_content=True, openinference=True)
+    await talkative().run("What is k1?", user="ann", listeners=[listener])
+    spans = {name.split()[0]: dict(span.attributes or {}) for span in backend.spans if (name := span.name)}
+    for reader, kinds in READ_BY.items():
+        for kind, names in kinds.items():
+            lacking = [name for name in names if not spans[kind].get(name)]
+            assert lacking == [], f"{reader}: {kind} lacks {lacking}"
+    assert [spans[kind]["openinference.span.kind"] for kind in READ_BY["phoenix"]] == ["AGENT", "LLM", "TOOL"]
+    texts = [json.loads(str(span.attributes["gen_ai.input.messages"])) for span in backend.spans if "chat" in span.name]
+    assert texts[0][-1] == {"role": "user", "parts": [{"type": "text", "content": "What is k1?"}]}
+    # Only what a request adds: the reply before it, and the results of its two calls.
+    assert [part["type"] for each in texts[2] for part in each["parts"]] == [
+        "text", "tool_call", "tool_call", "tool_call_response", "tool_call_response",
+    ]  # fmt: skip
+
+
+async def test_without_content_no_words_of_a_user_are_exported_under_any_name(backend: Backend) -> None:
+    await talkative().run(f"What is {SECRET}?", user=SECRET, listeners=[backend.listener(openinference=True)])
+    assert SECRET not in str([dict(span.attributes or {}) for span in backend.spans])

@@ -164,7 +164,8 @@ async def test_metrics_count_the_runs() -> None:
         _, text = await fetch(served, "GET", "/metrics")
     lines = text.splitlines()
     assert 'closeout_runs_ended_total{status="answered"} 1' in lines
-    assert "closeout_model_requests_total 2" in lines
+    about = 'agent="helper",model="scripted",outcome="ok"'
+    assert f"closeout_model_requests_total{{{about}}} 2" in lines
     assert "closeout_runs_active 0" in lines
 
 

@@ -18,6 +18,7 @@ from closeout.errors import JournalError, UsageError
 from closeout.fleet.made_deps import DepsMaker
 from closeout.fleet.working import AgentWorker
 from closeout.server.app import create_app
+from closeout.server.run_figures import RunFigures
 from closeout.server.safety import is_loopback
 from closeout.server.serving import listening, on_first_signal, run_metrics
 from closeout.stray_output import stray_output_to_stderr
@@ -63,7 +64,8 @@ def work_command(
         raise UsageError("This agent keeps its runs in memory (home: false), so others cannot submit any.")
     make = DepsMaker(servers.deps_maker(deps, agent.config))
     plan = agent.plan() if make else agent.plan().given(None)
-    worker = AgentWorker(plan, store, limit=limit, drain_seconds=drain, deps=make)
+    figures = RunFigures()
+    worker = AgentWorker(plan, store, limit=limit, drain_seconds=drain, deps=make, listeners=[figures])
 
     async def work() -> bool:
         stop = asyncio.Event()
@@ -74,7 +76,8 @@ def work_command(
 
         async with AsyncExitStack() as stack:
             if health is not None:
-                url = await stack.enter_async_context(listening(_health_app(store.home, worker, health[0]), *health))
+                app = _health_app(store.home, worker, figures, health[0])
+                url = await stack.enter_async_context(listening(app, *health))
                 servers.say(f"Health: {url}/healthz")
             on_first_signal(stopping, drain=drain)
             servers.say(f"Working on the runs of {agent.plan().name} in {store.home} (Ctrl-C stops)")
@@ -124,7 +127,7 @@ def _report(worker: AgentWorker, *, as_json: bool) -> None:
         servers.say("To list them all: closeout runs --status failed")
 
 
-def _health_app(home: Home, worker: AgentWorker, address: str) -> web.Application:
+def _health_app(home: Home, worker: AgentWorker, figures: RunFigures, address: str) -> web.Application:
     """Return an application that says how a worker is. It names no runs, so it needs no key."""
 
     async def healthz(_: web.Request) -> web.Response:
@@ -138,7 +141,7 @@ def _health_app(home: Home, worker: AgentWorker, address: str) -> web.Applicatio
     app = create_app(home) if is_loopback(address) else create_app(home, hosts=None)
 
     async def metrics(_: web.Request) -> web.Response:
-        return run_metrics(active=worker.executing, queued=0, ended=worker.ended, usage=worker.usage)
+        return run_metrics(active=worker.executing, queued=0, ended=worker.ended, figures=figures)
 
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/metrics", metrics)

@@ -20,7 +20,6 @@ from closeout.journal.events import RunEnded, RunStarted
 from closeout.journal.following import follow, news_of, wait_until
 from closeout.journal.store import SERVED, Row, Store, executor_of
 from closeout.journal.subscribers import Listener
-from closeout.messages import Usage
 from closeout.run.cancelling import cancel_requests, forget_requests, hand_over
 from closeout.run.handoff import is_run_of
 from closeout.run.lifecycle import as_recorded
@@ -73,7 +72,6 @@ class AgentWorker:
         outcomes: The number of runs, by the status that the last execution of each here ended with. Those that could
             not be resumed are `"refused"`, those handed over at the stop or taken over by another process `"left"`.
         failures: The latest runs that failed or were refused.
-        usage: What they used.
     """
 
     plan: AgentPlan
@@ -85,7 +83,6 @@ class AgentWorker:
     ended: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: dict[str, RunFailure] = field(default_factory=dict)
-    usage: Usage = field(default_factory=Usage)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)  # run → when it may be tried again
     _strange: set[str] = field(default_factory=set)  # runs that no agent is named for, and that are not this one's
@@ -207,7 +204,6 @@ class AgentWorker:
                 async with AsyncExitStack() as stack:
                     plan = await self._with_deps(stack, run_id)
                     result = await resume_run(plan, self.store, run_id, self.listeners)
-                self.usage += result.usage
                 if result.error_kind == LeaseLost.__name__:
                     raise LeaseLost(result.error)
                 self._count(run_id, result.status, result.error or result.stop_reason, result.error_kind)

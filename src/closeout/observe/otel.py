@@ -48,7 +48,8 @@ class OpenTelemetryListener:
     the span that is current where the run starts is the parent.
 
     `capture_content` also exports prompts, replies, arguments, results and the texts of errors. Without it none of that
-    leaves the process.
+    leaves the process. `openinference` also writes what is exported under the names of OpenInference, which Phoenix
+    reads.
     """
 
     def __init__(
@@ -56,14 +57,16 @@ class OpenTelemetryListener:
         tracer_provider: trace.TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
         capture_content: bool = False,
+        openinference: bool = False,
     ) -> None:
+        self._openinference = openinference
         self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracer_provider)
         self._instruments = Instruments(meter_provider)
         self._capture_content = capture_content
 
     def for_run(self, run: RunInfo) -> _RunSpans:
         """The callback that exports one run."""
-        return _RunSpans(self._tracer, self._instruments, run, self._capture_content)
+        return _RunSpans(self._tracer, self._instruments, run, self._capture_content, self._openinference)
 
 
 @dataclass(slots=True)
@@ -81,8 +84,16 @@ class _Open:
 class _RunSpans:
     """The spans of one run: one for each agent, request and call of its story. Events from the record make none."""
 
-    def __init__(self, tracer: trace.Tracer, instruments: Instruments, run: RunInfo, capture_content: bool) -> None:
+    def __init__(
+        self,
+        tracer: trace.Tracer,
+        instruments: Instruments,
+        run: RunInfo,
+        capture_content: bool,
+        openinference: bool,
+    ) -> None:
         self._tracer = tracer
+        self._translate = attributes.with_openinference if openinference else dict
         self._instruments = instruments
         self._run = run
         self._content = capture_content
@@ -175,7 +186,7 @@ class _RunSpans:
         ended = attributes.of_run_end(event, self._content)
         if event.status == "cancelled":
             self._error = "cancelled"
-            self._open[self._main].span.set_attributes(ended)
+            self._open[self._main].span.set_attributes(self._translate(ended))
             self.close()
             return
         error = event.stop_reason if event.status == "failed" else ""
@@ -198,7 +209,7 @@ class _RunSpans:
             event.agent,
             f"{operation} {identity.model}".rstrip(),
             SpanKind.CLIENT,
-            details={**identity.of(operation), **attributes.of_request(event, self._run.run_id)},
+            details={**identity.of(operation), **attributes.of_request(event, self._run.run_id, self._content)},
             labels=identity.request_labels(operation),
             context=self._context_of(event.agent),
             current=True,
@@ -275,7 +286,7 @@ class _RunSpans:
         current: bool = False,
     ) -> _Open:
         began = time.time_ns()
-        span = self._tracer.start_span(name, context, kind, dict(details), start_time=began)
+        span = self._tracer.start_span(name, context, kind, self._translate(details), start_time=began)
         held = self._open[node] = _Open(span, agent, began, dict(labels))
         if current:
             self._make_current(held)
@@ -291,7 +302,7 @@ class _RunSpans:
             return
         if held.token is not None and trace.get_current_span() is held.span:
             otel_context.detach(held.token)  # a span of another task's context is not current, and ends with that task
-        held.span.set_attributes(dict(ended))
+        held.span.set_attributes(self._translate(ended))
         if error:
             held.labels["error.type"] = error
             held.span.set_attribute("error.type", error)

@@ -30,12 +30,28 @@ from closeout.journal.events import (
     ToolStarted,
     TurnRolledBack,
 )
+from closeout.journal.run_names import session_of
 from closeout.journal.subscribers import RunInfo
 
-__all__ = ["FAILURES", "AgentIdentity"]
+__all__ = ["FAILURES", "AgentIdentity", "with_openinference"]
 
 Attributes = dict[str, Any]
 
+# The names that OpenInference has for attributes of the conventions.
+_OPENINFERENCE = {
+    "gen_ai.input.messages": "input.value",
+    "gen_ai.output.messages": "output.value",
+    "gen_ai.tool.call.arguments": "input.value",
+    "gen_ai.tool.call.result": "output.value",
+    "gen_ai.request.model": "llm.model_name",
+    "gen_ai.usage.input_tokens": "llm.token_count.prompt",
+    "gen_ai.usage.output_tokens": "llm.token_count.completion",
+    "gen_ai.usage.cache_read.input_tokens": "llm.token_count.prompt_details.cache_read",
+    "closeout.usage.cost_usd": "llm.cost.total",
+    "gen_ai.tool.name": "tool.name",
+    "gen_ai.agent.name": "agent.name",
+}
+_SPAN_KINDS = {"chat": "LLM", "text_completion": "LLM", "invoke_agent": "AGENT", "execute_tool": "TOOL"}
 # Stop reasons that are errors, not outcomes.
 FAILURES = frozenset({"failed", "model_failed", "journal_failed", "context_overflow"})
 _USAGE = {
@@ -88,6 +104,9 @@ def of_run(run: RunInfo, content: bool) -> Attributes:
         found["closeout.task_id"] = clean(started.task_id)
     if content:
         found["gen_ai.input.messages"] = user_message(started.question or started.task)
+        session = session_of(run.run_id)
+        found |= {"session.id": session} if session else {}
+        found |= {"user.id": clean(started.user)} if started.user else {}
     return found
 
 
@@ -98,7 +117,7 @@ def of_run_end(event: RunEnded, content: bool) -> Attributes:
     return found
 
 
-def of_request(event: ModelRequested, run_id: str) -> Attributes:
+def of_request(event: ModelRequested, run_id: str, content: bool) -> Attributes:
     found: Attributes = {
         "gen_ai.conversation.id": run_id,
         "closeout.purpose": event.purpose,
@@ -109,6 +128,8 @@ def of_request(event: ModelRequested, run_id: str) -> Attributes:
     }
     if event.temperature is not None:
         found["gen_ai.request.temperature"] = event.temperature
+    if content and event.added:
+        found["gen_ai.input.messages"] = json.dumps([_input_message(each) for each in event.added], default=str)
     return found
 
 
@@ -119,6 +140,17 @@ def of_reply(event: ModelReplied, content: bool) -> Attributes:
     if content:
         found["gen_ai.output.messages"] = _reply_message(event)
     return found
+
+
+def with_openinference(found: Mapping[str, Any]) -> Attributes:
+    """Return attributes, and those of them that OpenInference names under its names, too."""
+    more = {_OPENINFERENCE[name]: value for name, value in found.items() if name in _OPENINFERENCE}
+    if "gen_ai.operation.name" in found:
+        more["openinference.span.kind"] = _SPAN_KINDS[found["gen_ai.operation.name"]]
+    for side in ("input", "output"):
+        if f"{side}.value" in more:
+            more[f"{side}.mime_type"] = "application/json"
+    return {**found, **more}
 
 
 def of_usage(usage: Mapping[str, Any]) -> Attributes:
@@ -205,6 +237,22 @@ def user_message(text: str) -> str:
 
 def assistant_message(text: str) -> str:
     return _messages("assistant", [{"type": "text", "content": text}], finish_reason="stop")
+
+
+def _input_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message of a request in the conventions' form. Pictures are left out."""
+    if "prompt" in message:
+        return {"role": "user", "parts": [{"type": "text", "content": message["prompt"]}]}
+    said = message.get("content") or ()
+    texts = [said] if isinstance(said, str) else [part["text"] for part in said if isinstance(part.get("text"), str)]
+    parts: list[dict[str, Any]] = [{"type": "text", "content": text} for text in texts]
+    if message.get("role") == "tool":
+        parts = [{"type": "tool_call_response", "id": message.get("tool_call_id"), "response": "".join(texts)}]
+    for made in message.get("tool_calls") or ():
+        called = made.get("function", made)
+        about = {"name": called.get("name"), "arguments": called.get("arguments")}
+        parts.append({"type": "tool_call", "id": made.get("id"), **about})
+    return {"role": message.get("role", "user"), "parts": parts}
 
 
 def _reply_message(event: ModelReplied) -> str:

@@ -10,16 +10,16 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 from aiohttp import web
 
 from closeout.errors import ConfigError
 from closeout.homes import Home
-from closeout.messages import Usage
 from closeout.server.api_errors import api_errors, log
 from closeout.server.app import LOOPBACK_HOSTS, create_app
 from closeout.server.proxy.proxy_server import Proxy
+from closeout.server.run_figures import Family, RunFigures, exposition
 from closeout.server.safety import is_loopback, key_check, origin_check, separate_clients
 from closeout.server.serve.anthropic_chat import add_messages
 from closeout.server.serve.host import AgentHost
@@ -276,42 +276,31 @@ def _add_health(app: web.Application, host: AgentHost) -> None:
         return web.json_response({"status": status}, status=200 if status == "ok" else 503)
 
     async def metrics(_: web.Request) -> web.Response:
-        return run_metrics(active=host.active, queued=host.queued, ended=host.ended, usage=host.usage)
+        return run_metrics(active=host.active, queued=host.queued, ended=host.ended, figures=host.figures)
 
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/metrics", metrics)
 
 
-_Family: TypeAlias = tuple[str, str, str, list[tuple[str, float]]]
-"""A metric: its name, its type, what it is, and its samples by label."""
-
-
-def run_metrics(*, active: int, queued: int, ended: Mapping[str, int], usage: Usage) -> web.Response:
+def run_metrics(*, active: int, queued: int, ended: Mapping[str, int], figures: RunFigures) -> web.Response:
     """Return the figures of a process that executes runs, in Prometheus's text format.
 
     Args:
         active: The runs that it executes.
         queued: Those that wait in it.
         ended: Those that ended, by status.
-        usage: What they used.
+        figures: What happened in them.
     """
-    by_status = [(f'{{status="{status}"}}', count) for status, count in sorted(ended.items())]
-    tokens = [
-        ('{kind="input"}', usage.input_tokens),
-        ('{kind="cached"}', usage.cache_read_tokens),
-        ('{kind="output"}', usage.output_tokens),
+    by_status = [("", (("status", status),), count) for status, count in sorted(ended.items())]
+    families: list[Family] = [
+        ("closeout_runs_active", "gauge", "Runs that are executed.", [("", (), active)]),
+        ("closeout_runs_queued", "gauge", "Runs that wait.", [("", (), queued)]),
+        ("closeout_runs_ended_total", "counter", "Runs that ended, by status.", by_status),
     ]
-    families: list[_Family] = [
-        ("closeout_runs_active", "gauge", "Runs that are executed.", [("", active)]),
-        ("closeout_runs_queued", "gauge", "Runs that wait.", [("", queued)]),
-        ("closeout_runs_ended_total", "counter", "Runs that ended, by status.", [*by_status]),
-        ("closeout_model_requests_total", "counter", "Requests to models.", [("", usage.requests)]),
-        ("closeout_tokens_total", "counter", "Tokens by kind.", [*tokens]),
-    ]
-    return _metrics_response(families)
+    return _metrics_response([*families, *figures.families()])
 
 
-def _proxy_families(proxy: Proxy) -> list[_Family]:
+def _proxy_families(proxy: Proxy) -> list[Family]:
     about = {
         "requests": "Requests with a conversation.",
         "repaired": "Requests whose reply was repaired.",
@@ -319,21 +308,18 @@ def _proxy_families(proxy: Proxy) -> list[_Family]:
         "unrepaired": "Requests whose reply could not be made valid.",
         "failed": "Requests that failed.",
     }
-    families: list[_Family] = [
-        (f"closeout_proxy_{name}_total", "counter", text, [("", proxy.counts[name])]) for name, text in about.items()
+    families: list[Family] = [
+        (f"closeout_proxy_{name}_total", "counter", text, [("", (), proxy.counts[name])])
+        for name, text in about.items()
     ]
-    repairs = [(f'{{kind="{kind}"}}', count) for kind, count in sorted(proxy.repairs.items())]
+    repairs = [("", (("kind", kind),), count) for kind, count in sorted(proxy.repairs.items())]
     families.append(
-        ("closeout_proxy_active", "gauge", "Requests that are served or wait.", [("", proxy.admission.present)])
+        ("closeout_proxy_active", "gauge", "Requests that are served or wait.", [("", (), proxy.admission.present)])
     )
-    return [*families, ("closeout_proxy_repairs_total", "counter", "Repairs by kind.", [*repairs])]
+    return [*families, ("closeout_proxy_repairs_total", "counter", "Repairs by kind.", repairs)]
 
 
-def _metrics_response(families: Sequence[_Family]) -> web.Response:
+def _metrics_response(families: Sequence[Family]) -> web.Response:
     """Figures in Prometheus's text format."""
-    lines = []
-    for name, kind, about, samples in families:
-        lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{labels} {value:.0f}" for labels, value in samples]
     headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-    return web.Response(text="\n".join(lines) + "\n", headers=headers)
+    return web.Response(text=exposition(families), headers=headers)

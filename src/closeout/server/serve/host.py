@@ -36,7 +36,6 @@ from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import SERVED, Row, Store
 from closeout.journal.subscribers import RunInfo
-from closeout.messages import Usage
 from closeout.run.cancelling import (
     cancel_requests,
     cancel_run,
@@ -50,6 +49,7 @@ from closeout.run.resuming import check_continues, resume_run
 from closeout.run.subagents import servers_of
 from closeout.run.waits.waiting import Decisions, PendingDecision, record_decisions
 from closeout.server.admission import Busy
+from closeout.server.run_figures import RunFigures
 from closeout.server.serve.client_request import RequestDeps
 from closeout.server.serve.reply_text import ReplyRecorder
 from closeout.server.serve.request_keys import REQUEST_NOTE, RequestKey
@@ -126,7 +126,7 @@ class AgentHost:
             agent.plan().given(None)  # refuses an agent without the dependencies that it needs
         self.store: Store = store
         self.ended = Counter[str]()  # runs by status since the host was entered
-        self.usage = Usage()
+        self.figures = RunFigures()
         self.stopping = False
         self._origin = dict(origin or {})
         self._max_runs, self._max_active = max_runs, max_runs + max_queue
@@ -381,7 +381,7 @@ class AgentHost:
                 agent = self._agent_for(started.origin[ORIGIN])
                 if not isinstance(agent.plan().contract, Text):
                     self._streamed.discard(run_id)
-                listeners = (self._wakeups[run_id], self._recorder)
+                listeners = (self._wakeups[run_id], self._recorder, self.figures)
                 async with AsyncExitStack() as stack:
                     try:
                         notes = started.origin[ORIGIN]
@@ -393,7 +393,6 @@ class AgentHost:
                         await self._end(run_id, end)
                         raise
                     result = await resume_run(plan, self.store, run_id, listeners, seen=seen)
-            self.usage += result.usage
             if result.error_kind == LeaseLost.__name__:
                 raise LeaseLost(result.error)
             self.ended[result.status] += 1
