@@ -1,6 +1,7 @@
 """Nobody hears of an end before it is recorded, and what comes after the record changes nothing."""
 
 import asyncio
+from contextlib import nullcontext
 from itertools import count
 
 import pytest
@@ -10,6 +11,7 @@ from closeout.errors import JournalError, UsageError
 from closeout.journal.events import RunEnded
 from closeout.journal.store import Store
 from closeout.testing import ScriptedClient, answer, call
+from serving import serving
 
 
 @tool(read_only=True)
@@ -160,3 +162,46 @@ async def test_whatever_a_commit_raises_inside_a_sub_agent_ends_the_run(tmp_path
     assert (result.status, result.stop_reason) == ("failed", "journal_failed")
     assert isinstance(result.failure.exception, JournalError)
     assert "ValueError" in result.error
+
+
+ASKED = [{"role": "user", "content": "Question"}]
+SERVED = {  # a request, and how the stream of its run tells an answer
+    "/v1/chat/completions": ({"messages": ASKED}, b'"finish_reason": "stop"', b'"finish_reason":"stop"'),
+    "/v1/messages": ({"messages": ASKED, "max_tokens": 99}, b"event: message_stop"),
+    "/v1/responses": ({"input": "Question"}, b"event: response.completed"),
+    "/v1/runs": ({"task": "Question"}, b"event: RunEnded", b'"RunEnded"'),
+}
+
+
+@pytest.mark.parametrize("path", SERVED)
+async def test_the_record_and_what_a_server_told_agree_wherever_its_client_leaves(path, tmp_path):
+    request, *ends = SERVED[path]
+    async with serving(agent_in(tmp_path, name="helper")) as served:
+        for at in count():
+            told, lines = b"", 0
+            before = {record.run_id for record in served.host.store.runs()}
+            body = request if path == "/v1/runs" else {"model": "helper", "stream": True, **request}
+            async with served.http.post(served.url + path, json=body) as response:
+                if path == "/v1/runs":
+                    run_id = (await response.json())["run_id"]
+                    events = served.http.get(f"{served.url}/v1/runs/{run_id}/events")
+                else:
+                    events = None
+                async with events or nullcontext(response) as stream:
+                    assert stream.status == 200, await stream.text()
+                    async for line in stream.content:
+                        told, lines = told + line, lines + 1
+                        if lines > at:
+                            break
+                    else:
+                        at = None
+                    stream.close()
+            (record,) = [each for each in served.host.store.runs() if each.run_id not in before]
+            await served.host.wait(record.run_id, 30)
+            status = served.host.store.run(record.run_id).status
+            assert status == "answered" or not any(end in told for end in ends), at
+            assert status in ("answered", "cancelled")
+            if at is None:
+                break
+    assert status == "answered"
+    assert any(end in told for end in ends), told
