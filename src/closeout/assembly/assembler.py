@@ -229,7 +229,8 @@ class Assembler:
             UsageError: It is not one.
         """
         plan, contract = self.plan(), self._with_forms(contract_of(answer))
-        return self._planned(replace(plan, contract=extracted_by(plan.output_formatter, contract)))
+        spec = replace(plan.spec, check=with_quotes_checked(plan.spec.check, contract))
+        return self._planned(replace(plan, spec=spec, contract=extracted_by(plan.output_formatter, contract)))
 
     def gated(self, gate: RequestGate | None) -> Assembler:
         """Return the same with a gate for the requests to models."""

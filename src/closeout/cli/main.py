@@ -103,6 +103,32 @@ def run(
 
 @app.command()
 @guarded
+def research(
+    question: Annotated[str, typer.Argument(help="The question; - reads it from stdin")],
+    model: Model = None,
+    base_url: BaseUrl = None,
+    docs: Docs = None,
+    mcp: Mcp = None,
+    tools: Tools = None,
+    web: Web = False,
+    config: Settings = None,
+    profile: Profile = None,
+    html: Annotated[str | None, typer.Option(help="Also write the report as one HTML file")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Research a question, and print a report whose every quote was looked up in what was read."""
+    from dataclasses import replace
+
+    from closeout.cli.options import options_in
+    from closeout.cli.run_tasks import research_command
+
+    options = replace(options_in(locals()), research=True)
+    return research_command(question, options, html=html, as_json=json, quiet=quiet)
+
+
+@app.command()
+@guarded
 def chat(
     agent: AgentSource = None,
     model: Model = None,

@@ -6,9 +6,10 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ class RunOptions:
     skills: tuple[str, ...] = ()
     agent: str | None = None
     profile: str | None = None
+    research: bool = False
 
     def over(self, earlier: RunOptions) -> RunOptions:
         """Return these options, completed by those of an earlier run. Its files are not read again."""
@@ -210,7 +212,13 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
     if options.docs is not None:
         config = load_config(config, values={"agent.documents": _readable_folder(options.docs)})
     falls_back = options.model is None and config.llm.fallback.models
-    agent = Agent(
+    make: Callable[..., Agent] = Agent
+    if options.research:
+        from closeout.recipes import research_agent
+
+        first = "search_documents" if options.docs is not None else "web_search" if options.web else ""
+        make = partial(research_agent, first=first)
+    agent = make(
         connect(None if falls_back else model, options.base_url, api_key, config.llm),
         _tools(options, config),
         options.mcp,

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from closeout.answers.report_page import report_html, report_markdown
 from closeout.cli import exits
 from closeout.cli.continuing import last_conversation, options_of_session
 from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending, read_json
@@ -17,6 +18,7 @@ from closeout.cli.display import Display
 from closeout.cli.options import RunOptions, make_agent, recorded_options, with_own_deps
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import amount, duration, print_answer, print_json, say_error, usage_line
+from closeout.cli.view import write_page
 from closeout.errors import UsageError
 from closeout.journal.next_steps import next_step
 from closeout.stray_output import stray_output_to_stderr
@@ -59,6 +61,21 @@ def run_command(question: str, options: RunOptions, *, continue_last: bool, as_j
         return await agent.run(task, files=options.files, run_id=run_id, origin=origin, listeners=listeners)
 
     return run_agent(agent, start, run_id, as_json=as_json, quiet=quiet)
+
+
+def research_command(question: str, options: RunOptions, *, html: str | None, as_json: bool, quiet: bool) -> int:
+    """Research a question and print the report; with `html`, write it as a page too. Return the exit code."""
+    from closeout.journal.run_names import new_run_id
+
+    task, run_id = _read_question(question), new_run_id()
+
+    async def start(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
+        result = await agent.run(task, run_id=run_id, origin=options.as_origin(), listeners=listeners)
+        if html is not None and (page := report_html(result)):
+            write_page(html, page)
+        return result
+
+    return run_agent(make_agent(options), start, run_id, as_json=as_json, quiet=quiet)
 
 
 def resume_run(
@@ -230,7 +247,7 @@ def _report(result: RunResult, display: Display | None, *, as_json: bool) -> Non
     if as_json:
         print_json(result.to_dict())
     elif result.answer is not None:
-        print_answer(result.answer)
+        print_answer(report_markdown(result) or result.answer)
     if result.status == "failed":
         error = result.error or f"The run failed ({result.stop_reason})."
         say_error(f"{_sentence(error)} {next_step(result.status, result.error_kind, result.run_id)}")

@@ -14,7 +14,7 @@ from closeout.config import home_folder
 from closeout.errors import UsageError
 from closeout.journal.readonly import open_to_read
 
-__all__ = ["export_command", "view_command"]
+__all__ = ["export_command", "view_command", "write_page"]
 
 
 def view_command(run_id: str | None, port: int, *, browser: bool) -> int:
@@ -34,15 +34,24 @@ def export_command(run_id: str | None, file: str) -> int:
         raise UsageError("--html writes one run. Name it: closeout view RUN_ID --html FILE.html")
     with open_to_read(home_folder()) as store:
         page = export_run(store, run_id)
+    write_page(file, page)
+    return 0
+
+
+def write_page(file: str, page: str) -> None:
+    """Write a page into a file, or with "-" to stdout.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
     if file == "-":
         sys.stdout.write(page)
-        return 0
+        return
     try:
         Path(file).write_text(page, "utf-8")
     except OSError as error:
         raise UsageError(f"Cannot write {file} ({error.strerror}).") from None
     print(f"Wrote {file} ({Path(file).stat().st_size:,} bytes).", file=sys.stderr)
-    return 0
 
 
 def _check_run(run_id: str) -> None:
