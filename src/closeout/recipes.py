@@ -5,8 +5,10 @@ Every quote of the report is looked up in what the readers have read.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from closeout.messages import Constraint, Message, ModelRequest, Reading, ToolCa
 from closeout.run.result import RunResult
 from closeout.run.strategy import AskOnce, CallFirst, ModelTurn
 
-__all__ = ["Notes", "report_html", "report_markdown", "research", "research_agent"]
+__all__ = ["Notes", "majority", "report_html", "report_markdown", "research", "research_agent"]
 
 LEAD = "Write a report from the notes of your readers. Copy their quotes unchanged. Send readers for what is missing."
 READ = "Find what answers the question. Note it as claims, each with the words of a result that support it."
@@ -156,3 +158,23 @@ async def research(
     found = (*tools, *(document_tools(docs, plain=plain) if docs else ()), *(web_tools() if web else ()))
     first = first or ("search_documents" if docs else "web_search" if web else "")
     return await research_agent(agent.plan().client, found, first=first, readers=readers, **options).run(question)
+
+
+async def majority(agent: Agent[Any, Any], task: str, *, runs: int = 3, **options: Any) -> RunResult[Any]:
+    """Run a task several times at once, and return a run whose answer most of them have.
+
+    If no two agree, the agent is asked once more, with what each run has answered and why.
+
+    Args:
+        agent: The agent.
+        task: The task.
+        runs: How many runs.
+        options: Other arguments of `Agent.run`.
+    """
+    results = await asyncio.gather(*(agent.run(task, **options) for _ in range(runs)))
+    answered = [each for each in results if each.answer is not None]
+    votes = Counter(each.answer for each in answered)
+    if not answered or len(answered) == 1 or votes.most_common(1)[0][1] > 1:
+        return max(answered or results, key=lambda each: votes[each.answer])
+    reports = "\n\n".join(f"{number}. {each.closing_text or each.answer}" for number, each in enumerate(answered, 1))
+    return await agent.run(f"{task}\n\nSeveral attempts have answered differently. Decide:\n\n{reports}", **options)
