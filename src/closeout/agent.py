@@ -751,6 +751,27 @@ class Agent(Generic[Deps, Value]):
             limits=limits,
         )
 
+    async def undo(self, run_id: str, call: str) -> ToolOutput:
+        """Undo a call of a recorded run by the `undo` function of its tool, which gets its arguments and its result.
+
+        The undoing is recorded as a run of its own. A call that has been undone is not undone again.
+
+        Args:
+            run_id: The id of the run.
+            call: The handle of the call, such as r3, or r4:clerk/r2 for a call of the sub-agent in r4.
+
+        Returns:
+            What the function returned, as `result`. If it raised, `success` is False.
+
+        Raises:
+            RunNotFound: No run in the home has this id.
+            UsageError: There is no such call, it did not succeed, or its tool has no `undo`.
+            JournalError: The record cannot be read or written, or another process is undoing the call.
+        """
+        from closeout.lab.undoing import undo_call
+
+        return await undo_call(self.plan(), self._kept_runs(), run_id, call)
+
     async def send(self, run_id: str, text: str, *, interrupt: bool = False, to: str = "", by: str = "") -> None:
         """Send a message to a running agent, in this process or another one. Its next request has the message.
 

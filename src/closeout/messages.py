@@ -243,6 +243,8 @@ class ToolPolicy:
     # What a call changes: nothing; what stays on this machine; what can be undone; anything else. None: "none" if
     # read_only, else "outside".
     effects: Literal["none", "local", "reversible", "outside"] | None = None
+    # Undoes a call that succeeded: a function of its arguments and its result, for `closeout undo`.
+    undo: Callable[[dict[str, Any], Any], Any] | None = None
     idempotent: bool = False
     destructive: bool = False
     effects_known: bool = True  # False: an MCP tool whose server does not say whether it destroys

@@ -250,6 +250,20 @@ def what_if(
 
 @app.command()
 @guarded
+def undo(
+    run_id: RunId,
+    call: Annotated[str, typer.Argument(help="The call, such as r3; `closeout runs RUN_ID` lists them")],
+    agent: AgentSource = None,
+    json: Json = False,
+) -> int:
+    """Undo what a call of a run did, by the function that its tool has for that."""
+    from closeout.cli.undo import undo_command
+
+    return undo_command(full_run_id(run_id), call, agent, as_json=json)
+
+
+@app.command()
+@guarded
 def approve(
     run_id: Annotated[
         str | None,

@@ -42,7 +42,7 @@ from closeout.run.result import RunResult
 from closeout.run.waits.waiting import Decisions, record_decisions
 from closeout.tools.kept_tools import RemovedTool, keep_tools
 
-__all__ = ["Continuation", "check_same", "continuation", "resume_run"]
+__all__ = ["Continuation", "check_same", "continuation", "plan_at", "resume_run"]
 
 _CONTINUE_ANYWAY = (
     "Resume it with the agent that began it, or accept that it continues from there (--force, in Python "
@@ -243,11 +243,11 @@ def _at_work(plan: AgentPlan, rows: Sequence[Row]) -> list[AgentPlan]:
         elif isinstance(event, ToolFinished) and at_work:
             call = f"{event.agent}/{event.handle}:"
             at_work = {path: None for path in at_work if not path.startswith(call)}
-    plans = (_plan_at(plan, path) for path in at_work)
+    plans = (plan_at(plan, path) for path in at_work)
     return [below for below in plans if below is not None and below.manager.has_servers]
 
 
-def _plan_at(plan: AgentPlan, path: str) -> AgentPlan | None:
+def plan_at(plan: AgentPlan, path: str) -> AgentPlan | None:
     """Return the plan of the sub-agent at a path such as `main/r1:clerk`, None if the agent has no such tool."""
     for step in path.split("/")[1:]:
         below = {each.name: each for each in plan.manager.local_tools if isinstance(each, SubAgentTool)}

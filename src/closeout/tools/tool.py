@@ -58,6 +58,7 @@ class PolicyFields(TypedDict, total=False):
     repeatable: bool
     read_only: bool
     effects: Literal["none", "local", "reversible", "outside"] | None
+    undo: Callable[[dict[str, Any], Any], Any] | None
     idempotent: bool
     destructive: bool
     effects_known: bool
