@@ -346,6 +346,7 @@ async def test_a_tool_that_does_not_stop_is_left_behind(monkeypatch: pytest.Monk
     outcome = await one(ToolExecutor(Source(tool("t", cleans_up_for_long, timeout=0.01))), "t")
     assert outcome.output.telemetry.error_code == "TimeoutError"
     assert "may or may not have taken effect" in outcome.text
+    assert "tool t" not in {task.get_name() for task in asyncio.all_tasks()}, "asyncio.run() would wait for it"
 
     cancelled = asyncio.create_task(one(ToolExecutor(Source(tool("t", cleans_up_for_long))), "t"))
     await asyncio.sleep(0)

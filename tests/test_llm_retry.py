@@ -387,6 +387,7 @@ def test_a_server_that_says_not_to_retry_is_believed():
         (b'{"error": {"message": "a\\nb", "code": "c"}}', "a b"),
         (b'{"error": "plain"}', "plain"),
         (b'{"detail": "Not Found"}', "Not Found"),
+        (b'{"errors": [{"code": "x", "message": "Not found"}], "trace": "1"}', "Not found"),
         (b'{"detail": [{"loc": ["body"], "msg": "field required"}]}', "field required"),
         (b'{"message": "m", "object": "error"}', "m"),
         (b'[{"error": {"message": "listed"}}]', "listed"),

@@ -312,6 +312,10 @@ def _from_json(value: Any) -> tuple[str, str]:
         value = value[0]
     if not isinstance(value, dict):
         return "", _one_line(str(value))
+    if (
+        isinstance(several := value.get("errors"), list) and several and isinstance(several[0], dict)
+    ):  # watsonx, JSON:API
+        value = several[0]
     error = value.get("error", value)
     if isinstance(error, str):
         return str(value.get("code") or ""), _one_line(error)

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from closeout.messages import ModelReply, ToolCall, ToolSpec
 from closeout.models.sent_names import safe_name
 from closeout.models.server_rules import ANTHROPIC_KEYS, ServerRules
+from closeout.repair.schema_rules import kind_of, map_schemas
 
 __all__ = ["SentTools"]
 
 Schema = Mapping[str, Any]
 
-# Where a schema holds others: by name, in a list, alone.
-_BY_NAME = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
-_IN_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
-_ALONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _COMBINED = ("anyOf", "oneOf", "allOf", "not", "enum", "$ref")
-_DEEPEST = 60  # levels of a schema; deeper ones are sent as `{}`
 _DEEPEST_PLAIN = 6  # levels of a schema that is reduced: it may refer to itself
 # Rules on a value that are told in words where they cannot be told in the schema.
 _TOLD = ("pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
@@ -63,7 +59,7 @@ class SentTools:
         def mended(part: Schema) -> Schema:
             return _with_items(part if valid is None else _renamed(part, valid, keys))
 
-        schema = _rewritten(schema, mended)
+        schema = map_schemas(schema, mended)
         if keys:
             self._own_keys[tool.name] = {sent: own for own, sent in keys.items()}
         description = tool.description
@@ -91,28 +87,6 @@ class SentTools:
 
 
 # ------------------------------------------------------------------------------------------------ schemas
-
-
-def _rewritten(schema: Any, change: Callable[[Schema], Schema], depth: int = 0) -> Any:
-    """Return a schema with each schema in it changed, the innermost first; the same object if nothing changes."""
-    if not isinstance(schema, Mapping):
-        return schema
-    if depth > _DEEPEST:
-        return {}
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        new = value
-        if key in _BY_NAME and isinstance(value, Mapping):
-            new = {name: _rewritten(each, change, depth + 1) for name, each in value.items()}
-            new = value if all(new[name] is value[name] for name in value) else new
-        elif key in _IN_LIST and isinstance(value, list):
-            new = [_rewritten(each, change, depth + 1) for each in value]
-            new = value if all(a is b for a, b in zip(new, value, strict=True)) else new
-        elif key in _ALONE:
-            new = _rewritten(value, change, depth + 1)
-        if new is not value:
-            found[key] = new
-    return change({**schema, **found} if found else schema)
 
 
 def _with_items(schema: Schema) -> Schema:
@@ -216,15 +190,12 @@ def _plain(schema: Any, root: Schema, depth: int) -> dict[str, Any]:
     return plain
 
 
-_KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
-
-
 def _kind(schema: Schema) -> str:
     kind = schema.get("type")
     if isinstance(kind, list):
         kind = next((each for each in kind if each != "null"), None)
-    if isinstance(kind, str) and kind in _KINDS.values():
-        return kind
+    if kind in ("string", "boolean", "integer", "number", "object", "array"):
+        return str(kind)
     if values := schema.get("enum"):
-        return _KINDS.get(type(values[0]), "string")
+        return next((kind_of(each) for each in values if each is not None), "string")
     return "object" if "properties" in schema else "array" if "items" in schema else "string"

@@ -1032,7 +1032,7 @@ def _together(scanner: Scanner) -> Any:
     objects = [value for value in values if isinstance(value, dict) and value]
     if any(value != objects[0] for value in objects):
         raise Ambiguous("one object", scanner.position)
-    return objects[0] if objects else values
+    return objects[0] if objects else {} if all(value == {} for value in values) else values
 
 
 def _by_library(text: str) -> RepairedJson | None:

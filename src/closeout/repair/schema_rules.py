@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,26 @@ from closeout.repair.schema_width import multiplies, too_wide
 if TYPE_CHECKING:
     import jsonschema_rs
 
-__all__ = ["MAX_ARGUMENT_DEPTH", "ObjectShape", "SchemaRules", "fits_plainly", "kind_of", "nests_deeper", "short"]
+__all__ = [
+    "MAX_ARGUMENT_DEPTH",
+    "ObjectShape",
+    "SchemaRules",
+    "fits_plainly",
+    "kind_of",
+    "map_schemas",
+    "nests_deeper",
+    "short",
+]
 
 MAX_ARGUMENT_DEPTH = 200  # levels; far beyond any real call, far below what overflows a validator's stack
 _MAX_REFS = 16  # references followed one after another
 _MAX_MERGED = 64  # schemas that one object may be made of through allOf
+
+# Where a schema holds others: by name, in a list, alone.
+_BY_NAME = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
+_IN_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
+_ALONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_DEEPEST = 60  # levels of a schema; deeper ones become `{}`
 
 _KINDS = {
     str: "string",
@@ -54,6 +69,31 @@ def nests_deeper(value: Any, limit: int = MAX_ARGUMENT_DEPTH) -> bool:
             return False
         level = below
     return True
+
+
+def map_schemas(schema: Any, change: Callable[[Mapping[str, Any]], Mapping[str, Any]], depth: int = 0) -> Any:
+    """Return a schema with each schema in it changed, the innermost first; the same object if nothing changes.
+
+    Plain data in it is left alone.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    if depth > _DEEPEST:
+        return {}
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        new = value
+        if key in _BY_NAME and isinstance(value, Mapping):
+            new = {name: map_schemas(each, change, depth + 1) for name, each in value.items()}
+            new = value if all(new[name] is value[name] for name in value) else new
+        elif key in _IN_LIST and isinstance(value, list):
+            new = [map_schemas(each, change, depth + 1) for each in value]
+            new = value if all(a is b for a, b in zip(new, value, strict=True)) else new
+        elif key in _ALONE:
+            new = map_schemas(value, change, depth + 1)
+        if new is not value:
+            found[key] = new
+    return change({**schema, **found} if found else schema)
 
 
 def fits_plainly(arguments: Mapping[str, Any], kinds: Mapping[str, Any], required: frozenset[str]) -> bool:

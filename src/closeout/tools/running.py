@@ -190,6 +190,7 @@ async def _stoppable(call: Coroutine[Any, Any, Any], name: str, deadline: asynci
         await asyncio.wait((task,), timeout=GRACE_SECONDS)
         if not task.done():
             logger.warning("Tool %s still runs %g seconds after it was cancelled.", name, GRACE_SECONDS)
+            asyncio._unregister_task(task)  # asyncio.run() would wait for it
         if not task.done() or task.cancelled() or not deadline.expired():
             raise
     value, error = task.result()

@@ -16,7 +16,7 @@ from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Required, get_origin, get_type_hints
 
 from closeout.errors import ToolDefinitionError, ToolError
-from closeout.repair.schema_rules import SchemaRules, fits_plainly
+from closeout.repair.schema_rules import SchemaRules, fits_plainly, map_schemas
 from closeout.tools.run_context import context_parameter, deps_of
 
 if TYPE_CHECKING:
@@ -388,10 +388,6 @@ def _is_known(hint: Any) -> bool:
 
 # ------------------------------------------------------------------------------------------------ writing the schema
 
-_MAPS_OF_SCHEMAS = ("properties", "$defs", "patternProperties")
-_LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SCHEMAS = ("items", "additionalProperties", "not", "contains")
-
 
 def _finish(schema: dict[str, Any], signature: inspect.Signature, texts: Mapping[str, str]) -> dict[str, Any]:
     """Short and stable: no titles, properties in the signature's order, descriptions and defaults put in."""
@@ -441,36 +437,19 @@ def _without_null(entry: dict[str, Any]) -> dict[str, Any]:
     return {**rest[0], **others} if len(rest) == 1 else {**others, "anyOf": rest}
 
 
-def _map_schemas(schema: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
-    """`schema` with `change` done to every subschema, the innermost first; plain data inside is left alone."""
-    if not isinstance(schema, dict):
-        return schema
-    done = dict(schema)
-    for key in _MAPS_OF_SCHEMAS:
-        if isinstance(done.get(key), dict):
-            done[key] = {name: _map_schemas(sub, change) for name, sub in done[key].items()}
-    for key in _LISTS_OF_SCHEMAS:
-        if isinstance(done.get(key), list):
-            done[key] = [_map_schemas(sub, change) for sub in done[key]]
-    for key in _SCHEMAS:
-        if key in done:
-            done[key] = _map_schemas(done[key], change)
-    return change(done)
-
-
 def without_titles(schema: dict[str, Any], describe: Callable[[str], str] = str) -> dict[str, Any]:
     """Return the schema without the titles that generators write; a parameter called "title" stays.
 
     `describe` returns the text that replaces a description.
     """
 
-    def drop(part: dict[str, Any]) -> dict[str, Any]:  # a discriminator is OpenAPI's and points into $defs
+    def drop(part: Mapping[str, Any]) -> Mapping[str, Any]:  # a discriminator is OpenAPI's and points into $defs
         kept = {key: value for key, value in part.items() if key not in ("title", "discriminator")}
         if isinstance(kept.get("description"), str):
             kept["description"] = describe(kept["description"])
         return kept
 
-    tidy: dict[str, Any] = _map_schemas(schema, drop)
+    tidy: dict[str, Any] = map_schemas(schema, drop)
     return tidy
 
 
@@ -484,16 +463,16 @@ def _inline_single_uses(schema: dict[str, Any]) -> dict[str, Any]:
     # One use, and that from another place than itself, cannot be a cycle that the root reaches.
     reachable_once = {name for name, body in definitions.items() if uses(schema, name) == 1 and not uses(body, name)}
 
-    def expand(part: dict[str, Any]) -> dict[str, Any]:
+    def expand(part: Mapping[str, Any]) -> Mapping[str, Any]:
         name = str(part.get("$ref", "")).removeprefix("#/$defs/")
         if name not in reachable_once:
             return part
-        body: dict[str, Any] = _map_schemas(definitions[name], expand)
+        body: dict[str, Any] = map_schemas(definitions[name], expand)
         return {**body, **{key: value for key, value in part.items() if key != "$ref"}}
 
-    rest = {name: _map_schemas(body, expand) for name, body in definitions.items() if name not in reachable_once}
+    rest = {name: map_schemas(body, expand) for name, body in definitions.items() if name not in reachable_once}
     root = {key: value for key, value in schema.items() if key != "$defs"}
-    inlined: dict[str, Any] = _map_schemas(root, expand)
+    inlined: dict[str, Any] = map_schemas(root, expand)
     return {**inlined, "$defs": rest} if rest else inlined
 
 
