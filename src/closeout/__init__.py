@@ -120,6 +120,7 @@ if TYPE_CHECKING:
     from closeout.run.result import RunResult
     from closeout.run.strategy import AskOnce, CallFirst, Majority, ModelTurn, RequireCall, Strategy
     from closeout.run.waits.waiting import Decision, PendingDecision
+    from closeout.server.asgi import AgentApp
     from closeout.strategies.small_model import SmallModel
     from closeout.tools.flow import CallLabels, Flow
     from closeout.tools.manager import ToolManager
@@ -136,6 +137,7 @@ __all__ = [
     "FORMAT_ERROR_MESSAGE",
     "TOOL_RESULT_MAX_LENGTH",
     "Agent",
+    "AgentApp",
     "AgentPlace",
     "AgentScratchpadUnit",
     "AnswerContract",
@@ -395,6 +397,7 @@ _HOMES = {
     "run.result": ("RunResult",),
     "run.strategy": ("AskOnce", "CallFirst", "Majority", "ModelTurn", "RequireCall", "Strategy"),
     "run.waits.waiting": ("Decision", "PendingDecision"),
+    "server.asgi": ("AgentApp",),
     "strategies.small_model": ("SmallModel",),
     "compat.tool_executor": ("DEMO_SCRAPE_MAX_LENGTH", "ToolExecutor"),
     "tools.flow": ("CallLabels", "Flow"),

@@ -485,6 +485,7 @@ class Agent(Generic[Deps, Value]):
             self.store(),
             start=self.run,
             resume=self.resume,
+            submit=self.submit,
             context_length=self._history_context,
             history=map(Message.of, checks.check_history(history)),
             user=checks.check_user(user),
@@ -634,6 +635,8 @@ class Agent(Generic[Deps, Value]):
         origin: Mapping[str, Any] | None = None,
         user: str = "",
         handed_to: Sequence[str] = (),
+        state: Mapping[str, Any] | None = None,
+        history_labels: Sequence[str] = (),
         start_at: datetime | None = None,
         priority: int = 0,
         **settings: Unpack[RunSettings],
@@ -671,7 +674,9 @@ class Agent(Generic[Deps, Value]):
             prepared,
             origin=origin or {},
             user=checks.check_user(user),
+            state=checks.check_state(state),
             handed=tuple(handed_to),
+            labels=tuple(history_labels),
             start_at=None if start_at is None else start_at.timestamp(),
         )
         plan = with_read_result(plan, bool(prepared.texts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from closeout.answers.reading import Value
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     Deps = TypeVarWithDefault("Deps", contravariant=True, default=Any)
 else:
     Deps = TypeVar("Deps", contravariant=True)
+T = TypeVar("T")
 
 __all__ = ["Session"]
 
@@ -70,6 +72,7 @@ class Session(Generic[Value, Deps]):
         store: Where its runs are kept; None: nowhere, the conversation lives as long as this object.
         start: Runs the agent.
         resume: Resumes one of its runs.
+        submit: Records a run.
         context_length: Asks for the size of the model's context in tokens, None if it is not known.
         history: Messages before the first one.
         user: The person who sends the messages.
@@ -87,6 +90,7 @@ class Session(Generic[Value, Deps]):
         *,
         start: StartRun[Value],
         resume: ResumeRun[Value],
+        submit: Callable[..., Awaitable[str]],
         context_length: Callable[[], Awaitable[int | None]],
         history: Iterable[Message] = (),
         user: str = "",
@@ -95,6 +99,7 @@ class Session(Generic[Value, Deps]):
         self._store = store
         self._start = start
         self._resume = resume
+        self._submit = submit
         self._context_length = context_length
         self._user = user
         self._before = self._messages = tuple(history)
@@ -149,6 +154,27 @@ class Session(Generic[Value, Deps]):
             DecisionRefused: The last message waits for a decision.
             JournalError: The record cannot be started.
         """
+
+        async def begin(**own: Any) -> RunResult[Value]:
+            return self._keep(await self._start(task, deps=deps, **own))
+
+        return await self._next(begin, options)
+
+    async def submit(self, task: str, **options: Any) -> str:
+        """Record a message without starting its run, and return the run's id. The options are those of `Agent.submit`.
+
+        Raises:
+            UsageError: As for `run`, or an earlier message has no reply yet.
+            DecisionRefused: The last message waits for a decision.
+            JournalError: The record cannot be started.
+        """
+        runs = self.runs if self._store is None else await self._store.off_loop(lambda: self.runs)
+        if runs and runs[-1].status in ("running", "interrupted"):
+            raise UsageError(f"Message {runs[-1].run_id} has no reply yet. Wait for it, or cancel it.")
+        return await self._next(partial(self._submit, task), options, again=False)
+
+    async def _next(self, begin: Callable[..., Awaitable[T]], options: dict[str, Any], *, again: bool = True) -> T:
+        """Begin the run of the next message; `again` if another process was faster."""
         for name in ("history", "run_id", "state", "work_files", "handed_to", "history_labels"):
             if name in options:
                 raise UsageError(f"A session sets {name} itself. Leave it out, or call agent.run(…).")
@@ -181,10 +207,10 @@ class Session(Generic[Value, Deps]):
                 try:
                     own = {"history": history, "run_id": run_id, "state": self._state, "work_files": self._files}
                     own |= {"handed_to": self._handed_to, "history_labels": self._labels}
-                    result = await self._start(task, deps=deps, **own, **options)
+                    return await begin(**own, **options)
                 except RunExists:  # another process sent a message meanwhile
-                    continue
-                return self._keep(result)
+                    if not again:
+                        raise
 
     def run_sync(self, task: str, *, deps: Deps | None = None, **options: Any) -> RunResult[Value]:
         """`run` from code that is not async."""

@@ -11,6 +11,7 @@ from closeout.errors import UsageError
 from closeout.journal.events import Event, RunEnded
 from closeout.journal.subscribers import Callback, Listener, Progress, RunInfo
 from closeout.run.result import RunResult
+from closeout.run.sse_stream import ServerSentEvents, StreamForm
 
 __all__ = ["RunStream"]
 
@@ -62,6 +63,24 @@ class RunStream(Generic[Value]):
         if self._run is None or self._run.mailbox is None:
             raise UsageError("The run has not begun yet: iterate over the stream, and send meanwhile.")
         await asyncio.to_thread(self._run.mailbox.send, text, to=to, by=by, interrupt=interrupt)
+
+    def sse(self, form: StreamForm = "ai-sdk", *, file_url: Callable[[str], str] | None = None) -> ServerSentEvents:
+        """Return the body of a web response that streams the run, and the `headers` that it needs.
+
+        ```python
+        body = agent.stream(question).sse()
+        return StreamingResponse(body, headers=body.headers)  # FastAPI and Starlette
+        return StreamingHttpResponse(body, headers=body.headers)  # Django
+        return web.Response(body=body, headers=body.headers)  # aiohttp
+        ```
+
+        If the client goes away, the run is cancelled.
+
+        Args:
+            form: What the page reads: the UI message stream of the AI SDK (`useChat`), or the events of AG-UI.
+            file_url: Returns the address of a file of the run by its name. Without it the page is sent no files.
+        """
+        return ServerSentEvents(self, lambda: self._run or RunInfo(""), form, file_url=file_url)
 
     async def __aiter__(self) -> AsyncIterator[Event | Progress]:
         start, self._start = self._start, None

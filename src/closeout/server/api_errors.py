@@ -20,6 +20,7 @@ from closeout.errors import (
     RunNotFound,
 )
 from closeout.models.long_steps import pause_after
+from closeout.run.sse_stream import INTERNAL
 from closeout.server.admission import Busy
 from closeout.server.app import Handler, json_response
 
@@ -27,7 +28,7 @@ __all__ = ["ApiError", "api_errors", "error_body", "error_response", "json_body"
 
 log = logging.getLogger("closeout.server")
 
-INTERNAL = "This is a bug in the server. Its log says more."
+
 UNAVAILABLE = "The server cannot read or write its runs now. Its log says more."
 _OF_A_RUN = (RunNotFound, RunExists, JournalLocked, LeaseLost, ResumeRefused)  # their texts name the run only
 TYPES = {

@@ -15,9 +15,20 @@ from closeout.errors import ConfigError
 from closeout.server.api_errors import ApiError, error_response
 from closeout.server.app import Handler
 
-__all__ = ["client_of", "is_loopback", "key_check", "origin_check", "seen_by", "separate_clients"]
+__all__ = [
+    "USER_HEADER",
+    "client_of",
+    "is_loopback",
+    "key_check",
+    "origin_check",
+    "seen_by",
+    "separate_clients",
+    "separate_users",
+]
 
 PUBLIC = frozenset({"/healthz"})
+USER_HEADER = "x-closeout-user"
+_WITH_USERS: Final = web.AppKey[bool]("with users")
 _OPERATORS: Final = web.AppKey[Sequence[bytes]]("operators")  # digests of their keys; missing: everybody is one
 
 
@@ -61,7 +72,11 @@ def key_check(keys: Sequence[str]) -> Middleware:
 
 
 def client_of(request: web.Request) -> str:
-    """Return a short name for the API key of a request, empty if it has none."""
+    """Return the user of a request, or else a short name for its API key, empty if it has none."""
+    if _WITH_USERS in request.app:
+        if user := request.headers.get(USER_HEADER, ""):
+            return user
+        raise ApiError(401, "This request has no user.", code="no_user")
     key = _key_of(request)
     return f"key-{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}" if key else ""
 
@@ -69,6 +84,11 @@ def client_of(request: web.Request) -> str:
 def separate_clients(app: web.Application, operator_keys: Sequence[str]) -> None:
     """Let a request see only the runs that its key began, unless the key is an operator's."""
     app[_OPERATORS] = _digests(operator_keys)
+
+
+def separate_users(app: web.Application) -> None:
+    """Let a request see only the runs that its user began, whom the `USER_HEADER` names. Clients must not set it."""
+    app[_OPERATORS], app[_WITH_USERS] = (), True
 
 
 def seen_by(request: web.Request) -> str:

@@ -20,11 +20,12 @@ from closeout.server.api_errors import api_errors, log
 from closeout.server.app import LOOPBACK_HOSTS, create_app
 from closeout.server.proxy.proxy_server import Proxy
 from closeout.server.run_figures import Family, RunFigures, exposition
-from closeout.server.safety import is_loopback, key_check, origin_check, separate_clients
+from closeout.server.safety import is_loopback, key_check, origin_check, separate_clients, separate_users
 from closeout.server.serve.anthropic_chat import add_messages
 from closeout.server.serve.host import AgentHost
 from closeout.server.serve.mcp_endpoint import add_mcp
 from closeout.server.serve.openai_chat import add_chat
+from closeout.server.serve.page_chat import add_page_chat
 from closeout.server.serve.responses import add_responses
 from closeout.server.serve.runs_api import add_runs_api
 from closeout.server.viewer.routes import add_viewer
@@ -33,6 +34,7 @@ __all__ = [
     "agent_app",
     "check_address",
     "listening",
+    "mounted_app",
     "on_first_signal",
     "proxy_app",
     "run_metrics",
@@ -74,14 +76,36 @@ def agent_app(
     app.middlewares.extend([key_check(all_keys), origin_check, api_errors])
     if len(all_keys) > 1:
         separate_clients(app, operator_keys)
+    _add_agent(app, host, description)
+    if is_loopback(address) and not all_keys:  # everybody who can reach the viewer may see all runs
+        add_viewer(app, host=host)
+    return app
+
+
+def mounted_app(host: AgentHost, *, with_users: bool) -> web.Application:
+    """Create the application for one of the user's own, which decides who may come in.
+
+    Args:
+        host: Executes the runs.
+        with_users: Requests have the `USER_HEADER`: a user sees what they began.
+    """
+    app = create_app(host.store.home, hosts=None)
+    app.middlewares.extend([origin_check, api_errors])
+    if with_users:
+        separate_users(app)
+    _add_agent(app, host)
+    return app
+
+
+def _add_agent(app: web.Application, host: AgentHost, description: str = "") -> None:
+    """Add the APIs of an agent. The application enters and leaves the host."""
     add_responses(app, host)
     add_chat(app, host)
     add_messages(app, host)
     add_runs_api(app, host)
+    add_page_chat(app, host)
     add_mcp(app, host, description)
     _add_health(app, host)
-    if is_loopback(address) and not all_keys:  # everybody who can reach the viewer may see all runs
-        add_viewer(app, host=host)
 
     async def run_host(_: web.Application) -> AsyncIterator[None]:
         async with host:
@@ -92,7 +116,6 @@ def agent_app(
 
     app.cleanup_ctx.append(run_host)
     app.on_shutdown.append(stop_runs)  # while clients are still connected
-    return app
 
 
 def proxy_app(

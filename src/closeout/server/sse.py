@@ -2,67 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterable, Mapping
-from contextlib import suppress
-from typing import Any
+from contextlib import aclosing
 
 from aiohttp import web
 
-from closeout.codec import encode_json
-from closeout.errors import CloseoutError
-from closeout.server.api_errors import INTERNAL, log
+from closeout.run.sse_stream import SSE_HEADERS, ServerSentEvents, event_bytes, kept_alive
 
 __all__ = ["event_bytes", "send_events"]
 
-KEEP_ALIVE_SECONDS = 15.0
-
-
-def event_bytes(data: Mapping[str, Any] | bytes, *, name: str = "", number: int | None = None) -> bytes:
-    """Return one event: its name and number, if any, and its data as JSON."""
-    body = data if isinstance(data, bytes) else encode_json(dict(data))
-    head = f"event: {name}\n" if name else ""
-    head += "" if number is None else f"id: {number}\n"
-    return b"%bdata: %b\n\n" % (head.encode(), body)
-
 
 async def send_events(
-    request: web.Request, events: AsyncIterable[bytes], headers: Mapping[str, str] | None = None
+    request: web.Request,
+    events: AsyncIterable[bytes],
+    headers: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
     """Send events until the last one. Comments keep the connection alive in between.
 
     Raises:
         ConnectionError: The client is gone.
     """
-    response = web.StreamResponse(
-        headers={
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no",
-            **(headers or {}),
-        }
-    )
+    response = web.StreamResponse(headers={**SSE_HEADERS, **(headers or {})})
     await response.prepare(request)
-    keep_alive = asyncio.create_task(_keep_alive(response))
-    try:
-        async for event in events:
+    kept = aiter(events) if isinstance(events, ServerSentEvents) else kept_alive(events, _failed)
+    async with aclosing(kept) as written:
+        async for event in written:
             await response.write(event)
-    except ConnectionError:
-        raise
-    except Exception as error:  # the response has begun: only an event can still say what happened
-        if not isinstance(error, CloseoutError):
-            log.exception("Error while streaming %s", request.path)
-        message = str(error) if isinstance(error, CloseoutError) else INTERNAL
-        await response.write(event_bytes({"error": {"message": message, "code": None}}, name="error"))
-    finally:
-        keep_alive.cancel()
-        with suppress(asyncio.CancelledError, ConnectionError):
-            await keep_alive
     await response.write_eof()
     return response
 
 
-async def _keep_alive(response: web.StreamResponse) -> None:
-    while True:
-        await asyncio.sleep(KEEP_ALIVE_SECONDS)
-        await response.write(b": keep-alive\n\n")
+def _failed(message: str) -> bytes:
+    return event_bytes({"error": {"message": message, "code": None}}, name="error")

@@ -266,6 +266,7 @@ class AgentHost:
         work_files: Sequence[File] = (),
         notes: Mapping[str, Any] | None = None,
         key: RequestKey | None = None,
+        session: str = "",
     ) -> str:
         """Record a run and start it as soon as there is room.
 
@@ -276,6 +277,7 @@ class AgentHost:
             work_files: Those that scripts and tools find beside them.
             notes: What the server wants to know about the run later; JSON values.
             key: The request, if it may be a repetition. A run that it has begun is returned, and none is begun.
+            session: The conversation whose next message it is, instead of a history, work files and a key.
 
         Returns:
             The run's id. The run is in the journal, so it survives the server from here on.
@@ -293,18 +295,23 @@ class AgentHost:
             notes[REQUEST_NOTE] = key.request
         self._tasks[place] = asyncio.Future()  # type: ignore[assignment]  # takes a place in the queue
         try:
-            user = str(notes.get("user") or "")
-            run_id = await self._agent_for(notes).submit(
-                task,
-                files=files,
-                work_files=work_files,
-                history=history,
-                run_id=place if key is None else key.run_id,
-                origin={**self._origin, ORIGIN: {"agent": self.name, **notes}},
-                user=user,
-                handed_to=notes.get("handed_to", ()),
-                **self._budget_of(user),
-            )
+            user, agent = str(notes.get("user") or ""), self._agent_for(notes)
+            options: dict[str, Any] = {
+                "files": files,
+                "origin": {**self._origin, ORIGIN: {"agent": self.name, **notes}},
+            }
+            options |= {"user": user, **self._budget_of(user)}
+            if session:
+                run_id = await agent.session(session, user=user).submit(task, **options)
+            else:
+                run_id = await agent.submit(
+                    task,
+                    work_files=work_files,
+                    history=history,
+                    run_id=place if key is None else key.run_id,
+                    handed_to=notes.get("handed_to", ()),
+                    **options,
+                )
         except RunExists:  # the same request was faster, here or at another instance
             if key is None or not await self._has_begun(key):
                 raise

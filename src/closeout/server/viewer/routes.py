@@ -24,9 +24,9 @@ from closeout.journal.readonly import open_to_read
 from closeout.journal.run_names import LAB
 from closeout.journal.store import RunRecord, Store, open_store
 from closeout.journal.text_search import SearchIndex
+from closeout.run.sse_stream import KEEP_ALIVE_SECONDS
 from closeout.server.app import HOME, error_response, json_response
 from closeout.server.file_download import file_response, files_shape, find_file, run_files
-from closeout.server.sse import KEEP_ALIVE_SECONDS
 from closeout.server.viewer.page_export import STATIC, export_run, joined_modules
 from closeout.server.viewer.shapes import (
     about_shape,
