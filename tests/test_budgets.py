@@ -25,10 +25,10 @@ from closeout.budget_limits import NANO, BudgetLimit, read_limits
 from closeout.errors import JournalError
 from closeout.evaluate import evaluate
 from closeout.homes import DatabaseHome, Home
-from closeout.journal.events import AgentEnded, Noted
+from closeout.journal.events import AgentEnded, ModelReplied, Noted
 from closeout.journal.ledger import LEDGER_NAME, Amount, Ledger, Refusal, open_ledger, spent_by_day
+from closeout.journal.run_journal import Journal
 from closeout.journal.store import open_store
-from closeout.journal.text_search import SearchIndex
 from closeout.journal.usage_totals import GROUPS
 from closeout.messages import Usage
 from closeout.models.openai import OpenAIClient
@@ -705,11 +705,13 @@ async def test_cached_and_reasoning_tokens_are_charged_as_the_vendors_document(h
         await agent.run_many(["How many?"] * 2)
     cost_a = (86 + 75) * 1.25 + 1920 * 0.125 + (300 + 1186) * 10  # reasoning is part of the output
     cost_b = 2 * 21 * 3 + 188_086 * (3.75 + 0.3) + 2 * 393 * 15
-    read_from_events = usage_totals(by=GROUPS)
-    with SearchIndex(open_store(home)) as index, pytest.MonkeyPatch.context() as patch:
-        index.update()
-        patch.setattr(open_store(home), "rows", None)  # what is indexed is not read again
-        assert usage_totals(by=GROUPS) == read_from_events
+    store, kept = open_store(home), usage_totals(by=GROUPS)
+    store.transact(lambda db: db.execute("DELETE FROM usage"))  # as an older version left its runs
+    store.transact(lambda db: db.execute("UPDATE runs SET counted=NULL"))
+    assert usage_totals(by=GROUPS) == kept
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "rows", None)  # they are not read again
+        assert usage_totals(by=GROUPS) == kept
     first, second = usage_totals(by=["agent", "model", "key"])
     assert first.group == {"agent": "a", "model": "gpt-5", "key": "team"}
     read = first.usage
@@ -724,6 +726,31 @@ async def test_cached_and_reasoning_tokens_are_charged_as_the_vendors_document(h
     assert usage_totals(until="2001-01-01") == []
     with pytest.raises(UsageError, match="Choose from day, key, user, model, agent"):
         usage_totals(by=["team"])
+
+
+async def test_the_usage_of_a_run_is_counted_once_while_it_continues_and_not_after_its_deletion(any_home: Home) -> None:
+    def requests() -> list[int]:
+        return [total.usage.requests for total in usage_totals(any_home, by=["agent"])]
+
+    @tool(approval="always")
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent = Agent(ScriptedClient([call("pay"), answer("done")]), [pay], home=any_home, name="clerk")
+    waiting = await agent.run("Pay.")
+    store = open_store(any_home)
+    assert requests() == [1]
+    journal = Journal.reopen(store, waiting.run_id)
+    journal.append(ModelReplied("main", 9, "", usage={"requests": 1, "input_tokens": 5}))
+    journal.flush()
+    assert requests() == [2]
+    journal.abandon()  # its process died
+    assert requests() == [2]
+    await agent.resume(waiting.run_id, decisions={each.id: True for each in waiting.waiting})
+    assert requests() == [3]
+    store.delete_runs([waiting.run_id])
+    assert requests() == []
 
 
 def test_the_command_shows_usage_and_budgets() -> None:

@@ -59,11 +59,12 @@ CREATE TABLE IF NOT EXISTS bodies (hash BLOB PRIMARY KEY, body BLOB NOT NULL) WI
 # When a waiting run can continue: 0 says that its events must be looked at.
 _ADD_DUE = "ALTER TABLE runs ADD COLUMN due REAL NOT NULL DEFAULT 0"
 # What workers look for: the agent whose workers execute a run ('' if none do), its priority, and how often it was
-# interrupted since it last made progress (1 for one that is executed).
+# interrupted since it last made progress (1 for one that is executed). The end up to which its usage is counted.
 _ADD_WORK = """
 ALTER TABLE runs ADD COLUMN agent TEXT;
 ALTER TABLE runs ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE runs ADD COLUMN tries INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE runs ADD COLUMN counted REAL;
 UPDATE runs SET priority = 9 - CAST(substr((
   SELECT name FROM notes WHERE name LIKE 'priority %' AND substr(name, 12) = run_id), 10, 1) AS integer)
   WHERE run_id IN (SELECT substr(name, 12) FROM notes WHERE name LIKE 'priority %');
@@ -74,7 +75,17 @@ CREATE TABLE IF NOT EXISTS signals (
 CREATE INDEX IF NOT EXISTS signals_open ON signals (run_id) WHERE received=0;
 CREATE INDEX runs_next ON runs (priority DESC, (tries=0), id) WHERE status='running' AND tries<2;
 CREATE INDEX runs_suspect ON runs (priority DESC, id) WHERE status='running' AND tries>1;
-CREATE INDEX runs_unnamed ON runs (id) WHERE agent IS NULL AND status IN ('running', 'waiting')
+CREATE INDEX runs_unnamed ON runs (id) WHERE agent IS NULL AND status IN ('running', 'waiting');
+CREATE TABLE usage_groups (
+  id INTEGER PRIMARY KEY, day TEXT NOT NULL, keys TEXT NOT NULL, person TEXT NOT NULL, model TEXT NOT NULL,
+  agent TEXT NOT NULL, tool TEXT NOT NULL, UNIQUE (day, keys, person, model, agent, tool));
+CREATE TABLE usage (
+  usage_group INTEGER NOT NULL, run INTEGER NOT NULL, requests INTEGER NOT NULL, input INTEGER NOT NULL,
+  cache_read INTEGER NOT NULL, cache_write INTEGER NOT NULL, output INTEGER NOT NULL, usd REAL NOT NULL,
+  unpriced INTEGER NOT NULL, calls INTEGER NOT NULL, failures INTEGER NOT NULL, seconds REAL NOT NULL,
+  result_tokens INTEGER NOT NULL, PRIMARY KEY (usage_group, run)) WITHOUT ROWID;
+CREATE INDEX usage_by_run ON usage (run);
+CREATE INDEX runs_uncounted ON runs (id) WHERE counted IS NULL OR ended IS NULL OR counted<>ended
 """
 _INDEXES = """
 CREATE INDEX IF NOT EXISTS runs_due ON runs (due) WHERE status='waiting';

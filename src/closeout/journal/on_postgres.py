@@ -40,6 +40,7 @@ _TABLES = (
     "runs",
     "messages",
     "signals",
+    "usage",
     "notes",
     "leases",
     "counters",
@@ -295,6 +296,7 @@ class PostgresJournal:
         db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
         db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
         db.execute("DELETE FROM runs WHERE id=?", (number,))
+        db.execute("DELETE FROM usage WHERE run=?", (number,))
         db.execute("DELETE FROM body_uses WHERE run=?", (number,))
         db.execute("DELETE FROM leases WHERE run IN (?, ?)", (number, number + MESSAGE_LOCK))
         db.execute("DELETE FROM signals WHERE run_id=?", (run_id,))

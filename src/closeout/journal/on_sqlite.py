@@ -234,6 +234,7 @@ class SqliteJournal:
         places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
         db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
         db.execute("DELETE FROM runs WHERE id=?", (number,))
+        db.execute("DELETE FROM usage WHERE run=?", (number,))
         if "messages" in tables:  # to the run
             db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
         db.execute("DELETE FROM signals WHERE run_id=?", (run_id,))

@@ -34,6 +34,7 @@ from closeout.journal.recorded import RecordedRun
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Row, RunRecord, Store
 from closeout.journal.subscribers import RunInfo, Subscribers
+from closeout.journal.usage_of_run import RunUsage, totals_kept
 from closeout.visible import visible
 
 __all__ = ["Journal", "cancel_again", "describe_damage"]
@@ -73,6 +74,7 @@ class Journal:
         recorded: Iterable[Row] = (),
         replay_only: bool = False,
         suspends: bool = False,
+        model: str = "",
     ) -> None:
         rows = tuple(recorded)
         self.run_id = run_id
@@ -89,6 +91,9 @@ class Journal:
         self._worked_before = self._recorded.work  # seconds, in the processes before this one
         self._next = rows[-1].seq + 1 if rows else 0
         self._kept: list[Row] = []  # the events, if the run has no store
+        self._usage = RunUsage(model)
+        for row in rows if store is not None else ():
+            self._usage.add(row.time, row.event)
         # The content of files by SHA-256: until the event that names it is written; without a store, to the end.
         self._contents: dict[str, bytes] = {}
         self._load: Callable[[str], bytes] | None = None if store is None else store.content
@@ -135,7 +140,8 @@ class Journal:
             journal.append(started)
             journal._contents.update((file.sha256, file.data) for file in files)
         else:
-            journal = cls(run_id, store, store.create_run(run_id, model, started, files=files))
+            journal = cls(run_id, store, store.create_run(run_id, model, started, files=files), model=model)
+            journal._usage.add(journal._opened_at, started)
             journal._next = 1
         journal.started = journal.subscribers.run.started = journal._opening = started
         return journal
@@ -186,7 +192,7 @@ class Journal:
             if record.problems and not despite_damage:
                 raise JournalDamaged(describe_damage(run_id, record.problems))
             rows = record.rows
-            journal = cls(run_id, store, number, recorded=rows)
+            journal = cls(run_id, store, number, recorded=rows, model=store.run(run_id).model)
             idle = journal._opened_at - rows[-1].time if rows else 0.0
             journal._recorded.idle += idle
             journal._opening = journal.append(replace(resumed or RunResumed("main"), idle=idle))
@@ -369,8 +375,10 @@ class Journal:
         if self._contents and isinstance(event, ToolFinished):
             digests = {str(each["sha256"]) for each in event.files if "sha256" in each}
             contents = {digest: self._contents.pop(digest) for digest in digests & self._contents.keys()}
+        at = self._now()
+        self._usage.add(at, event)
         try:
-            self._store.put(self._number, self._next, self._now(), event, durable=durable, contents=contents)
+            self._store.put(self._number, self._next, at, event, durable=durable, contents=contents)
         except Exception as error:
             self._fail(error)
             self._raise_failure()
@@ -537,7 +545,11 @@ class Journal:
             return
         try:
             reason = ended.stop_reason
-            await _settled(self._store.end_run(self._number, ended.status, ended.answer, stop_reason=reason, due=due))
+            also = totals_kept(self._number, self._usage.parts())
+            ending = self._store.end_run(
+                self._number, ended.status, ended.answer, stop_reason=reason, due=due, also=also
+            )
+            await _settled(ending)
         except Exception as error:
             self._fail(error)
 

@@ -67,7 +67,7 @@ _INSERT_RUN = (
 )
 _SELECT_CREATED = "SELECT id FROM runs WHERE run_id=? AND started=?"
 _REOPEN_RUN = "UPDATE runs SET status='running', ended=NULL, tries=? WHERE id=?"
-_UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=?, due=?, tries=0 WHERE id=?"
+_UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=?, due=?, counted=?, tries=0 WHERE id=?"
 _NOTE_PROGRESS = "UPDATE runs SET tries=1 WHERE id=?"
 _UPDATE_DUE = "UPDATE runs SET due=? WHERE id=?"
 _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
@@ -541,7 +541,14 @@ class Store:
             self.commit().result()
 
     def end_run(
-        self, number: int, status: str, answer: str | None, *, stop_reason: str, due: float = 0.0
+        self,
+        number: int,
+        status: str,
+        answer: str | None,
+        *,
+        stop_reason: str,
+        due: float = 0.0,
+        also: Sequence[RunUpdate] = (),
     ) -> Future[None]:
         """Begin to commit the end of a run: its events and its outcome, synced. Then release it, whatever happened.
 
@@ -551,6 +558,7 @@ class Store:
             answer: its answer.
             stop_reason: why it ended.
             due: when a run that waits can continue without a signal; 0 if its events say so.
+            also: what else to change with it: its usage.
 
         Returns:
             A future that is done when the run is released. It raises JournalError if the end could not be written.
@@ -564,7 +572,8 @@ class Store:
                     self._batch.events.setdefault(number, []).append(last)
                     self._batch.durable = True
             try:
-                self._commit((number, _UPDATE_RUN, (status, at, _storable(answer), stop_reason, due, number)))
+                outcome = (status, at, _storable(answer), stop_reason, due, at, number)
+                self._commit((number, _UPDATE_RUN, outcome), *also)
                 self.check_held(number)
             finally:
                 self.forget(number)

@@ -46,13 +46,12 @@ from closeout.journal.events import (
 from closeout.journal.journal_database import SEQ_BITS
 from closeout.journal.store import RunRecord, Store
 from closeout.journal.totals import RunTotals
-from closeout.journal.usage_of_run import UsagePart, usage_of_run
 from closeout.language.text_index import TextIndex, lacks_fts5
 
-__all__ = ["IndexState", "RunHit", "SearchIndex", "forget_deleted", "indexed_usage", "parse_query", "texts_of"]
+__all__ = ["IndexState", "RunHit", "SearchIndex", "forget_deleted", "parse_query", "texts_of"]
 
 FILE_NAME = "search.sqlite3"
-FORMAT = 5
+FORMAT = 6
 BATCH_SECONDS = 0.5  # a commit after this long, so that others can search what is indexed and nothing is lost
 BATCH_EVENTS = 2000  # events of one run that are indexed at once
 EXCERPT = 160  # characters
@@ -60,8 +59,7 @@ _ALL = 2**63 - 1
 _SEQ_MASK = (1 << SEQ_BITS) - 1
 _SCHEMA = """
 CREATE TABLE runs (
-  run INTEGER PRIMARY KEY, run_id TEXT NOT NULL, next INTEGER NOT NULL, ended REAL, totals TEXT NOT NULL,
-  usage TEXT NOT NULL);
+  run INTEGER PRIMARY KEY, run_id TEXT NOT NULL, next INTEGER NOT NULL, ended REAL, totals TEXT NOT NULL);
 """
 _TEXTS = TextIndex("texts", {"text": 1.0}, stems=False, keeps_text=False)
 _TERM = re.compile(r'"([^"]*)"?|(\S+)')
@@ -265,13 +263,8 @@ class SearchIndex:
         _TEXTS.add(self._db, texts)
         following = rows[-1].seq + 1 if rows else following
         counts = json.dumps(totals.counts)
-        usage = "[]"
-        if is_whole and ended is not None:
-            with suppress(RunNotFound):  # removed since
-                whole = self._store.rows(run_id) if found else rows
-                usage = json.dumps([part.to_json() for part in usage_of_run(whole, self._store.run(run_id).model)])
-        indexed = (run, run_id, following, ended if is_whole else None, counts, usage)
-        self._db.execute("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?)", indexed)
+        indexed = (run, run_id, following, ended if is_whole else None, counts)
+        self._db.execute("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?)", indexed)
         return is_whole
 
     # -------------------------------------------------------------------------------------------- searching
@@ -282,11 +275,6 @@ class SearchIndex:
         marks = ",".join("?" * len(wanted))
         statement = f"SELECT run_id, totals FROM runs WHERE run_id IN ({marks})"  # noqa: S608 - only question marks
         return {run_id: json.loads(counts) for run_id, counts in self._query(statement, wanted)}
-
-    def usage(self) -> dict[str, tuple[float, list[UsagePart]]]:
-        """Return the usage of the indexed runs that have ended, each with the time of its end."""
-        found = self._query("SELECT run_id, ended, usage FROM runs WHERE ended IS NOT NULL", [])
-        return {run_id: (ended, [*map(UsagePart.from_json, json.loads(parts))]) for run_id, ended, parts in found}
 
     def _query(self, statement: str, values: list[str]) -> list[tuple[Any, ...]]:
         try:
@@ -416,14 +404,6 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 # ------------------------------------------------------------------------------------------------ the file
-
-
-def indexed_usage(store: Store) -> dict[str, tuple[float, list[UsagePart]]]:
-    """Return the usage of runs as the search index of a store knows it, if it has one: see `SearchIndex.usage`."""
-    if not _place(store.home).exists():
-        return {}
-    with SearchIndex(store) as index:
-        return index.usage()
 
 
 def forget_deleted(store: Store) -> None:

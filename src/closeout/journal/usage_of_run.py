@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from closeout.journal.events import AgentStarted, ModelFailed, ModelReplied, RunStarted, ToolFinished, TurnAccepted
+from pydantic_core import to_json
+
+from closeout.journal.events import (
+    AgentStarted,
+    Event,
+    ModelFailed,
+    ModelReplied,
+    RunStarted,
+    ToolFinished,
+    TurnAccepted,
+)
+from closeout.journal.journal_database import RunUpdate
 from closeout.journal.store import Row
 from closeout.messages import Usage, UsageSum
 
-__all__ = ["UsagePart", "usage_of_run"]
-
+__all__ = ["NUMBERS", "RunUsage", "UsagePart", "totals_kept", "usage_of_run"]
 
 _NO_USAGE = Usage()
+# The columns of a part. What it has in common with those of other runs is kept once.
+NUMBERS = (
+    *("requests", "input", "cache_read", "cache_write", "output", "usd", "unpriced"),
+    *("calls", "failures", "seconds", "result_tokens"),
+)
+_TYPES = {"usd": "double precision", "seconds": "double precision"}
+_NOTE_GROUP = """
+INSERT INTO usage_groups (day, keys, person, model, agent, tool) VALUES (?,?,?,?,?,?)
+ON CONFLICT (day, keys, person, model, agent, tool) DO NOTHING
+"""
+_NOTE_USAGE = f"""
+INSERT INTO usage (run, {", ".join(NUMBERS)}, usage_group)
+SELECT CAST(? AS bigint), {", ".join(f"CAST(? AS {_TYPES.get(name, 'bigint')})" for name in NUMBERS)}, id
+FROM usage_groups WHERE day=? AND keys=? AND person=? AND model=? AND agent=? AND tool=?
+ON CONFLICT (usage_group, run) DO UPDATE SET {", ".join(f"{name}=excluded.{name}" for name in NUMBERS)}
+"""  # noqa: S608 - constants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,85 +75,103 @@ class UsagePart:
     seconds: float = 0.0
     result_tokens: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> UsagePart:
-        """Return the part that `to_json` made these values of."""
-        return cls(**{**fields, "keys": tuple(fields["keys"]), "usage": Usage(**fields["usage"])})
-
 
 _Group: TypeAlias = tuple[str, tuple[str, ...], str, str]  # day, keys of budgets, model, agent
 
 
-def usage_of_run(rows: Iterable[Row], model: str) -> list[UsagePart]:
-    """Return the usage of a run in parts.
+class RunUsage:
+    """Sums the usage of a run while its events come."""
 
-    Args:
-        rows: Its events.
-        model: The model of its main agent.
-    """
-    keys: dict[str, set[str]] = {"main": set()}
-    user = ""
-    models, names = {"main": model}, {"main": ""}
-    sums: dict[_Group, tuple[UsageSum, list[int]]] = {}
-    tools: dict[tuple[_Group, str], list[float]] = {}  # calls, failures, seconds, tokens of results
+    def __init__(self, model: str = "") -> None:
+        self._model = model  # of its main agent, for requests without a reply
+        self._user = ""
+        self._keys: dict[str, set[str]] = {"main": set()}
+        self._models: dict[str, str] = {"main": model}
+        self._names = {"main": ""}
+        self._requests: dict[_Group, tuple[UsageSum, list[int]]] = {}
+        # Calls, failures, seconds, tokens of results.
+        self._tools: dict[tuple[_Group, str], list[float]] = {}
 
-    def group_of(path: str, time: float) -> _Group:
-        day = datetime.fromtimestamp(time, UTC).date().isoformat()
-        name = names.get(path) or path.rpartition(":")[2]
-        return day, tuple(sorted(_keys_of(path, keys))), models.get(path, model), name
-
-    def add(name: str, path: str, time: float, *numbers: float) -> None:
-        sum_ = tools.setdefault((group_of(path, time), name), [0.0] * 4)
-        sum_[:] = [before + number for before, number in zip(sum_, numbers, strict=True)]
-
-    for row in rows:
-        event = row.event
+    def add(self, at: float, event: Event) -> None:
+        """Add an event and its time, in seconds since the epoch."""
         if isinstance(event, RunStarted):
-            names["main"], user = event.name, event.user
-            keys["main"] = set(event.settings.get("budget") or ())
+            self._names["main"], self._user = event.name, event.user
+            self._keys["main"] = set(event.settings.get("budget") or ())
         elif isinstance(event, AgentStarted):
-            keys[event.agent] = _keys_of(event.agent, keys) | set(event.budget)
-            models[event.agent], names[event.agent] = event.model, event.name
+            self._keys[event.agent] = _keys_of(event.agent, self._keys) | set(event.budget)
+            self._models[event.agent], self._names[event.agent] = event.model, event.name
         elif isinstance(event, ModelReplied | ModelFailed) and event.usage:
-            path = event.agent
             if isinstance(event, ModelReplied) and event.model:
-                models[path] = event.model
-            total, unpriced = sums.setdefault(group_of(path, row.time), (UsageSum(), [0]))
+                self._models[event.agent] = event.model
+            total, unpriced = self._requests.setdefault(self._group(event.agent, at), (UsageSum(), [0]))
             usage = Usage(**event.usage)
             if usage.cost_usd is None:
                 unpriced[0] += usage.requests
                 usage = replace(usage, cost_usd=0.0)
             total.add(usage)
         elif isinstance(event, ToolFinished):
-            add(event.name, event.agent, row.time, 1, not event.ok, event.ms / 1000, 0)
+            self._add_call(event.name, event.agent, at, 1, not event.ok, event.ms / 1000, 0)
         elif isinstance(event, TurnAccepted):
             for shown in event.returns:
                 if shown["call"] < len(event.calls):
                     name = str(event.calls[shown["call"]]["name"])
-                    add(name, event.agent, row.time, 0, 0, 0, shown.get("tokens") or 0)
-    requests = [
-        UsagePart(day=day, keys=charged, user=user, model=used, agent=name, usage=total.total, unpriced=unpriced)
-        for (day, charged, used, name), (total, [unpriced]) in sums.items()
-    ]
-    return requests + [
-        UsagePart(
-            day=day,
-            keys=charged,
-            user=user,
-            model=used,
-            agent=name,
-            tool=tool,
-            calls=int(calls),
-            failures=int(failures),
-            seconds=seconds,
-            result_tokens=int(tokens),
-        )
-        for ((day, charged, used, name), tool), (calls, failures, seconds, tokens) in tools.items()
-    ]
+                    self._add_call(name, event.agent, at, 0, 0, 0, shown.get("tokens") or 0)
+
+    def _group(self, path: str, at: float) -> _Group:
+        day = datetime.fromtimestamp(at, UTC).date().isoformat()
+        name = self._names.get(path) or path.rpartition(":")[2]
+        return day, tuple(sorted(_keys_of(path, self._keys))), self._models.get(path, self._model), name
+
+    def _add_call(self, name: str, path: str, at: float, *numbers: float) -> None:
+        sums = self._tools.setdefault((self._group(path, at), name), [0.0] * 4)
+        sums[:] = [before + number for before, number in zip(sums, numbers, strict=True)]
+
+    def parts(self) -> list[UsagePart]:
+        """Return the usage in parts."""
+        user = self._user
+        requests = [
+            UsagePart(day=day, keys=charged, user=user, model=used, agent=name, usage=total.total, unpriced=unpriced)
+            for (day, charged, used, name), (total, [unpriced]) in self._requests.items()
+        ]
+        return requests + [
+            UsagePart(
+                day=day,
+                keys=charged,
+                user=user,
+                model=used,
+                agent=name,
+                tool=tool,
+                calls=int(calls),
+                failures=int(failures),
+                seconds=seconds,
+                result_tokens=int(tokens),
+            )
+            for ((day, charged, used, name), tool), (calls, failures, seconds, tokens) in self._tools.items()
+        ]
+
+
+def usage_of_run(rows: Iterable[Row], model: str) -> list[UsagePart]:
+    """Return the usage of a run in parts, given its events and the model of its main agent."""
+    usage = RunUsage(model)
+    for row in rows:
+        usage.add(row.time, row.event)
+    return usage.parts()
+
+
+def totals_kept(number: int, parts: Iterable[UsagePart]) -> list[RunUpdate]:
+    """Return the changes that keep the usage of a run, by its number, beside it."""
+    kept = []
+    for part in parts:
+        used = part.usage
+        texts = (part.day, to_json(part.keys).decode(), part.user, part.model, part.agent, part.tool)
+        group = tuple(text.encode("utf-8", "replace").decode() for text in texts)
+        tokens = (used.input_tokens, used.cache_read_tokens, used.cache_write_tokens, used.output_tokens)
+        requests = (used.requests, *tokens, used.cost_usd or 0.0, part.unpriced)
+        calls = (part.calls, part.failures, part.seconds, part.result_tokens)
+        kept.append((group, (number, *requests, *calls, *group)))
+    kept.sort()  # two processes that note new groups note them in the same order
+    groups: list[RunUpdate] = [(number, _NOTE_GROUP, group) for group, _ in kept]
+    return groups + [(number, _NOTE_USAGE, values) for _, values in kept]
 
 
 def _keys_of(agent: str, keys: Mapping[str, set[str]]) -> set[str]:

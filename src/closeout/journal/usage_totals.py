@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
+from functools import partial
+from itertools import chain
 
 from closeout.config import home_folder
-from closeout.errors import UsageError
+from closeout.errors import JournalError, RunNotFound, UsageError
 from closeout.homes import Home, as_home
+from closeout.journal.journal_database import SqlConnection
 from closeout.journal.readonly import open_to_read
-from closeout.journal.text_search import indexed_usage
-from closeout.journal.usage_of_run import usage_of_run
+from closeout.journal.store import Store
+from closeout.journal.usage_of_run import NUMBERS, UsagePart, totals_kept, usage_of_run
 from closeout.messages import Usage, UsageSum
 
 __all__ = ["GROUPS", "UsageTotal", "usage_totals"]
 
 GROUPS = ("day", "key", "user", "model", "agent", "tool")
+
+# An index has the runs whose totals are not kept: those under way, and those that an older version ended.
+_UNCOUNTED = "FROM runs WHERE counted IS NULL OR ended IS NULL OR counted<>ended"
+_SELECT_UNCOUNTED = f"SELECT id, run_id, ended, model {_UNCOUNTED}"
+_SELECT_ALL = "SELECT id, run_id, ended, model FROM runs"
+_SELECT_KEPT = f"""
+SELECT day, keys, person, model, agent, tool, used.* FROM usage_groups JOIN (
+  SELECT usage_group, {", ".join(f"sum({name})" for name in NUMBERS)} FROM usage
+  WHERE usage_group IN (SELECT id FROM usage_groups WHERE day>=? AND day<=? AND (tool='')=?)
+  AND run NOT IN (SELECT id {_UNCOUNTED}) GROUP BY usage_group) AS used ON usage_group=usage_groups.id
+"""  # noqa: S608 - constants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,23 +101,16 @@ def usage_totals(
     first, last = _day("since", since), _day("until", until)
     sums: dict[tuple[str, ...], tuple[UsageSum, list[float]]] = {}
     with open_to_read(home_folder() if home is None else as_home(home)) as store:
-        indexed = indexed_usage(store)
-        for run in store.each_run():
-            if first and run.ended is not None and datetime.fromtimestamp(run.ended, UTC).date().isoformat() < first:
+        for part in chain(_kept(store, first, last or "9999", "tool" in by), _uncounted(store)):
+            if (first and part.day < first) or (last and part.day > last) or bool(part.tool) != ("tool" in by):
                 continue
-            ended, parts = indexed.get(run.run_id, (None, []))
-            if run.ended is None or ended != run.ended:
-                parts = usage_of_run(store.rows(run.run_id), run.model)
-            for part in parts:
-                if (first and part.day < first) or (last and part.day > last) or bool(part.tool) != ("tool" in by):
-                    continue
-                for key in part.keys or ("",) if "key" in by else ("",):
-                    group = {"day": part.day, "key": key, "user": part.user, "model": part.model, "agent": part.agent}
-                    group["tool"] = part.tool
-                    total, numbers = sums.setdefault(tuple(group[name] for name in by), (UsageSum(), [0] * 5))
-                    added = (part.unpriced, part.calls, part.failures, part.seconds, part.result_tokens)
-                    numbers[:] = [before + number for before, number in zip(numbers, added, strict=True)]
-                    total.add(part.usage)
+            for key in part.keys or ("",) if "key" in by else ("",):
+                group = {"day": part.day, "key": key, "user": part.user, "model": part.model, "agent": part.agent}
+                group["tool"] = part.tool
+                total, numbers = sums.setdefault(tuple(group[name] for name in by), (UsageSum(), [0] * 5))
+                added = (part.unpriced, part.calls, part.failures, part.seconds, part.result_tokens)
+                numbers[:] = [before + number for before, number in zip(numbers, added, strict=True)]
+                total.add(part.usage)
     return [
         UsageTotal(
             group=dict(zip(by, group, strict=True)),
@@ -114,6 +123,55 @@ def usage_totals(
         )
         for group, (total, [unpriced, calls, failures, seconds, tokens]) in sorted(sums.items())
     ]
+
+
+def _kept(store: Store, first: str, last: str, calls: bool) -> Iterator[UsagePart]:
+    """Yield the usage that is kept with the runs, summed by what requests or calls have in common."""
+    if not store.database.has_table("usage"):  # of an older format, which may only be read
+        return
+    for day, keys, user, model, agent, tool, _, *sums in store.query(_SELECT_KEPT, (first, last, not calls)):
+        of = {
+            name: number if name in ("usd", "seconds") else int(number)
+            for name, number in zip(NUMBERS, sums, strict=True)
+        }
+        usage = Usage(
+            of["input"],
+            of["output"],
+            cache_read_tokens=of["cache_read"],
+            cache_write_tokens=of["cache_write"],
+            requests=of["requests"],
+            cost_usd=of["usd"],
+        )
+        yield UsagePart(
+            day=day,
+            keys=tuple(json.loads(keys)),
+            user=user,
+            model=model,
+            agent=agent,
+            usage=usage,
+            tool=tool,
+            **{name: of[name] for name in ("unpriced", "calls", "failures", "seconds", "result_tokens")},
+        )
+
+
+def _uncounted(store: Store) -> Iterator[UsagePart]:
+    """Yield the usage of runs that are under way, and of those of an older version, which is kept then."""
+    is_kept = store.database.has_table("usage")
+    for number, run_id, ended, model in store.query(_SELECT_UNCOUNTED if is_kept else _SELECT_ALL):
+        try:
+            parts = usage_of_run(store.rows(run_id), model)
+        except RunNotFound:
+            continue
+        if is_kept and ended is not None:
+            with suppress(JournalError):
+                store.transact(partial(_keep, number, ended, parts))
+        yield from parts
+
+
+def _keep(number: int, ended: float, parts: Sequence[UsagePart], db: SqlConnection) -> None:
+    if db.execute("UPDATE runs SET counted=ended WHERE id=? AND ended=?", (number, ended)).rowcount:
+        for _, statement, values in totals_kept(number, parts):
+            db.execute(statement, values)
 
 
 def _day(name: str, text: str) -> str:
