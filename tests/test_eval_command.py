@@ -278,3 +278,25 @@ def test_showing_a_report_imports_nothing_that_runs_an_agent() -> None:
     environment = {**os.environ, "PYTHONPATH": source}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("named", [(), ("--scorer", "judge:openai:judge")], ids=["its own model", "a named judge"])
+def test_a_published_benchmark_is_run_by_the_users_agent_and_judged_by_its_rules(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...]
+) -> None:
+    def reply(view: RequestView) -> Any:
+        is_judge = "You grade answers." in view.text
+        judged.append(is_judge and "commits to the same one" in view.text)
+        return answer("right" if is_judge and '"right_answer": "Ada"' in view.text else "wrong" if is_judge else "Ada")
+
+    judged: list[bool] = []
+    rows = [{"problem": "Who?", "answer": "Ada"}, {"problem": "Where?", "answer": "Rome"}]
+    (folder / "data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with serve_script(reply) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        model = ("-m", "openai:small", "--base-url", f"{server.url}/v1", "--answer", "boxed")
+        found = call("browsecomp:data.jsonl", *model, *named, "--epochs", "2", "--name", "bc", "--json")
+    report = json.loads(found.stdout)
+    assert judged.count(True) >= 2
+    assert (report["epochs"], report["score"]["trials"], report["score"]["mean"]) == (2, 4, 0.5)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from closeout import Agent, Boxed
+from closeout import Agent, Boxed, UsageError
 from closeout.evaluate import evaluate
 from closeout.evaluate.benchmarks import BENCHMARKS, find_benchmark
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
@@ -91,3 +94,35 @@ def test_a_call_of_the_desk_that_was_interrupted_runs_again() -> None:
     assert benchmark.tools is not None
     policies = [tool.policy for tool in benchmark.tools(benchmark.tasks()[0])]
     assert all(policy.read_only or policy.on_crash == "rerun" for policy in policies)
+
+
+def encrypted(text: str, key: bytes) -> str:
+    return base64.b64encode(bytes(a ^ b for a, b in zip(text.encode(), cycle(key), strict=False))).decode()
+
+
+def test_a_published_benchmark_reads_the_fields_of_its_file_and_what_is_encrypted(tmp_path: Path) -> None:
+    hashed, plain = hashlib.sha256(b"c1").digest(), b"c2"
+    files: dict[str, list[dict[str, Any]]] = {
+        "browsecomp": [{"problem": encrypted("Who?", hashed), "answer": encrypted("Ada", hashed), "canary": "c1"}],
+        "browsecomp-zh": [{"Topic": "x", "Question": "Who?", "Answer": "Ada"}],
+        "xbench": [{"id": "1", "prompt": encrypted("Who?", plain), "answer": encrypted("Ada", plain), "canary": "c2"}],
+        "simpleqa": [{"problem": "Who?", "answer": "Ada"}],
+        "frames": [{"Prompt": "Who?", "Answer": "Ada", "reasoning_types": "x"}],
+        "hle": [{"id": "1", "question": "Who?", "answer": "Ada", "image": ""}],
+        "webwalker": [{"question": "Who?", "answer": "Ada", "root_url": "https://a.example"}],
+        "deepsearchqa": [{"task_id": 1, "task_question": "Who?", "ground_truth": "Ada"}],
+        "gaia": [
+            {"task_id": "a", "Question": "Who?", "Final answer": "Ada", "file_name": ""},
+            {"task_id": "b", "Question": "What is in it?", "Final answer": "1", "file_name": "b.png"},
+        ],
+    }
+    for name, records in files.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+        benchmark = find_benchmark(f"{name}:{path}")
+        assert benchmark is not None
+        (task,) = benchmark.tasks()
+        assert (task.question, task.answer, bool(task.id), task.files) == ("Who?", "Ada", True, ()), name
+        assert benchmark.judge or name == "gaia"
+    with pytest.raises(UsageError, match=r"frames needs the file of its tasks: frames:data\.jsonl"):
+        find_benchmark("frames:")

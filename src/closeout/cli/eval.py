@@ -71,7 +71,7 @@ def run(
         str,
         typer.Argument(
             help="A .jsonl, .json, .csv, .tsv or .parquet file, or MiroFlow's .yaml; or a benchmark: math, multihop, "
-            "bfcl:CATEGORY, harbor:FOLDER, package.module:NAME"
+            "bfcl:CATEGORY, harbor:FOLDER, package.module:NAME; or a published one over your file: browsecomp:FILE"
         ),
     ],
     agent: AgentSource = None,
@@ -132,7 +132,7 @@ def run(
     share = evaluating.share_of(shard, name)
     loaded = make_agent(options)
     settings: dict[str, Any] = {
-        "scorer": scorer or ("normalized" if benchmark is None else benchmark.scorer),
+        "scorer": evaluating.scorers_of(benchmark, scorer, loaded),
         "name": name if benchmark is None else name or default_name(tasks, loaded),
         "epochs": epochs,
         "ids": task_id,
@@ -343,7 +343,7 @@ def retry_(
         options = replace(options, agent=source["agent"])
     agent = make_agent(options)
     benchmark = find_benchmark(source.get("benchmark", ""))
-    scorer: Any = source["scorers"] or ("normalized" if benchmark is None else benchmark.scorer)
+    scorer = evaluating.scorers_of(benchmark, source["scorers"], agent)
     settings = SweepSettings(concurrency=evaluating.concurrency_of(concurrency), origin=options.as_origin())
 
     async def work(on_start: evaluating.OnStart) -> EvalReport:

@@ -27,6 +27,7 @@ from closeout.evaluate.benchmarks import Benchmark
 from closeout.evaluate.comparison import power_of_plan
 from closeout.evaluate.evaluation import name_of_evaluation
 from closeout.evaluate.report import EvalReport
+from closeout.evaluate.scorers import JUDGE_INSTRUCTIONS, Judge
 from closeout.evaluate.sweep import Sweep
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import TrialStore
@@ -38,6 +39,7 @@ __all__ = [
     "fields_of",
     "run_models",
     "run_work",
+    "scorers_of",
     "share_of",
 ]
 
@@ -134,8 +136,16 @@ def run_models(
     return names
 
 
-def agents_of(benchmark: Benchmark, agent: Agent[Any], options: RunOptions) -> Callable[[EvalTask], Agent[Any]]:
-    """Return a function from a task of a benchmark to its agent: the model and the settings of another, its tools."""
+def agents_of(
+    benchmark: Benchmark, agent: Agent[Any], options: RunOptions
+) -> Agent[Any] | Callable[[EvalTask], Agent[Any]]:
+    """Return a function from a task of a benchmark to its agent: the model and the settings of another, its tools.
+
+    A benchmark without tools of its own is for the agent as it is.
+    """
+    make_tools = benchmark.tools
+    if make_tools is None:
+        return agent
     config, client = load_config(agent.config, values=benchmark.settings), agent.plan().client
     config = config.model_copy(update={"agent": without_parts(config.agent)})
     answer = None if options.answer is None else answer_of(options.answer)
@@ -143,7 +153,7 @@ def agents_of(benchmark: Benchmark, agent: Agent[Any], options: RunOptions) -> C
     def agent_for(task: EvalTask) -> Agent[Any]:
         return Agent(
             client,
-            list(benchmark.tools(task)),
+            list(make_tools(task)),
             dialect=options.dialect,
             instructions=benchmark.instructions or None,
             answer=answer,
@@ -151,6 +161,24 @@ def agents_of(benchmark: Benchmark, agent: Agent[Any], options: RunOptions) -> C
         )
 
     return agent_for
+
+
+def scorers_of(benchmark: Benchmark | None, named: Sequence[str] | None, agent: Agent[Any]) -> Any:
+    """Return the scorers that were named, or those of the benchmark. A judge judges by the benchmark's rules.
+
+    Without a name it is the agent's own model.
+    """
+    rules = "" if benchmark is None else benchmark.judge
+    if not rules:
+        return named or ("normalized" if benchmark is None else benchmark.scorer)
+    instructions = f"{JUDGE_INSTRUCTIONS}\n\n{rules}"
+    if not named:
+        print("The agent's own model judges its answers. Name another: --scorer judge:MODEL.", file=sys.stderr)
+        return Judge(agent.plan().client, instructions=instructions)
+    return [
+        Judge(each.removeprefix("judge:"), instructions=instructions) if each.startswith("judge:") else each
+        for each in named
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ options

@@ -10,7 +10,7 @@ from closeout.evaluate.benchmarks.benchmark import Benchmark
 
 __all__ = ["BENCHMARKS", "Benchmark", "find_benchmark"]
 
-BENCHMARKS = ("math", "multihop")  # and bfcl:CATEGORIES, harbor:FOLDER, package.module:NAME
+BENCHMARKS = ("math", "multihop")  # and bfcl:CATEGORIES, harbor:FOLDER, browsecomp:FILE, package.module:NAME
 _MODULES = {"math": "math_problems", "multihop": "multihop_questions"}
 
 
@@ -18,8 +18,8 @@ def find_benchmark(name: str) -> Benchmark | None:
     """Return the benchmark of a name, None if the name is unknown.
 
     Raises:
-        UsageError: The name is `bfcl:…` with an unknown category, `harbor:…` with a folder without tasks, or
-            `package.module:NAME` without such a benchmark.
+        UsageError: The name is that of a published benchmark without a file, `bfcl:…` with an unknown category,
+            `harbor:…` with a folder without tasks, or `package.module:NAME` without such a benchmark.
         ConfigError: The name is `harbor:…`, and nothing isolates commands here.
     """
     prefix, _, categories = name.partition(":")
@@ -31,6 +31,12 @@ def find_benchmark(name: str) -> Benchmark | None:
         from closeout.evaluate.benchmarks.harbor import make_harbor
 
         return make_harbor(categories)
+    from closeout.evaluate.benchmarks.own_files import named_files, over_own_file
+
+    if prefix in named_files():
+        if not categories:
+            raise UsageError(f"{prefix} needs the file of its tasks: {prefix}:data.jsonl.")
+        return over_own_file(prefix, categories)
     if name in _MODULES:
         return _checked(import_module(f"closeout.evaluate.benchmarks.{_MODULES[name]}").BENCHMARK, name)
     if prefix and categories.isidentifier():

@@ -26,8 +26,9 @@ class Benchmark:
     Attributes:
         about: What it measures, in a sentence.
         tasks: Reads the tasks.
-        scorer: What scores them.
-        tools: Makes the tools for a task: new ones for each trial if they have state.
+        scorer: What scores them; "judge" is a model that judges by `judge`.
+        judge: What such a model has to know beside the usual instructions.
+        tools: Makes the tools for a task: new ones for each trial if they have state. None: the agent is the user's.
         instructions: What its agent should know.
         settings: Settings that its agent needs, by dotted key.
     """
@@ -35,6 +36,7 @@ class Benchmark:
     about: str
     tasks: Callable[[], list[EvalTask]]
     scorer: ScorerSource
-    tools: Callable[[EvalTask], Sequence[Any]] = _no_tools
+    judge: str = ""
+    tools: Callable[[EvalTask], Sequence[Any]] | None = _no_tools
     instructions: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
