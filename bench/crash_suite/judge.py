@@ -66,7 +66,6 @@ class Runtime:
             **os.environ,
             "LD_PRELOAD": str(preload or ""),
             "OPENAI_API_KEY": "scripted",
-            "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
         }
         self._log = log.open("ab")
@@ -85,7 +84,7 @@ class Runtime:
             raise SystemExit(f"The shim {shim} cannot be imported:\n{log.read_text()}")
         hello = json.loads(first)
         self.modules: set[str] = set()
-        self.import_seconds: float = hello["seconds"]
+        self.import_cpu: float = hello["cpu"]
         self.not_offered: dict[str, str] = hello["not_offered"]
 
     def spawn(self, call: str, env: Mapping[str, str]) -> Process:
@@ -117,7 +116,8 @@ class Verdict:
         faults: by kind, what happened
         reached: False if the run was over before the moment of the cut
         resumes: how often the run was resumed after it
-        seconds: from the start of the first resume until it did something, or ended
+        seconds: from the start of the first resume until it asked the model or called a tool
+        cpu: the same in seconds of CPU
         keyed_twice: invoices that are paid twice although the service would honour the keys of the calls
     """
 
@@ -127,6 +127,7 @@ class Verdict:
     reached: bool = True
     resumes: int = 0
     seconds: float | None = None
+    cpu: float | None = None
     keyed_twice: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     log: str = ""
@@ -234,8 +235,9 @@ class Case:
         other = self._spawn(call) if was_cut and self.world.scenario == "two" else None
         shown = self._end(process, role)
         if was_cut and self.verdict.seconds is None:
-            first = [moment for _, moment, pid in self.world.seen if pid == process.pid]
-            self.verdict.seconds = (min(first) if first else time.monotonic()) - began
+            first = [(moment, cpu) for moment, pid, cpu in self.world.seen if pid == process.pid][:1]
+            for moment, cpu in first:
+                self.verdict.seconds, self.verdict.cpu = moment - began, cpu
         if other is not None:
             second = self._end(*other)
             if second is not None and (shown is None or second["status"] == "answered"):
@@ -246,14 +248,11 @@ class Case:
         """Let another process resume the run of a stopped one, which wakes up afterwards."""
         self._cut_off = True
         self.verdict.resumes += 1
-        began = time.monotonic()
         other, other_role = self._spawn("resume")
         over = other.wait(STOPPED)
         stopped.send(signal.SIGCONT)
         first = self._end(stopped, role)
         second = self._end(other, other_role, 0.0 if over else SECONDS)
-        moments = [moment for _, moment, pid in self.world.seen if pid == other.pid]
-        self.verdict.seconds = min(moments) - began if moments else None
         both = [shown for shown in (second, first) if shown is not None]
         return next((shown for shown in both if shown["status"] == "answered"), both[0] if both else None)
 

@@ -73,17 +73,29 @@ def pay(invoice: str, key: str = "") -> str:
 
 
 def was_paid(invoice: str) -> str:
-    """Look up whether an invoice was paid."""
+    """Look up whether an invoice was paid.
+
+    Args:
+        invoice: the number of the invoice
+    """
     return _ask("was_paid", invoice=invoice)
 
 
 def balance(account: str) -> str:
-    """Read the balance of an account."""
+    """Read the balance of an account.
+
+    Args:
+        account: the name of the account
+    """
     return _ask("balance", account=account)
 
 
 def read_document(number: int) -> str:
-    """Read a document."""
+    """Read a document.
+
+    Args:
+        number: which document
+    """
     return _ask("read_document", number=number)
 
 

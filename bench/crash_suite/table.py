@@ -54,7 +54,16 @@ def counted(result: dict[str, Any], *, paused: bool) -> tuple[int, dict[str, int
 
 
 def summary(found: list[dict[str, Any]]) -> Iterator[str]:
-    heads = ["scenarios", "cuts", *FAULTS, "pauses", "of them faulty", "s to resume", "s to import", "lines of shim"]
+    heads = [
+        "scenarios",
+        "cuts",
+        *FAULTS,
+        "pauses",
+        "of them faulty",
+        "CPU s to resume",
+        "CPU s to import",
+        "lines of shim",
+    ]
     yield row(["", *heads])
     yield row(["---", *["--:"] * len(heads)])
     for result in found:
@@ -63,7 +72,7 @@ def summary(found: list[dict[str, Any]]) -> Iterator[str]:
         faulty = sum(cell.startswith("stop") for entry in result["scenarios"].values() for cell in entry["faults"])
         name = f"[{result['title']}]({result['documentation']})"
         cells = [len(result["scenarios"]), cuts, *(faults[kind] for kind in FAULTS), pauses, faulty]
-        yield row([name, *cells, result["resume_seconds"], result["import_seconds"], result["shim_lines"]])
+        yield row([name, *cells, result.get("resume_cpu", ""), result.get("import_cpu", ""), result["shim_lines"]])
 
 
 def by_scenario(found: list[dict[str, Any]]) -> Iterator[str]:

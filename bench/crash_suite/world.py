@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 START = 100  # what is in the account
@@ -73,7 +74,7 @@ class World:
     scenario: str
     cut: Cut | None = None
     ledger: list[dict[str, Any]] = field(default_factory=list)
-    seen: list[tuple[str, float, int]] = field(default_factory=list)  # what was asked, when and by which process
+    seen: list[tuple[float, int, float]] = field(default_factory=list)  # when was asked, by which process, its CPU time
     counts: dict[str, int] = field(default_factory=dict)
     pid: int = 0  # of the process that a cut concerns
     cut_off: threading.Event = field(default_factory=threading.Event)
@@ -98,7 +99,7 @@ class World:
     def count(self, at: str, pid: int) -> int:
         with self.lock:
             self.counts[at] = number = self.counts.get(at, 0) + 1
-            self.seen.append((at, time.monotonic(), pid))
+            self.seen.append((time.monotonic(), pid, cpu_seconds(pid)))
             return number
 
     # -------------------------------------------------------------------------------------------- the bank
@@ -148,6 +149,8 @@ class World:
             yield 400, json.dumps({"error": problem}).encode()
             return
         message = self._reply(body)
+        if any(tool["function"]["name"] == "final_answer" for tool in body.get("tools") or ()) and "content" in message:
+            message = {"calls": [("final_answer", {"answer": message["content"]})]}  # some runtimes end with a call
         data = streamed(message) if body.get("stream") else whole(message)
         yield 200, data[: len(data) // 2]
         self.reach("request", "during", number, pid)
@@ -197,7 +200,8 @@ class World:
     ) -> tuple[str, dict[str, Any]] | None:
         last, result = last_call(invoice, messages)
         paying = "pay" if "pay" in offered else next((name for name in offered if is_delegation(name)), "")
-        if "was_paid" in offered and last and (last != "was_paid" or "was not paid" not in result):
+        unsure = not last and any("may or may not" in text_of(message) for message in messages)
+        if "was_paid" in offered and (unsure or (last and (last != "was_paid" or "was not paid" not in result))):
             return "was_paid", {"invoice": invoice}
         if not paying:
             return None
@@ -211,6 +215,15 @@ class World:
         if self.scenario == "overflow":
             facts.append(f"Documents read so far: {read_so_far(text)}.")
         return " ".join(facts + balances[-1:]) or "Nothing was done yet."
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def is_delegation(name: str) -> bool:

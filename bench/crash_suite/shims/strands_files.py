@@ -1,0 +1,85 @@
+"""Strands Agents with its session in files.
+
+https://strandsagents.com/latest/documentation/docs/user-guide/concepts/agents/session-management/: an agent made with
+the same session id has its messages again, calls without results get one, and a call without a prompt continues.
+…/interrupts/ (in tools), …/multi-agent/agents-as-tools/, …/swarm/, …/agents/conversation-management/, …/streaming/.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kit
+from strands import Agent, ToolContext, tool
+from strands.agent.conversation_manager import SlidingWindowConversationManager, SummarizingConversationManager
+from strands.models.openai import OpenAIModel
+from strands.multiagent import Swarm
+from strands.session.file_session_manager import FileSessionManager
+
+NOT_OFFERED = {"timer": "no durable timer"}
+
+
+@tool(context=True)
+def pay(invoice: str, tool_context: ToolContext) -> str:
+    """Pay an invoice.
+
+    Args:
+        invoice: the number of the invoice
+    """
+    if kit.scenario() == "approval":
+        approved = tool_context.interrupt("approval", reason={"tool": "pay", "invoice": invoice})
+        if approved != "yes":
+            return "A person has refused it."
+    return kit.pay(invoice, tool_context.tool_use["toolUseId"])
+
+
+def session() -> FileSessionManager:
+    return FileSessionManager(session_id=kit.run_id(), storage_dir=kit.folder())
+
+
+def watch(**event: Any) -> None:
+    kit.watch(event.get("data") or "")
+
+
+def agent(name: str = "main", *, kept: bool = True) -> Agent:
+    tools = [*map(tool, kit.readers(name)), *kit.payers(name, pay)]
+    if name == "main" and kit.scenario() == "subagent":
+        tools.append(agent("clerk", kept=False).as_tool(name="clerk", description="Pays invoices."))
+    manager: Any = SlidingWindowConversationManager()
+    if kit.scenario() == "overflow":
+        manager = SummarizingConversationManager(summary_ratio=0.5, preserve_recent_messages=2)
+    return Agent(
+        model=OpenAIModel(client_args={"base_url": kit.model_url(), "api_key": "key"}, model_id="scripted"),
+        name=name,
+        agent_id=name,
+        description="Pays invoices." if name == "clerk" else None,
+        system_prompt=kit.instructions(name),
+        tools=tools,
+        conversation_manager=manager,
+        session_manager=session() if kept else None,
+        callback_handler=watch if kit.scenario() == "stream" else None,
+    )
+
+
+def drive(given: Any = None) -> kit.Shown:
+    if kit.scenario() == "handoff":
+        agents = [agent("main", kept=False), agent("clerk", kept=False)]
+        swarm = Swarm(agents, entry_point=agents[0], session_manager=session())
+        result: Any = swarm(kit.task())
+        texts = [str(node.result) for node in result.results.values()]
+        status = "answered" if result.status.value == "completed" else "failed"
+        return kit.Shown(status, texts[-1] if texts else "", kit.text_of([texts, [each.messages for each in agents]]))
+    main = agent()
+    result = main(given if given is not None or main.messages else kit.task())
+    if result.stop_reason == "interrupt":
+        return kit.Shown("waiting", waiting=[f"{each.id} {each.reason}" for each in result.interrupts])
+    return kit.Shown("answered", str(result), kit.text_of(main.messages))
+
+
+start = resume = drive
+
+
+def decide() -> kit.Shown:
+    waiting = agent()._interrupt_state.interrupts  # the public result has gone with its process
+    answers = [{"interruptResponse": {"interruptId": each, "response": "yes"}} for each in waiting]
+    return drive(answers or None)
