@@ -21,10 +21,11 @@ from typing import Any
 
 from database import Postgres
 from endpoints import Server
-from world import RECEIPT, TASKS, Cut, World
+from world import RECEIPT, TASKS, Cut, World, cpu_seconds
 
 HERE = Path(__file__).parent
-SECONDS = 60.0  # that a process may take before it counts as hung
+SECONDS = 30.0  # without using any CPU after which a process counts as hung
+AT_MOST = 600.0  # seconds that a process may take in any case
 STOPPED = 3.0  # seconds that a stopped process sleeps while another one resumes its run
 RESUMES = 3  # attempts until a run counts as stuck
 FAULTS = ("twice", "never", "stuck", "wrong", "untold")
@@ -48,6 +49,17 @@ class Process:
                 return False
             os.close(self._fd)
             self._fd = -1
+        return True
+
+    def wait_while_busy(self) -> bool:
+        """Wait until it has ended. Returns False if it hangs: on a crowded machine, slow is not hung."""
+        used, since, began = -1.0, time.monotonic(), time.monotonic()
+        while not self.wait(1.0):
+            now = time.monotonic()
+            if (cpu := cpu_seconds(self.pid)) > used:
+                used, since = cpu, now
+            if now - since > SECONDS or now - began > AT_MOST:
+                return False
         return True
 
     def send(self, number: int) -> None:
@@ -201,9 +213,9 @@ class Case:
         self.server.began(f"{self.name}/{role}", process.pid)
         return process, role
 
-    def _end(self, process: Process, role: str, seconds: float = SECONDS) -> dict[str, Any] | None:
+    def _end(self, process: Process, role: str) -> dict[str, Any] | None:
         """Wait for the end of a process, and return what it shows."""
-        if not process.wait(seconds):
+        if not process.wait_while_busy():
             process.send(signal.SIGKILL)
             process.wait(SECONDS)
         if self.cut is not None and (
@@ -228,7 +240,7 @@ class Case:
         process, role = self._spawn(call)
         if self.cut is not None and self.cut.how == "stop" and not was_cut:
             while not self.world.cut_off.is_set() and not process.wait(0.01):
-                if time.monotonic() - began > SECONDS:
+                if time.monotonic() - began > AT_MOST:
                     break
             if self.world.cut_off.is_set():
                 return self._resume_beside(process, role)
@@ -249,10 +261,10 @@ class Case:
         self._cut_off = True
         self.verdict.resumes += 1
         other, other_role = self._spawn("resume")
-        over = other.wait(STOPPED)
+        other.wait(STOPPED)
         stopped.send(signal.SIGCONT)
         first = self._end(stopped, role)
-        second = self._end(other, other_role, 0.0 if over else SECONDS)
+        second = self._end(other, other_role)
         both = [shown for shown in (second, first) if shown is not None]
         return next((shown for shown in both if shown["status"] == "answered"), both[0] if both else None)
 
