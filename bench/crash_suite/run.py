@@ -18,8 +18,9 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,8 +84,8 @@ def cuts(scenario: str, counts: dict[str, int], writes: int, *, files: bool) -> 
         yield from (Cut("write", number, "after", "full") for number in spread(made, FULL))
 
 
-def judged(runtime: Runtime, server: Server, options: argparse.Namespace) -> list[Verdict]:
-    """Judge the scenarios that the runtime offers."""
+def judged(runtime: Runtime, server: Server, options: argparse.Namespace, keep: Callable[..., None]) -> list[Verdict]:
+    """Judge the scenarios that the runtime offers, and keep the verdicts of each."""
     verdicts: list[Verdict] = []
 
     def one(scenario: str, cut: Cut | None) -> Verdict:
@@ -113,6 +114,8 @@ def judged(runtime: Runtime, server: Server, options: argparse.Namespace) -> lis
             )
             found = [undisturbed, *pool.map(lambda cut, name=scenario: one(name, cut), moments)]
             verdicts += found
+            if moments:
+                keep(found)
             print(f"{scenario:9} {line(found)}", flush=True)
     return verdicts
 
@@ -150,8 +153,10 @@ def times(runtime: Runtime, server: Server) -> dict[str, float]:
     }
 
 
-def record(name: str, settings: dict[str, Any], python: str, runtime: Runtime, verdicts: list[Verdict]) -> None:
-    """Write results/NAME.json: one entry for each scenario, with every faulty cell."""
+def record(
+    name: str, settings: dict[str, Any], python: str, not_offered: dict[str, str], verdicts: list[Verdict]
+) -> None:
+    """Write the verdicts of a scenario into results/NAME.json: how many cells, and each faulty one."""
     scenarios: dict[str, Any] = {}
     for verdict in verdicts:
         entry = scenarios.setdefault(verdict.scenario, {"cut": 0, "paused": 0, "keyed_twice": 0, "faults": {}})
@@ -168,7 +173,7 @@ def record(name: str, settings: dict[str, Any], python: str, runtime: Runtime, v
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
         "python": platform.python_version(),
-        "not_offered": runtime.not_offered,
+        "not_offered": not_offered,
         "scenarios": scenarios,
     }
     write_result(name, settings, result)
@@ -181,7 +186,10 @@ def write_result(name: str, settings: dict[str, Any], result: dict[str, Any]) ->
     shims = [HERE / "shims" / f"{each}.py" for each in settings.get("lines_of", [settings["shim"]])]
     lines = sum(1 for file in shims for text in file.read_text().splitlines() if text.strip())
     before = json.loads(place.read_text()) if place.exists() else {}
-    place.write_text(json.dumps(before | result | {"shim_lines": lines}, indent=1, ensure_ascii=False) + "\n")
+    scenarios = before.get("scenarios", {}) | result.get("scenarios", {})
+    ordered = {each: scenarios[each] for each in TASKS if each in scenarios}
+    result = before | result | {"shim_lines": lines, "scenarios": ordered}
+    place.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
 
 def main() -> None:
@@ -215,9 +223,9 @@ def main() -> None:
             if options.times:
                 write_result(options.runtime, settings, times(runtime, server))
                 return
-            verdicts = judged(runtime, server, options)
-            if not options.scenarios:
-                record(options.runtime, settings, python, runtime, verdicts)
+            verdicts = judged(
+                runtime, server, options, partial(record, options.runtime, settings, python, runtime.not_offered)
+            )
         finally:
             runtime.close()
             server.close()

@@ -82,7 +82,8 @@ def by_scenario(found: list[dict[str, Any]]) -> Iterator[str]:
         cells = []
         for result in found:
             entry = result["scenarios"].get(name)
-            cells.append(f"{len(entry['faults'])} of {entry['cut'] + entry['paused']}" if entry else "–")
+            no_cells = "–" if name in result["not_offered"] else ""
+            cells.append(f"{len(entry['faults'])} of {entry['cut'] + entry['paused']}" if entry else no_cells)
         yield row([text, *cells])
 
 
@@ -108,7 +109,7 @@ def text() -> str:
     parts = [
         "Cells with each fault:",
         "\n".join(summary(found)),
-        "Cells with any fault, of all cells of a scenario; – is not offered:",
+        "Cells with any fault, of all cells of a scenario; – is not offered, empty is not measured yet:",
         "\n".join(by_scenario(found)),
         "Not offered:",
         "\n".join(missing(found)),
