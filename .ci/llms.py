@@ -9,19 +9,8 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def pages(nav: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield title and file of every page under an entry of the navigation."""
-    for entry in nav:
-        for title, target in entry.items():
-            if isinstance(target, str):
-                yield title, target
-            else:
-                yield from pages(target)
 
 
 def first_sentence(path: Path) -> str:
@@ -41,14 +30,12 @@ def lines() -> Iterator[str]:
     yield f"> {project['site_description']}"
     yield ""
     yield "A skill for coding agents with recipes for porting is in the wheel: closeout/skills/closeout/SKILL.md."
-    for entry in project["nav"]:
-        for section, target in entry.items():
-            yield ""
-            yield f"## {section}"
-            yield ""
-            for title, page in pages([{section: target}]):
-                said = first_sentence(ROOT / "docs" / page)
-                yield f"- [{title}]({page}){': ' + said if said else ''}"
+    for line in (ROOT / "docs" / "pages.md").read_text("utf-8").splitlines():
+        if line.startswith("## "):
+            yield from ("", line, "")
+        elif found := re.fullmatch(r"- \[(.+)\]\((.+)\)", line):
+            said = first_sentence(ROOT / "docs" / found[2])
+            yield f"{line}{': ' + said if said else ''}"
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def model_server() -> Iterator[str]:
 @contextmanager
 def proxy(upstream: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as home:
-        command = [sys.executable, "-m", "closeout", "proxy", "--upstream", upstream, "--port", "0"]
+        command = [sys.executable, "-m", "closeout", "models", "proxy", "--upstream", upstream, "--port", "0"]
         environment = {**os.environ, "CLOSEOUT_HOME": home}
         process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
         try:

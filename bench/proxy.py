@@ -1,4 +1,4 @@
-"""A client loop against a misbehaving model: bare, through `closeout proxy`, and through proxies that only ask again.
+"""A client loop against a misbehaving model: bare, through `the proxy`, and through proxies that only ask again.
 
 The client is strict: it runs a call only if its name and arguments are valid and gives the model an error otherwise. It
 takes a text without calls for the answer, unless it was cut off. Right is a task whose calls were all made and whose
@@ -376,7 +376,7 @@ async def cost(requests: int, home: Path) -> None:
         async with served(reverse_proxy(model.base_url, http)) as bare, served(proxy_app(proxy)) as governed:
             for stream in (False, True):
                 body = {"model": "m", "messages": past, "tools": TOOLS, "stream": stream}
-                ways = [("direct", model.base_url), ("reverse proxy", bare), ("closeout proxy", governed)]
+                ways = [("direct", model.base_url), ("reverse proxy", bare), ("closeout models proxy", governed)]
                 found: dict[str, list[tuple[float, float]]] = {name: [] for name, _ in ways}
                 for _ in range(requests):
                     random.shuffle(ways)

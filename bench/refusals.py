@@ -4,8 +4,8 @@ Each of the servers has one rule, of which it speaks in one of five languages or
 codes, names of fields and limits. A run makes five calls, two of them with effects. Reported are the answered runs, the
 refused requests, the effects that were made twice, and the tools that were left out without being the cause.
 
-With `--proxy`, a client that knows nothing of refusals sends its requests through `closeout proxy`. What a client sends
-is then too long or not: it alone can make its conversation shorter.
+With `--proxy`, a client that knows no refusals sends its requests through `closeout models proxy`. What a client
+sends is then too long or not: it alone can make its conversation shorter.
 
     python bench/refusals.py [--servers 200] [--seed 0] [--protocol openai|anthropic] [--proxy] [--verbose]
 """

@@ -1,4 +1,4 @@
-"""How long `closeout usage` takes over a million runs, in a folder and in PostgreSQL.
+"""How long `closeout runs usage` takes over a million runs, in a folder and in PostgreSQL.
 
 The runs are written straight into the tables, as their ends leave them: 700 groups of day, model and agent.
 

@@ -296,7 +296,7 @@ async def test_runs_usage_and_personal_data_have_budgets_there_too(database: Dat
     agent = agent_of([answer("42")], budget={"team": "1 USD/day"}, home=database)
     result = await agent.run("How many?", user="安", budget={"user:安": "1 requests/day"})
     assert result.answer == "42"
-    (kept,) = [row for row in here("usage", "--budgets", "--json").json if row["key"] == "user:安"]
+    (kept,) = [row for row in here("runs", "usage", "--budgets", "--json").json if row["key"] == "user:安"]
     assert (kept["requests"], kept["reserved_usd"]) == (1, 0)
     async with TestClient(TestServer(viewer_app(database))) as client:
         shown = await (await client.get("/viewer/api/usage?by=key")).json()
@@ -757,14 +757,14 @@ def test_the_command_shows_usage_and_budgets() -> None:
     used = (
         agent_of([answer("1")], home=True, budget={"user:ann": "1 USD/day"}, name="clerk").run_sync("How many?").usage
     )
-    (found,) = here("usage", "--by", "agent,key", "--json").json
+    (found,) = here("runs", "usage", "--by", "agent,key", "--json").json
     assert (found["agent"], found["key"], found["input_tokens"]) == ("clerk", "user:ann", used.input_tokens)
-    (kept,) = here("usage", "--budgets", "--json").json
+    (kept,) = here("runs", "usage", "--budgets", "--json").json
     assert (kept["key"], kept["tokens"], kept["reserved_usd"]) == ("user:ann", used.total_tokens, 0)
-    assert "$0.0001\n" in here("usage").out
+    assert "$0.0001\n" in here("runs", "usage").out
     Agent(ScriptedClient([answer("1")]), home=True).run_sync("And how many unpriced?")
-    assert "$0.0001 + 1 unpriced" in here("usage").out
-    assert "user:ann" in here("usage", "--budgets").out
+    assert "$0.0001 + 1 unpriced" in here("runs", "usage").out
+    assert "user:ann" in here("runs", "usage", "--budgets").out
 
 
 async def test_a_served_agent_limits_each_user_that_requests_name(home: Path) -> None:

@@ -254,17 +254,17 @@ def test_cite_prints_every_quote_with_its_source() -> None:
         ScriptedClient([call("read", page="canal"), say(report("The canal opened in 1832"))]), [read], answer=Report
     )
     run_id = made.run_sync("When?").run_id
-    shown = here("cite", run_id)
+    shown = here("runs", "cite", run_id)
     assert shown.code == 0
     assert '[1] "The canal opened in 1832"\n    r1: read {"page":"canal"} · read 20' in shown.out
-    (found,) = json.loads(here("cite", run_id, "--json").out)
+    (found,) = json.loads(here("runs", "cite", run_id, "--json").out)
     assert found["source"]["sha256"] == hashlib.sha256(read.function("canal").encode()).hexdigest()
 
     made = Agent(ScriptedClient([say('Long [r1: "very long"].')]), [read])
-    wrong = here("cite", made.run_sync("Long?").run_id)
+    wrong = here("runs", "cite", made.run_sync("Long?").run_id)
     assert wrong.code == 1
     assert "NOT FOUND" in wrong.out
-    assert "has no quotes" in here("cite", Agent(ScriptedClient([say("Long.")])).run_sync("Long?").run_id).out
+    assert "has no quotes" in here("runs", "cite", Agent(ScriptedClient([say("Long.")])).run_sync("Long?").run_id).out
 
 
 async def test_pages_that_a_provider_cites_are_kept_and_shown_by_the_same_type(monkeypatch: pytest.MonkeyPatch) -> None:

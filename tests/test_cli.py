@@ -14,6 +14,7 @@ from rich.cells import cell_len
 
 from cli_process import closeout, here, on_terminal
 from closeout import Agent
+from closeout.cli.main import MOVED
 from closeout.cli.options import RunOptions, make_agent
 from closeout.messages import ToolCall
 from closeout.testing import ScriptedClient, Turn, answer, say, serve_script
@@ -86,7 +87,7 @@ def test_a_greeting_costs_one_request_and_an_option_asks_for_a_form(tmp_path: Pa
     with serve_script([say("It is in Ottawa."), say('{"city": "Ottawa"}')], by="question", record=False) as model:
         done = here(*asked(model, "Where?", "--json", "-q", "--answer", f"json:{schema}"))
         assert (done.code, done.json["value"], done.json["rollbacks"]) == (0, {"city": "Ottawa"}, 1)
-        replayed = here("replay", done.json["run_id"])
+        replayed = here("runs", "replay", done.json["run_id"])
         assert (replayed.code, replayed.out) == (0, '{"city":"Ottawa"}\n')
     done = here(*asked(model, "Where?", "--answer", "nubmer"))
     assert done.code == 2
@@ -141,7 +142,7 @@ def test_an_answer_cannot_send_escape_sequences_to_a_terminal() -> None:
 def test_a_servers_error_cannot_send_escape_sequences_to_a_terminal(tmp_path: Path) -> None:
     server = tmp_path / "server.py"
     server.write_text("import sys\nsys.exit('\\x1b]52;c;aGk=\\x07no \\x1b[2Jkey')\n")
-    told = here("tools", "--mcp", f"{sys.executable} {server}")
+    told = here("agent", "tools", "--mcp", f"{sys.executable} {server}")
     assert "no [2Jkey" in told.err
     assert "\x1b" not in told.err
     assert "\x07" not in told.err
@@ -210,15 +211,23 @@ def test_the_thought_of_a_turn_is_shown_before_its_calls(server: ScriptedServer)
 def test_a_replay_needs_neither_the_server_nor_a_key() -> None:
     with serve_script(SCRIPT, record=False) as gone:
         run_id = run_id_in(here(*asked(gone, "Once more?")).err)
-    done = closeout("replay", run_id, env={"OPENAI_API_KEY": ""})
+    done = closeout("runs", "replay", run_id, env={"OPENAI_API_KEY": ""})
     assert (done.code, done.out, done.err) == (0, "397.8\n", "The replay follows the record to its end.\n")
-    assert here("replay", run_id, "--json").json["departure"] == ""
+    assert here("runs", "replay", run_id, "--json").json["departure"] == ""
 
 
 def test_tools_lists_what_an_agent_would_have(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# A")
     done = here(
-        "tools", "--docs", str(tmp_path), "--tool", "run_python", "--config", "tools.python.isolation=none", "--json"
+        "agent",
+        "tools",
+        "--docs",
+        str(tmp_path),
+        "--tool",
+        "run_python",
+        "--config",
+        "tools.python.isolation=none",
+        "--json",
     )
     assert done.code == 0
     names = [tool["name"] for tool in done.json["tools"]]
@@ -243,7 +252,7 @@ def test_a_small_model_gets_the_simple_search(tmp_path: Path, model: str, plain:
 
 
 def test_a_server_that_does_not_start_is_reported_and_the_others_are_listed() -> None:
-    done = here("tools", "--mcp", f"{sys.executable} -c pass")
+    done = here("agent", "tools", "--mcp", f"{sys.executable} -c pass")
     assert done.code == 2
     assert "calculate(expression)" in done.out
     assert "could not be started" in done.sentence
@@ -335,9 +344,22 @@ runpy.run_module("closeout", run_name="__main__")
 def test_a_run_that_nobody_executes_is_cancelled_and_one_that_has_ended_stays() -> None:
     agent = Agent(ScriptedClient([answer("42")]))
     run_id = asyncio.run(agent.submit("Say 42."))
-    done = here("cancel", run_id)
+    done = here("runs", "cancel", run_id)
     assert (done.code, done.err) == (0, f"Cancelled. To continue the run after all: closeout resume {run_id}.\n")
-    assert here("cancel", run_id, "--json").json == {"run_id": run_id, "status": "cancelled"}
+    assert here("runs", "cancel", run_id, "--json").json == {"run_id": run_id, "status": "cancelled"}
     assert agent.resume_sync(run_id).answer == "42"
-    assert "is answered and stays as it is" in here("cancel", run_id).err
-    assert "No run nothing in" in here("cancel", "nothing").err
+    assert "is answered and stays as it is" in here("runs", "cancel", run_id).err
+    assert "No run nothing in" in here("runs", "cancel", "nothing").err
+
+
+def test_nine_verbs_and_groups_are_at_the_top_and_earlier_names_say_the_new_ones() -> None:
+    listed = re.findall(r"^  (\S+)  ", here("--help").out.partition("Commands:")[2], re.MULTILINE)
+    verbs = ["run", "research", "chat", "resume", "approve", "view", "serve", "work", "doctor"]
+    assert sorted(listed) == sorted([*verbs, "runs", "agent", "eval", "data", "approvals", "mcp", "models", "config"])
+    for name, group in MOVED.items():
+        done = here(name, "--help")
+        assert done.code == 0, name
+        assert done.err == f"closeout: `closeout {name}` is now `closeout {group} {name}`.\n"
+        assert f"Usage: closeout {group} {name}" in done.out
+    assert here("runs", "usage", "--json").json == []
+    assert here("runs", "--json").json == here("runs", "list", "--json").json == []

@@ -90,8 +90,8 @@ def to(server: ScriptedServer) -> tuple[str, ...]:
         (["resume", "nobody"], r"No run nobody in \S+\. `closeout runs` lists them"),
         (["runs", "nobody"], r"No run nobody"),
         (["runs", "\udcff"], r"No run \S+ in"),
-        (["replay", "nobody"], r"No run nobody"),
-        (["tools", "--mcp", "no-such-command"], r"command not found"),
+        (["runs", "replay", "nobody"], r"No run nobody"),
+        (["agent", "tools", "--mcp", "no-such-command"], r"command not found"),
         (["config", "-C", "x=1"], r"Unknown setting 'x'"),
     ],
 )
@@ -113,8 +113,8 @@ def test_a_wrong_argument_is_explained_with_exit_code_2(
         (["run", "", "--json"], "UsageError"),
         (["run", "Q", "-C", "x=1", "--json"], "ConfigError"),
         (["runs", "nobody", "--json"], "RunNotFound"),
-        (["replay", "nobody", "--json"], "RunNotFound"),
-        (["encode", "none.json", "--json"], "UsageError"),
+        (["runs", "replay", "nobody", "--json"], "RunNotFound"),
+        (["models", "encode", "none.json", "--json"], "UsageError"),
     ],
 )
 def test_with_json_a_failure_prints_an_object_too(arguments: list[str], kind: str) -> None:
@@ -295,7 +295,9 @@ def test_after_a_refused_request_resuming_is_not_suggested() -> None:
     with serve_script(failing(BadRequest("No images here", status=400)), by="question", record=False) as scripted:
         done = here("run", "Q", *to(scripted))
     last = done.err.splitlines()[-1]
-    found = re.search(r"would fail again\. To change something from an earlier turn: closeout fork (\S+) --at", last)
+    found = re.search(
+        r"would fail again\. To change something from an earlier turn: closeout runs fork (\S+) --at", last
+    )
     assert found
     shown = here("runs", found[1])
     assert "resume" not in done.err + shown.out

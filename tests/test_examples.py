@@ -244,14 +244,14 @@ def test_a_deployment_checks_the_runs_that_wait_since_the_version_before(home: P
         run_id = waiting.stdout.split()[-1]
         assert waiting.stdout.startswith("waiting: closeout approve "), waiting.stderr
 
-        check = (folder / "deploy.yml").read_text().partition("- run: closeout upgrade ")[2].splitlines()[0]
-        asked = python("-m", "closeout", "upgrade", *check.split())
+        check = (folder / "deploy.yml").read_text().partition("- run: closeout agent upgrade ")[2].splitlines()[0]
+        asked = python("-m", "closeout", "agent", "upgrade", *check.split())
         assert asked.returncode == 0, asked.stdout + asked.stderr
         assert "1  continue with a difference" in asked.stdout
 
         careless = (folder / "refunds.py").read_text().replace(', replaces="refund"', "")
         (folder / "careless.py").write_text(careless)
-        refused = python("-m", "closeout", "upgrade", "--check", "careless:agent")
+        refused = python("-m", "closeout", "agent", "upgrade", "--check", "careless:agent")
         assert (refused.returncode, "@tool(replaces='refund')" in refused.stdout) == (1, True), refused.stderr
 
         assert "Paid back 30.0 EUR for order 17." in python("refunds.py", run_id).stdout

@@ -1,4 +1,4 @@
-"""Flow rules in `closeout proxy`: real SDKs against a scripted model that obeys what it reads."""
+"""Flow rules in `closeout models proxy`: real SDKs against a scripted model that obeys what it reads."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_the_command_reads_the_rules_from_a_settings_file(tmp_path: Path) -> Non
     settings = tmp_path / "rules.yaml"
     for text, problem in (("flow: {gard: ask}", "gard"), ("llm: {temperature: 0}", "has no section 'flow'")):
         settings.write_text(text, encoding="utf-8")
-        done = here("proxy", "--upstream", "http://127.0.0.1:9/v1", "--flow", str(settings))
+        done = here("models", "proxy", "--upstream", "http://127.0.0.1:9/v1", "--flow", str(settings))
         assert done.code == 2
         assert problem in done.err
     settings.write_text("flow: {trusted: [crm], guard: {pay: refuse, '*': ask}}", encoding="utf-8")

@@ -249,21 +249,21 @@ def test_the_command_line_forks_and_compares(home: Path) -> None:
     with serve_script(once, record=False) as server:
         model = ["-m", "openai:scripted", "--base-url", server.base_url, "--dialect", "function_call"]
         origin = here("run", "What is 2+2?", *model, "--json").json["run_id"]
-        same = here("fork", origin, "--at", "2", "--json")
+        same = here("runs", "fork", origin, "--at", "2", "--json")
         assert (same.code, same.json["answer"]) == (0, "4")
-        assert here("diff", origin, same.json["run_id"]).out == "The runs did the same.\n"
-        other = here("fork", origin, "--set-result", "r1=7", "--json").json
+        assert here("runs", "diff", origin, same.json["run_id"]).out == "The runs did the same.\n"
+        other = here("runs", "fork", origin, "--set-result", "r1=7", "--json").json
         assert other["answer"] == "7"
-        noted = here("fork", origin, "--at", "2", "--note", "Answer five.", "--json").json
+        noted = here("runs", "fork", origin, "--at", "2", "--note", "Answer five.", "--json").json
         assert noted["answer"] == "5"
-        done = here("diff", origin, other["run_id"])
+        done = here("runs", "diff", origin, other["run_id"])
         assert (done.code, done.out.splitlines()[0]) == (1, "turn 1: ToolFinished: record")
-        assert here("diff", origin, noted["run_id"], "--json").json["difference"]["field"] == "note"
+        assert here("runs", "diff", origin, noted["run_id"], "--json").json["difference"]["field"] == "note"
         for options, message in (
             (["--at", "9"], "has no turn 9"),
             (["--set-result", "r1"], "must be HANDLE=JSON"),
             (["--set-result", "r1=text"], "is not JSON"),
             ([], "Say where to fork"),
         ):
-            wrong = here("fork", origin, *options)
+            wrong = here("runs", "fork", origin, *options)
             assert (wrong.code, message in wrong.err) == (2, True)

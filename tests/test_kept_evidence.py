@@ -111,9 +111,9 @@ def test_under_flow_rules(home: Path) -> None:
 def test_a_deleted_source_is_said_to_be_deleted() -> None:
     agent = Agent(ScriptedClient([*READS, report()]), [read], answer=Report, home=True)
     run_id = agent.run_sync("When?", user="ann").run_id
-    assert here("cite", run_id).code == 0
+    assert here("runs", "cite", run_id).code == 0
     assert here("data", "delete", "--user", "ann", "--yes").code == 0
-    shown = here("cite", run_id)
+    shown = here("runs", "cite", run_id)
     assert shown.code == 2
     assert "If the run was deleted, so were its sources." in shown.err
 

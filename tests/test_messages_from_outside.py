@@ -66,18 +66,18 @@ async def test_another_process_sends_to_a_run(home: Path) -> None:
     assert received(home, "run-1") == [("say alpha, 你好", "terminal", True)]
     found = json.loads(out)
     assert (found["run_id"], found["to"], found["status"]) == ("run-1", "main", "running")
-    late = here("send", "run-1", "more")
+    late = here("runs", "send", "run-1", "more")
     assert late.code == 2
     assert "Run run-1 has ended (answered)" in late.sentence
-    assert "closeout fork run-1" in late.sentence
-    nobody = here("send", "nothing", "more")
+    assert "closeout runs fork run-1" in late.sentence
+    nobody = here("runs", "send", "nothing", "more")
     assert nobody.code != 0
     assert "No run nothing" in nobody.sentence
 
 
 async def test_a_waiting_run_is_told_on_the_command_line(home: Path) -> None:
     await Desk(home).agent.submit("Go", run_id="run-1")
-    done = here("send", "run-1", "say alpha")
+    done = here("runs", "send", "run-1", "say alpha")
     assert (done.code, done.out) == (0, "")
     assert "The run is interrupted: it reads the message when it continues." in done.err
 

@@ -203,7 +203,7 @@ async def test_after_the_final_answer_a_message_is_refused_with_the_next_step(ho
 async def test_an_ended_run_names_what_to_do_instead(home: Path) -> None:
     agent = made_agent(home)
     await agent.run("Go", run_id="job-7")
-    with pytest.raises(MessageRefused, match=r"has ended \(answered\).*closeout fork job-7"):
+    with pytest.raises(MessageRefused, match=r"has ended \(answered\).*closeout runs fork job-7"):
         await agent.send("job-7", "more")
     await agent.session("ann").run("Go")
     with pytest.raises(MessageRefused, match=r"agent\.session\('ann'\)\.run"):

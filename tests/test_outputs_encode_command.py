@@ -1,4 +1,4 @@
-"""`closeout encode`: the encoding on stdout, the forms side by side on stderr."""
+"""`closeout models encode`: the encoding on stdout, the forms side by side on stderr."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_bad_usage_is_one_sentence_on_stderr(tmp_path: Path) -> None:
         (tmp_path, "auto", r"cannot be read: Is a directory\.$"),
         (Path(__file__), "klingon", r"klingon"),
     ]:
-        done = here("encode", str(file), "--format", form)
+        done = here("models", "encode", str(file), "--format", form)
         assert (done.code, done.out) == (2, "")
         assert re.search(sentence, done.sentence)
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no file without an end")
 def test_what_has_no_end_is_refused() -> None:
-    done = here("encode", "/dev/zero")
+    done = here("models", "encode", "/dev/zero")
     assert (done.code, done.out) == (2, "")
     assert done.sentence == "/dev/zero has more than 100 MB. Give a part of it."

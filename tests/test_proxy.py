@@ -440,7 +440,7 @@ def test_wrong_options_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None
         (["--upstream", "http://x/v1", "--dialect", "xml"], "--dialect must be one of"),
         (["--upstream", "http://x/v1", "--host", "0.0.0.0"], "must have a key"),
     ):
-        done = here("proxy", *arguments)
+        done = here("models", "proxy", *arguments)
         assert done.code == 2
         assert said in done.sentence
 

@@ -102,6 +102,6 @@ def test_the_command_prints_the_report_and_writes_the_page(tmp_path: Path) -> No
     assert "It opened in 1832. [1]" in shown.out
     assert "<mark>opened on 30 May 1832</mark>" in page.read_text("utf-8")
     run_id = re.findall(r"closeout runs (\S+)", shown.err)[-1]
-    assert here("cite", run_id).code == 0
+    assert here("runs", "cite", run_id).code == 0
     again = here("resume", run_id)
     assert "It opened in 1832. [1]" in again.out

@@ -146,7 +146,17 @@ async def test_the_proxy_serves_no_viewer_and_the_viewer_no_proxy(home: Path) ->
 
 def test_the_command_line_gives_the_viewer_a_port_of_its_own(tmp_path: Path) -> None:
     environment = {**os.environ, "CLOSEOUT_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "closeout", "proxy", "--upstream", "http://127.0.0.1:9/v1", "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "closeout",
+        "models",
+        "proxy",
+        "--upstream",
+        "http://127.0.0.1:9/v1",
+        "--port",
+        "0",
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         try:

@@ -353,10 +353,10 @@ def test_an_agent_in_python_or_in_yaml_for_every_command(
             run_id = done.json["run_id"]
             resumed = here("resume", run_id, "-q")
             assert (resumed.out, "The run names its agent: " in resumed.err) == ("5\n", ":" in source)
-            assert here("replay", run_id).code == 0
-            assert here("fork", run_id, "--at", "1", "-q").out == "5\n"
+            assert here("runs", "replay", run_id).code == 0
+            assert here("runs", "fork", run_id, "--at", "1", "-q").out == "5\n"
             assert here("chat", "-a", source, "-q", stdin=b"How many letters?\n").out.count("5") == 1
-            tools = here("tools", "-a", source)
+            tools = here("agent", "tools", "-a", source)
             assert "length(word)" in tools.out
             found = here(
                 "eval", "tasks.jsonl", "-a", source, "--name", source[:5], "--scorer", "numeric", "--json", "-q"
@@ -384,7 +384,9 @@ def test_an_agent_in_python_or_in_yaml_for_every_command(
 
 def test_an_agent_of_another_folder_is_found_again(team: Path, tmp_path: Path) -> None:
     """The command starts elsewhere; what the record names is found from a third place."""
-    done = closeout("tools", "-a", str(team / "agent.yaml"), "--json", cwd=tmp_path, env={"OPENAI_API_KEY": "k"})
+    done = closeout(
+        "agent", "tools", "-a", str(team / "agent.yaml"), "--json", cwd=tmp_path, env={"OPENAI_API_KEY": "k"}
+    )
     assert "length" in [each["name"] for each in done.json["tools"]]
 
 

@@ -286,6 +286,6 @@ def test_skills_on_the_command_line(skills: Path, tmp_path: Path, monkeypatch: p
         done = here("run", "What is the VAT of a book?", *options, "--json", "-q")
         assert done.json["answer"] == "7", done.err
         monkeypatch.chdir(skills)
-        assert here("replay", done.json["run_id"]).code == 0
-    assert "read_skill(name, path)" in here("tools", "--skills", str(skills)).out
-    assert "has no skills" in here("tools", "--skills", str(skills / "invoices" / "scripts")).sentence
+        assert here("runs", "replay", done.json["run_id"]).code == 0
+    assert "read_skill(name, path)" in here("agent", "tools", "--skills", str(skills)).out
+    assert "has no skills" in here("agent", "tools", "--skills", str(skills / "invoices" / "scripts")).sentence

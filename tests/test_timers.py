@@ -604,19 +604,19 @@ def test_signals_and_due_runs_on_the_command_line(home: Path, tmp_path: Path, mo
     assert "waits for the signal 'the payment' until 20" in here("runs").out
     shown = here("runs", "r").out
     assert "r1.wait waits for the signal 'the payment' until 20" in shown
-    assert "closeout signal r 'the payment'" in shown
+    assert "closeout runs signal r 'the payment'" in shown
     assert "r1.wait waits for the signal 'the payment' until" in here("approve").out
     refused = here("approve", "r")
     assert (refused.code, "which nobody decides" in refused.err) == (2, True)
-    assert "The payload '{' is not JSON: Expecting property" in here("signal", "r", "the payment", "{").sentence
-    assert here("signal", "nobody", "x").code == 2
+    assert "The payload '{' is not JSON: Expecting property" in here("runs", "signal", "r", "the payment", "{").sentence
+    assert here("runs", "signal", "nobody", "x").code == 2
     assert here("resume", "--due", "-a", "shop_module:agent").err == "0 runs resumed.\n"
-    assert "It is kept until the run waits for it." in here("signal", "r", "other").err
-    sent = here("signal", "r", "the payment", "-", "--id", "e1", "--json", stdin='"五"'.encode())
+    assert "It is kept until the run waits for it." in here("runs", "signal", "r", "other").err
+    sent = here("runs", "signal", "r", "the payment", "-", "--id", "e1", "--json", stdin='"五"'.encode())
     assert sent.json == {"run_id": "r", "signal": "the payment", "sent": True, "awaited": True}
-    told = here("signal", "r", "the payment", "2", "--id", "e2").err
+    told = here("runs", "signal", "r", "the payment", "2", "--id", "e2").err
     assert "closeout resume r --agent PACKAGE.MODULE:AGENT" in told
-    again = here("signal", "r", "the payment", "1", "--id", "e1")
+    again = here("runs", "signal", "r", "the payment", "1", "--id", "e1")
     assert again.err == "A signal with the id e1 was sent to this run before.\n"
     unknown = here("resume", "--due")
     assert (unknown.code, "Name it with --agent" in unknown.err) == (3, True)

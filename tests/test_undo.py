@@ -120,9 +120,9 @@ def test_the_command_undoes_a_call(home: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     ran = json.loads(here("run", "Write.", "-a", "postbox:agent", "--json").out)
-    said = here("undo", ran["run_id"], "r1", "-a", "postbox:agent")
+    said = here("runs", "undo", ran["run_id"], "r1", "-a", "postbox:agent")
     assert (said.code, said.out) == (0, "took back mail 7 from Ada\n")
-    as_json = json.loads(here("undo", ran["run_id"], "r1", "-a", "postbox:agent", "--json").out)
+    as_json = json.loads(here("runs", "undo", ran["run_id"], "r1", "-a", "postbox:agent", "--json").out)
     assert as_json == {"run_id": ran["run_id"], "call": "r1", "undone": True, "result": "took back mail 7 from Ada"}
-    refused = here("undo", ran["run_id"], "r5", "-a", "postbox:agent")
+    refused = here("runs", "undo", ran["run_id"], "r5", "-a", "postbox:agent")
     assert (refused.code, "has made no call r5" in refused.err) == (2, True)

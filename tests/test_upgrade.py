@@ -151,11 +151,11 @@ if __name__ == "__main__":
 
     version("v1", "Pay.")
     subprocess.run([sys.executable, "v1.py"], cwd=tmp_path, check=True)
-    changed = closeout("upgrade", "--check", version("v2", "Pay an amount."), env=env)
+    changed = closeout("agent", "upgrade", "--check", version("v2", "Pay an amount."), env=env)
     assert changed.code == 0, changed.err
     assert "1  continue with a difference" in changed.out
     assert "tool pay: changed" in changed.out
-    stops = closeout("upgrade", version("v3", "Pay.", ", currency: str"), "--json", env=env)
+    stops = closeout("agent", "upgrade", version("v3", "Pay.", ", currency: str"), "--json", env=env)
     assert stops.code == 1, stops.err
     (run,) = stops.json["runs"]
     assert (stops.json["ok"], run["verdict"], run["task"]) == (False, "stops", "Pay 5 für 茶")

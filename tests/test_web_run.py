@@ -255,7 +255,7 @@ def test_run_with_web_but_without_a_provider_says_how_to_set_one() -> None:
 
 
 def test_the_tools_of_web_are_listed_and_the_key_is_shown_nowhere() -> None:
-    listed = here("tools", "--web", "--json").json["tools"]
+    listed = here("agent", "tools", "--web", "--json").json["tools"]
     assert {"web_search", "scrape_website", "scrape_and_extract_info"} <= {tool["name"] for tool in listed}
     shown = here("config", "-C", f"tools.web.api_key={KEY}")
     assert "tools.web.api_key = (set)" in shown.out

@@ -372,14 +372,14 @@ def test_the_command_compares_and_says_so_by_its_exit_code(tmp_path: Path, monke
         monkeypatch.setenv("CLOSEOUT_HOME", str(home))
         assert here("run", "你好", "-a", str(file)).code == 0
         sent = len(server.requests)
-        same = here("what-if", str(file), "--json")
+        same = here("eval", "what-if", str(file), "--json")
         assert (same.code, len(server.requests)) == (0, sent), same.err
         assert json.loads(same.out)["paid"] == 0
-        other = here("what-if", str(file), "--last", "5", "--instructions", str(text))
+        other = here("eval", "what-if", str(file), "--last", "5", "--instructions", str(text))
         assert other.code == 1, other.err
         assert "answer: 好 → 坏" in other.out
         (page,) = (line.strip() for line in other.out.splitlines() if "#/compare/" in line)
         assert page.endswith(".candidate")
         assert "1 requests paid" in other.out
-        missing = here("what-if", str(file), "--instructions", str(tmp_path / "no.md"))
+        missing = here("eval", "what-if", str(file), "--instructions", str(tmp_path / "no.md"))
         assert "cannot be read" in missing.err

@@ -1,6 +1,6 @@
 """The same agent in November: the tool has another name and needs a currency. Runs that wait since October continue.
 
-closeout upgrade --check refunds:agent     # what CI asks before it deploys: see deploy.yml
+closeout agent upgrade --check refunds:agent     # what CI asks before it deploys: see deploy.yml
 python refunds.py RUN_ID                   # approves what a run waits for, and continues it
 """
 

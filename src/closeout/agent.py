@@ -885,7 +885,7 @@ class Agent(Generic[Deps, Value]):
     async def signal(self, run_id: str, name: str, payload: Any = None, *, id: str = "") -> bool:  # noqa: A002
         """Send a signal to a run, for `RunContext.wait_for`. It is kept until the run receives it, and resumes nothing.
 
-        Any agent with the same home can send it, and so can `closeout signal`.
+        Any agent with the same home can send it, and so can `closeout runs signal`.
 
         Args:
             run_id: The id of the run.

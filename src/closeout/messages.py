@@ -243,7 +243,7 @@ class ToolPolicy:
     # What a call changes: nothing; what stays on this machine; what can be undone; anything else. None: "none" if
     # read_only, else "outside".
     effects: Literal["none", "local", "reversible", "outside"] | None = None
-    # Undoes a call that succeeded: a function of its arguments and its result, for `closeout undo`.
+    # Undoes a call that succeeded: a function of its arguments and its result, for `closeout runs undo`.
     undo: Callable[[dict[str, Any], Any], Any] | None = None
     idempotent: bool = False
     destructive: bool = False

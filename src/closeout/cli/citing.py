@@ -1,4 +1,4 @@
-"""The command `closeout cite`: the quotes of a run's answer and the results that they come from."""
+"""The command `closeout runs cite`: the quotes of a run's answer and the results that they come from."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def describe_pending(run_id: str, pending: Sequence[PendingDecision], agent: str
             lines += [f"{each.id} waits until {awaited(each)}", f"  closeout resume --due{agent}"]
         elif each.kind == "signal":
             lines.append(f"{each.id} waits for {awaited(each)}")
-            lines += [f"  closeout signal {run_id} {shlex.quote(name)} '\"PAYLOAD\"'" for name in each.signals]
+            lines += [f"  closeout runs signal {run_id} {shlex.quote(name)} '\"PAYLOAD\"'" for name in each.signals]
         elif each.kind == "login":
             scope = each.arguments.get("scope")
             rights = f" --scope {shlex.quote(str(scope))}" if scope else ""

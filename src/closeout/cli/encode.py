@@ -1,4 +1,4 @@
-"""`closeout encode`: print a value in one format, and compare the formats on stderr."""
+"""`closeout models encode`: print a value in one format, and compare the formats on stderr."""
 
 from __future__ import annotations
 

@@ -36,10 +36,7 @@ __all__ = ["eval_app"]
 class _EvalGroup(CommandGroup):
     """`closeout eval TASKS …` is `closeout eval run TASKS …`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
+    default = "run"
 
 
 eval_app = typer.Typer(

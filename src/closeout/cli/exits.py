@@ -45,7 +45,7 @@ OK = 0
 UNANSWERED = 1
 MISUSED = 2  # bad usage or configuration: change the command
 FAILED = 3  # the command is right, but the run failed
-WAITING = 4  # the run waits for a decision (closeout approve), a time or a signal (closeout signal)
+WAITING = 4  # the run waits for a decision (closeout approve), a time or a signal (closeout runs signal)
 STOPPED = 130  # Ctrl-C: 128 + SIGINT, as shells count
 BROKEN_PIPE = 141  # the reader of our output is gone: 128 + SIGPIPE
 
@@ -98,6 +98,14 @@ def _exit_code(command: Callable[[], int], *, as_json: bool) -> int:
 
 class CommandGroup(TyperGroup):
     """The commands of `closeout`. With --json, arguments that the parser refuses print a JSON object too."""
+
+    default = ""  # the command that takes arguments which name none
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names_one = args[:1] == ["--help"] or (args and args[0] in self.commands)
+        if self.default and not names_one and (args or not self.no_args_is_help):
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
         arguments = list(sys.argv[1:] if args is None else args)

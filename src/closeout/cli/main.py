@@ -5,7 +5,7 @@ Each command imports what it needs when it runs, so that `closeout --help` start
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,21 +43,55 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
+
+class _Commands(CommandGroup):
+    """All commands. An earlier name of one works as before, and says the new one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        if args and args[0] in MOVED:
+            from closeout.cli.terminal import say_error
+
+            group = MOVED[args[0]]
+            say_error(f"`closeout {args[0]}` is now `closeout {group} {args[0]}`.")
+            args = [group, *args]
+        return super().resolve_command(ctx, args)
+
+
+class _RunsGroup(CommandGroup):
+    """`closeout runs …` is `closeout runs list …`."""
+
+    default = "list"
+
+
+# The commands that were once at the top, with their group.
+MOVED = dict.fromkeys(("cancel", "cite", "diff", "fork", "replay", "send", "signal", "undo", "usage"), "runs")
+MOVED |= {"tools": "agent", "upgrade": "agent", "what-if": "eval", "encode": "models", "proxy": "models"}
+
 app = typer.Typer(
     name="closeout",
-    cls=CommandGroup,
+    cls=_Commands,
     help="Run tool-using LLM agents that finish.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-models_app = typer.Typer(help="Manage the weights of the embedded models.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(models_app, name="models")
+models_app = typer.Typer(
+    help="Weights of the embedded models, a proxy for any model server, encodings.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+runs_app = typer.Typer(
+    cls=_RunsGroup,
+    help="List the recorded runs, show one (closeout runs RUN_ID), or continue, compare and manage them.",
+    rich_markup_mode=None,
+)
+app.add_typer(runs_app, name="runs")
 app.add_typer(agent_app, name="agent")
 app.add_typer(eval_app, name="eval")
 app.add_typer(data_app, name="data")
 app.add_typer(approvals_app, name="approvals")
 app.add_typer(mcp_app, name="mcp")
+app.add_typer(models_app, name="models")
 
 RunId = Annotated[
     str,
@@ -192,7 +226,7 @@ def resume(
     return resume_run(run_id, options, on_change=on_change, force=force, as_json=json, quiet=quiet)
 
 
-@app.command()
+@agent_app.command("upgrade")
 @guarded
 def upgrade(
     agent: Annotated[str, typer.Argument(help="FILE.yaml or package.module:agent: the new version")],
@@ -212,7 +246,7 @@ def upgrade(
     return upgrade_command(loaded, [*map(full_run_id, run_ids or ())], on_change, as_json=json)
 
 
-@app.command("what-if")
+@eval_app.command("what-if")
 @guarded
 def what_if(
     agent: Annotated[str, typer.Argument(help="FILE.yaml or package.module:agent: the candidate")],
@@ -248,7 +282,7 @@ def what_if(
     )
 
 
-@app.command()
+@runs_app.command("undo")
 @guarded
 def undo(
     run_id: RunId,
@@ -305,7 +339,7 @@ def approve(
     )
 
 
-@app.command("signal")
+@runs_app.command("signal")
 @guarded
 def send_signal(
     run_id: RunId,
@@ -320,7 +354,7 @@ def send_signal(
     return signal_command(full_run_id(run_id), name, payload, id=id, as_json=json)
 
 
-@app.command()
+@runs_app.command("send")
 @guarded
 def send(
     run_id: RunId,
@@ -335,7 +369,7 @@ def send(
     return send_command(full_run_id(run_id), message, to=to, interrupt=interrupt, as_json=json)
 
 
-@app.command()
+@runs_app.command("cancel")
 @guarded
 def cancel(run_id: RunId, json: Json = False) -> int:
     """Cancel a run, whichever process executes it. It can be resumed."""
@@ -344,7 +378,7 @@ def cancel(run_id: RunId, json: Json = False) -> int:
     return cancel_command(full_run_id(run_id), as_json=json)
 
 
-@app.command()
+@runs_app.command("fork")
 @guarded
 def fork(
     run_id: RunId,
@@ -385,7 +419,7 @@ def fork(
     return run_agent(make_agent(options), start, new_id, as_json=json, quiet=quiet)
 
 
-@app.command()
+@runs_app.command("cite")
 @guarded
 def cite(run_id: RunId, json: Json = False) -> int:
     """Print the quotes of a run's answer and the results that they come from; exit code 1 if one is in no result."""
@@ -394,7 +428,7 @@ def cite(run_id: RunId, json: Json = False) -> int:
     return cite_command(full_run_id(run_id), as_json=json)
 
 
-@app.command()
+@runs_app.command("diff")
 @guarded
 def diff(first: RunId, second: RunId, json: Json = False) -> int:
     """Name the first difference between two runs."""
@@ -403,7 +437,7 @@ def diff(first: RunId, second: RunId, json: Json = False) -> int:
     return print_difference(full_run_id(first), full_run_id(second), as_json=json)
 
 
-@app.command()
+@runs_app.command("replay")
 @guarded
 def replay(run_id: RunId, agent: AgentSource = None, json: Json = False) -> int:
     """Replay a recorded run without model, tools and network, and report where it departs from its record."""
@@ -412,7 +446,7 @@ def replay(run_id: RunId, agent: AgentSource = None, json: Json = False) -> int:
     return replay_command(full_run_id(run_id), agent=agent, as_json=json)
 
 
-@app.command()
+@runs_app.command("list")
 @guarded
 def runs(
     arguments: Annotated[
@@ -491,7 +525,7 @@ def view(
     return view_command(run_id, port, browser=browser) if html is None else export_command(run_id, html)
 
 
-@app.command()
+@agent_app.command("tools")
 @guarded
 def tools(
     agent: AgentSource = None,
@@ -631,7 +665,7 @@ def work(
     )
 
 
-@app.command()
+@runs_app.command("usage")
 @guarded
 def usage(
     by: Annotated[
@@ -648,7 +682,7 @@ def usage(
     return print_budgets(as_json=json) if budgets else print_usage(by, since, until, as_json=json)
 
 
-@app.command()
+@models_app.command("proxy")
 @guarded
 def proxy(
     upstream: Annotated[str, typer.Option(help="The model server, such as http://localhost:8000/v1")],
@@ -717,7 +751,7 @@ def proxy(
     return OK
 
 
-@app.command()
+@models_app.command("encode")
 @guarded
 def encode(
     file: Annotated[str, typer.Argument(help="A JSON or text file; - reads stdin")],

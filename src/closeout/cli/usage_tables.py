@@ -1,4 +1,4 @@
-"""`closeout usage`: what the recorded runs have used, and what the budgets have left."""
+"""`closeout runs usage`: what the recorded runs have used, and what the budgets have left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`closeout signal` and `closeout resume --due`: what wakes runs that wait for a signal or a time."""
+"""`closeout runs signal` and `closeout resume --due`: what wakes runs that wait for a signal or a time."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class Mailbox:
     def _next_step(self) -> str:
         session = session_of(self._run_id)
         begin = f"agent.session({session!r}).run(…), or closeout chat --session {session}" if session else ""
-        fork = f"closeout fork {self._run_id} --at TURN --note TEXT"
+        fork = f"closeout runs fork {self._run_id} --at TURN --note TEXT"
         if self._store is None:
             return "Begin another run, with result.messages as its history."
         return f"To say more after the answer: {begin}. To go another way: {fork}." if begin else f"Fork it: {fork}."

@@ -28,7 +28,7 @@ class NextStep(NamedTuple):
     command: str
 
 
-_FORK = "closeout fork {0}{1} --at TURN"
+_FORK = "closeout runs fork {0}{1} --at TURN"
 _SAME_AGAIN = NextStep("Running it again unchanged would fail again. To change something from an earlier turn:", _FORK)
 _RESUME = "closeout resume {0}{1}"
 _AFTER_FAILURE: Mapping[type[CloseoutError], Sequence[NextStep]] = {

@@ -84,7 +84,7 @@ _encodings = {encoding.name: encoding for encoding in _BUILT_IN}
 
 
 def register_encoding(encoding: Encoding) -> None:
-    """Make a form available to `encode`, `decode`, `@tool(format=…)` and `closeout encode`, in this process.
+    """Make a form available to `encode`, `decode`, `@tool(format=…)` and `closeout models encode`, in this process.
 
     Registering a name again replaces its form. Raises `UsageError` for the name of a built-in form.
     """

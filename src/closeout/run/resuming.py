@@ -104,8 +104,8 @@ async def resume_run(
     rows = recorded.rows
     if LAB in beginning(rows, run_id).origin:
         raise ResumeRefused(
-            f"Run {run_id} was kept by a what-if comparison, and its calls must not be made. `closeout what-if` with "
-            "the same arguments continues a comparison that was stopped."
+            f"Run {run_id} was kept by a what-if comparison, and its calls must not be made. `closeout eval what-if` "
+            "with the same arguments continues a comparison that was stopped."
         )
     plan = as_recorded(plan, rows)
     before = plan.overrides

@@ -216,7 +216,7 @@ class RunContext(Generic[Deps]):
     async def wait_for(self, name: Sequence[str], *, timeout: float | None = None) -> tuple[str, Any]: ...
 
     async def wait_for(self, name: str | Sequence[str], *, timeout: float | None = None) -> Any:
-        """Wait for a signal, which another program sends with `Agent.signal` or `closeout signal`.
+        """Wait for a signal, which another program sends with `Agent.signal` or `closeout runs signal`.
 
         The run is suspended as by `sleep_until`. Each signal is received once, by the first call in the run that waits
         for its name; signals of a name are received in the order in which they were sent. One that arrives before the

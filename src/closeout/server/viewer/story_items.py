@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from closeout.journal.events import (
+    REFUSED_CALL,
     AnswerGiven,
     AttemptEnded,
     AttemptStarted,
@@ -15,6 +16,7 @@ from closeout.journal.events import (
     DecisionRequested,
     Event,
     FlowDecided,
+    Noted,
     RunEnded,
     RunResumed,
     ServerAsked,
@@ -192,6 +194,8 @@ def _turn_of_decision(agent: AgentStory, event: Event) -> TurnStory | None:
 
 def _is_shown(event: Event) -> bool:
     match event:
+        case Noted(name=name) if name == REFUSED_CALL:
+            return False  # its call says it
         case ServerAsked() | AnswerGiven() | CallRepeated() | TaskCreated():
             return False  # what follows is shown
         case AttemptStarted():

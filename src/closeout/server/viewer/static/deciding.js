@@ -26,6 +26,7 @@ export class DecisionPanel {
     this.record = record;
     this.element.hidden = !isWaiting;
     if (!isWaiting) return this.show({ waiting: [], continues: true });
+    if (!this.forms.size) replaceChildren(this.title, t("This run waits"));
     try {
       this.show(await listWaiting(this.runId));
     } catch (error) {
