@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from closeout.file_values import File
+    from closeout.fleet.legs import Leg
     from closeout.fleet.made_deps import ClientRequest
     from closeout.fleet.many import ManyRuns, MapProgress
     from closeout.fleet.personal_data import PersonalData, delete_data, export_data, find_data
@@ -193,6 +194,7 @@ __all__ = [
     "HistoryView",
     "JournalError",
     "Json",
+    "Leg",
     "Majority",
     "ManyRuns",
     "MapProgress",
@@ -391,6 +393,7 @@ _HOMES = {
     "run.event_stream": ("RunStream",),
     "run.handoff": ("Handoff",),
     "fleet.made_deps": ("ClientRequest",),
+    "fleet.legs": ("Leg",),
     "fleet.many": ("ManyRuns", "MapProgress"),
     "fleet.personal_data": ("PersonalData", "delete_data", "export_data", "find_data"),
     "run.middleware.chain": ("AgentPlace", "Calling", "Middleware", "Sending"),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from closeout.dialects.cot import MakeParser
     from closeout.dialects.protocol import Dialect
     from closeout.file_values import File
+    from closeout.fleet.legs import Leg
     from closeout.fleet.made_deps import ClientRequest
     from closeout.fleet.many import ManyRuns, MapProgress, Once, OnceRunner
     from closeout.journal.store import Row, Store
@@ -755,6 +756,52 @@ class Agent(Generic[Deps, Value]):
             despite_damage=despite_damage,
             limits=limits,
         )
+
+    async def leg(
+        self,
+        run_id: str,
+        task: str = "",
+        *,
+        decisions: Decisions | None = None,
+        listeners: Sequence[Listener] = (),
+        deps: Deps | None = None,
+        user: str = "",
+        **settings: Unpack[RunSettings],
+    ) -> Leg:
+        """Execute a run from where it stands to its end or its next wait, for an engine that schedules the runs.
+
+        Repeat it as often as you like: a run that has ended, or that cannot continue yet, is not executed. While it
+        lasts, this process holds the run; an interrupted leg is continued by the next call.
+
+        Args:
+            run_id: The run.
+            task: Its task, to begin the run if it does not exist.
+            decisions: As for `resume`. Those that were recorded before are left out.
+            listeners: As for `run`.
+            deps: As for `run`.
+            user: As for `run`, if the run begins.
+            settings: As for `run`, if the run begins.
+
+        Returns:
+            The end of the run, or what it waits for, until when, and under which names of signals.
+
+        Raises:
+            RunNotFound: No run in the home has this id, and no task was given.
+            JournalLocked: Another process executes the run. Try again later.
+            UsageError: The run exists with another task.
+            CloseoutError: What `resume` raises.
+        """
+        from closeout.errors import RunExists
+        from closeout.fleet.legs import check_task, next_leg
+
+        store, listeners = self._kept_runs(), checks.check_listeners(listeners)
+        if task:
+            try:
+                await self.submit(task, run_id=run_id, user=user, **settings)
+            except RunExists:
+                await store.off_loop(check_task, store, run_id, task)
+        plan = self.plan(streamed=bool(listeners)).given(deps)
+        return await next_leg(plan, store, run_id, listeners, decisions)
 
     async def undo(self, run_id: str, call: str) -> ToolOutput:
         """Undo a call of a recorded run by the `undo` function of its tool, which gets its arguments and its result.

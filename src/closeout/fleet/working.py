@@ -13,6 +13,7 @@ from functools import partial
 
 from closeout.errors import CloseoutError, JournalError, JournalLocked, LeaseLost, RunNotFound
 from closeout.fleet.interruptions import ended_in_vain
+from closeout.fleet.legs import execute_leg, recorded_result
 from closeout.fleet.lookout import Lookout
 from closeout.fleet.made_deps import DepsMaker
 from closeout.journal.claims import ClaimedRun, Look, SuspectsGo
@@ -22,11 +23,8 @@ from closeout.journal.store import SERVED, Row, Store, executor_of
 from closeout.journal.subscribers import Listener
 from closeout.run.cancelling import cancel_requests, forget_requests, hand_over
 from closeout.run.handoff import is_run_of
-from closeout.run.lifecycle import as_recorded
-from closeout.run.loading import load_result
 from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
-from closeout.run.resuming import resume_run
 
 __all__ = ["AgentWorker", "RunFailure", "awaited_result", "followed"]
 
@@ -203,7 +201,7 @@ class AgentWorker:
             else:
                 async with AsyncExitStack() as stack:
                     plan = await self._with_deps(stack, run_id)
-                    result = await resume_run(plan, self.store, run_id, self.listeners)
+                    result = (await execute_leg(plan, self.store, run_id, self.listeners)).result
                 if result.error_kind == LeaseLost.__name__:
                     raise LeaseLost(result.error)
                 self._count(run_id, result.status, result.error or result.stop_reason, result.error_kind)
@@ -264,9 +262,7 @@ async def awaited_result(plan: AgentPlan, store: Store, run_id: str, timeout: fl
         return not await _has_no_end(store, run_id)
 
     await wait_until(store, run_id, has_ended, timeout)
-    rows = (await store.off_loop(store.read, run_id)).rows
-    contract = as_recorded(plan, rows).contract
-    return load_result(run_id, rows, contract, lambda: store.read(run_id).rows, load=store.content)
+    return await recorded_result(plan, store, run_id)
 
 
 async def _has_no_end(store: Store, run_id: str) -> bool:
