@@ -1,15 +1,21 @@
-"""The tables of docs/seeds that the code decides: names with their modules, and constants.
+"""The tables of docs/seeds that the code decides: names, constants, settings, variables, and the steps that runs log.
 
 python tests/seeds/seed_tables.py writes them into the pages.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import closeout
-from closeout.compat import VOCABULARY
+from closeout import Agent, Boxed, tool
+from closeout.compat import ENVIRONMENT, SETTINGS, VOCABULARY
+from closeout.config import Config
+from closeout.testing import ScriptedClient, answer, call, say
 
 DOCS = Path(__file__).parents[2] / "docs"
 BEGIN, END = "<!-- names {} -->", "<!-- end -->"
@@ -30,7 +36,50 @@ def table(seed: str, language: str) -> str:
         text = str(value).partition("\n")[0].replace("|", "\\|")
         shown = f"`{text}`" if name.isupper() else ""
         lines.append(f"| `closeout.{name}` | `closeout.{homes[name]}` | {shown} |")
+    rows = [*map(setting, SETTINGS.get(seed, ()))]
+    rows += [f"| | | `{name}` |" for name in ENVIRONMENT.get(seed, ())]
+    if rows:
+        head = "| 设置 | 默认值 | 环境变量 |" if language == "zh" else "| setting | default | environment variable |"
+        lines += ["", head, "|---|---|---|", *rows]
+    if seed == "002":
+        lines += ["", "| 日志步骤 | 级别 |" if language == "zh" else "| step of the log | level |", "|---|---|"]
+        lines += ["| `{}` | {} |".format(name.replace("|", "\\|"), level) for name, level in steps()]
     return "\n".join(lines)
+
+
+def setting(key: str) -> str:
+    """The row of a setting."""
+    fields: Any = Config.model_fields
+    *groups, last = key.split(".")
+    for group in groups:
+        fields = fields[group].annotation.model_fields
+    variable = f"CLOSEOUT_{key.upper().replace('.', '__')}"
+    return f"| `{key}` | `{json.dumps(fields[last].get_default(call_default_factory=True))}` | `{variable}` |"
+
+
+@cache
+def steps() -> tuple[tuple[str, str], ...]:
+    """The names and levels of the steps that runs log: with calls, a rollback, a second attempt, and closing."""
+
+    @tool(read_only=True)
+    def look(key: str) -> str:
+        """Look up a key."""
+        return {"a": "found"}[key]
+
+    scripts: list[tuple[list[Any], dict[str, Any]]] = [
+        ([call("look", key="a"), call("look", key="a"), call("look", key="b"), answer("1")], {}),
+        ([call("look", key="a"), say("It is lost."), say("Lost."), answer("1")], {"max_turns": 1}),
+        (
+            [call("look", key="a"), say("Failure type: x"), answer("1")],
+            {"max_turns": 1, "context_compress_limit": 1},
+        ),
+    ]
+    found: dict[str, str] = {}
+    for script, options in scripts:
+        result = Agent(ScriptedClient(script), [look], answer=Boxed(), home=False, **options).run_sync("?")
+        for step in result.task_log.step_logs:
+            found.setdefault(re.sub(r"(?<=[ r])\d+", "N", step.name), step.level)
+    return tuple(sorted(found.items()))
 
 
 def with_table(text: str, seed: str, language: str) -> str:

@@ -30,7 +30,7 @@ from closeout.results.escape import escape_markers
 from closeout.results.tool_output import present_output
 from closeout.testing import ScriptedClient, answer, call
 
-SERVER = Path(__file__).parent / "mcp_servers" / "everything.py"
+SERVER = Path(__file__).parents[1] / "mcp_servers" / "everything.py"
 DIALECTS = ["function_call", "cot_chat", "mcp_xml"]
 
 
