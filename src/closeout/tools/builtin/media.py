@@ -91,7 +91,15 @@ def _make_reasoning(ask: Ask | None) -> Any:
     return reasoning
 
 
-ask_about_image = ModelTool(
+class _Seeing(ModelTool):
+    opens = "image"  # the kind of files of a task that the model need not take itself
+
+
+class _Hearing(ModelTool):
+    opens = "audio"
+
+
+ask_about_image = _Seeing(
     _make_ask_about_image,
     policy=replace(
         _POLICY,
@@ -99,7 +107,7 @@ ask_about_image = ModelTool(
         aliases={"image": ("image_path_or_url", "media_path_or_url", "image_path", "path", "url")},
     ),
 )
-transcribe = ModelTool(
+transcribe = _Hearing(
     _make_transcribe,
     policy=replace(
         _POLICY,
