@@ -264,8 +264,18 @@ class RunResult(Generic[Value]):
         record["repairs"] = [asdict(repair) for repair in self.repairs]
         record["waiting"] = [asdict(pending) for pending in self.waiting]
         record["candidates"] = [{"answer": answer, "share": share} for answer, share in self.candidates]
-        record["tool_outputs"] = [output.lean_record() | {"result": None} for output in self.tool_outputs]
+        record["tool_outputs"] = list(map(_without_result, self.tool_outputs))
         return record
+
+
+# What the metadata of an output has of the result itself: the parts of an MCP result, and pictures.
+_OF_RESULT = ("content", "structured_content", "images")
+
+
+def _without_result(output: ToolOutput) -> dict[str, Any]:
+    record = output.lean_record()
+    metadata = {name: value for name, value in record.pop("metadata", {}).items() if name not in _OF_RESULT}
+    return {**record, "result": None, "metadata": metadata}
 
 
 def outputs_of(events: Iterable[Event]) -> Iterator[ToolOutput]:
