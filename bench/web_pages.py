@@ -22,11 +22,14 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
+
+from playwright.sync_api import TimeoutError  # noqa: A004, E402
 
 from closeout.journal import events as ev  # noqa: E402
 from closeout.journal.store import Store  # noqa: E402
@@ -177,8 +180,8 @@ class Conversation:
         match self.dice.random():
             case x if x < 0.2:
                 stop = page.get_by_role("button", name="Stop")
-                if stop.count():
-                    stop.click()
+                with suppress(TimeoutError):  # the answer was faster
+                    stop.click(timeout=500)
                     self.seen["stops"] += 1
             case x if x < 0.45:
                 self.seen["reloads"] += 1

@@ -50,34 +50,40 @@ function Chat({ id, initial }) {
   const busyNow = useRef(busy);
   busyNow.current = busy;
 
-  // Show what the record has, and follow the run that is under way, if there is one.
-  const syncing = useRef(false);
-  const sync = useCallback(async () => {
-    if (syncing.current) return;
-    syncing.current = true;
+  // The messages in the record, as soon as the server can be reached.
+  const reached = useCallback(async () => {
     for (let wait = 250; ; wait = Math.min(2 * wait, 4000)) {
       try {
         const found = await recorded(id);
-        setMessages(found);
         setAway(false);
-        const words = found.filter((message) => message.role === "user").flatMap((message) => message.parts);
-        if (sent.current && !words.some((part) => part.text === sent.current)) setText(sent.current); // it got lost
-        sent.current = "";
-        break;
+        return found;
       } catch {
         setAway(true);
         await new Promise((done) => setTimeout(done, wait));
       }
     }
-    await resumeStream();
-    try {
-      const found = await recorded(id); // what began or ended in between
-      if (!busyNow.current) setMessages(found);
-    } catch {
-      setAway(true);
+  }, [id]);
+
+  // Show what the record has, follow the run that is under way, and show what began or ended in between.
+  const syncing = useRef("");
+  const sync = useCallback(async () => {
+    if (syncing.current) {
+      syncing.current = "again";
+      return;
     }
-    syncing.current = false;
-  }, [id, setMessages, resumeStream]);
+    do {
+      syncing.current = "once";
+      const found = await reached();
+      setMessages(found);
+      const words = found.filter((message) => message.role === "user").flatMap((message) => message.parts);
+      if (sent.current && !words.some((part) => part.text === sent.current)) setText(sent.current); // it got lost
+      sent.current = "";
+      await resumeStream();
+      const latest = await reached();
+      if (!busyNow.current) setMessages(latest);
+    } while (syncing.current === "again");
+    syncing.current = "";
+  }, [reached, setMessages, resumeStream]);
 
   useEffect(() => {
     sync();
@@ -183,8 +189,9 @@ function Part({ part, isLast, busy, decide, reply }) {
   }
   if (part.type === "data-wait") return <p className="note">Waiting for {part.data.for}.</p>;
   if (part.type === "data-message") return <p className="note">{part.data.by || "Someone"}: {part.data.text}</p>;
-  if (!isToolUIPart(part) || getToolName(part) === "ask_user") return null;
-  return part.state === "approval-requested" ? <Approval part={part} decide={decide} /> : <Call part={part} />;
+  if (!isToolUIPart(part)) return null;
+  if (part.state === "approval-requested") return <Approval part={part} decide={decide} />;
+  return getToolName(part) === "ask_user" ? null : <Call part={part} />; // its question is shown
 }
 
 function Approval({ part, decide }) {

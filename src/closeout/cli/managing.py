@@ -19,6 +19,7 @@ from closeout.journal.readonly import open_to_read
 from closeout.journal.retention import UNENDED, ended_before
 from closeout.journal.retention import delete_runs as delete_kept_runs
 from closeout.journal.store import Store, open_store
+from closeout.lab.foreign_runs import import_foreign
 
 __all__ = ["delete_runs", "export_runs", "import_runs", "prune_runs", "report_done", "trust_runs"]
 
@@ -43,16 +44,23 @@ def export_runs(run_ids: Sequence[str], wanted: RunFilter, output: str, *, as_js
 
 
 def import_runs(files: Sequence[str], *, as_json: bool) -> int:
-    """Copy the runs of exported files, or of other homes, into this journal. Return the exit code."""
+    """Copy the runs of exported files, of other homes, or of other tools into this journal. Return the exit code."""
     if not files:
         raise UsageError("import needs a file. Write: closeout runs import runs.closeout")
     store, count = open_store(home_folder()), 0
-    for file in files:
-        if not Path(file).exists():
-            raise JournalError(f"No such file: {file}. Nothing of it was imported.")
-        count += copy_runs(Path(file), store, untrusted=True)
+    for place in map(Path, files):
+        if not place.exists():
+            raise JournalError(f"No such file: {place}. Nothing of it was imported.")
+        count += copy_runs(place, store, untrusted=True) if _is_ours(place) else import_foreign(place, store)
     text = f"{amount(count, 'run')} imported" if count else "Nothing new: the journal has runs of these names already"
     return report_done({"imported": count}, text, as_json=as_json)
+
+
+def _is_ours(file: Path) -> bool:
+    if file.is_dir():
+        return True
+    with file.open("rb") as opened:
+        return opened.read(64).lstrip()[:1] not in (b"{", b"[")  # what other tools export is JSON
 
 
 def trust_runs(run_ids: Sequence[str], *, as_json: bool) -> int:

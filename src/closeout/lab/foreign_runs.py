@@ -1,0 +1,267 @@
+"""Read what other tools recorded of agents, as runs to look at: they are never resumed.
+
+The shapes: OpenTelemetry's GenAI conventions as OTLP JSON (opentelemetry.io/docs/specs/semconv/gen-ai), exports of
+Langfuse (traces with observations) and LangSmith (runs), OpenAI's chat messages, AgentDojo's logs, and ATIF of Harbor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from pydantic import AliasChoices, AliasPath, BaseModel, Field, ValidationError
+
+from closeout.codec import encode_json
+from closeout.errors import JournalError, RunExists
+from closeout.journal.events import (
+    MessageReceived,
+    ModelReplied,
+    ModelRequested,
+    RunEnded,
+    RunStarted,
+    ToolFinished,
+    ToolStarted,
+    TurnAccepted,
+)
+from closeout.journal.run_journal import Journal
+from closeout.journal.store import IMPORTED, NEW_NOTE, Store
+
+__all__ = ["import_foreign"]
+
+ORIGIN = "imported_from"
+_ROLES = {"human": "user", "ai": "assistant", "agent": "assistant", "function": "tool", "developer": "system"}
+
+
+def _any_of(*places: str, default: Any = None) -> Any:
+    """Return a field that is in the first of these places that a message has; a dot goes down."""
+    split = [place.split(".") for place in places]
+    paths = [AliasPath(first, *(int(each) if each.isdigit() else each for each in rest)) for first, *rest in split]
+    return Field(default, validation_alias=AliasChoices(*paths))
+
+
+class _ForeignCall(BaseModel):
+    id: Any = _any_of("id", "tool_call_id", default="")
+    name: Any = _any_of("name", "function_name", "function.name", "function", default="")
+    arguments: Any = _any_of("arguments", "args", "function.arguments", "input", default="")
+
+
+class _ForeignMessage(BaseModel):
+    role: Any = _any_of("role", "source", "kwargs.type", "id.3", "type", default="")
+    content: Any = _any_of("content", "message", "parts", "kwargs.content", "data.content")
+    reasoning: Any = _any_of("reasoning_content", "reasoning", default="")
+    tool_calls: list[_ForeignCall] | None = _any_of("tool_calls", "kwargs.tool_calls", "data.tool_calls")
+    tool_call_id: Any = _any_of("tool_call_id", "kwargs.tool_call_id", "data.tool_call_id", default="")
+    observed: Any = _any_of("observation.results")  # ATIF: a step has its results
+    error: Any = _any_of("error", "is_error")
+    input_tokens: Any = _any_of(
+        "metrics.prompt_tokens", "usage.prompt_tokens", "usage_metadata.input_tokens", default=0
+    )
+    output_tokens: Any = _any_of("metrics.completion_tokens", "usage.completion_tokens", default=0)
+
+
+class _ForeignTrace(BaseModel):
+    """A conversation: where its messages and its name are in each of the shapes."""
+
+    id: Any = _any_of("id", "session_id", "trace_id", "task_id", default="")
+    model: Any = _any_of("model", "agent.model_name", "extra.metadata.ls_model_name", default="")
+    before: list[Any] | dict[str, Any] | str | None = _any_of(
+        "messages", "steps", "request.messages", "inputs.messages", "input.messages", "input"
+    )
+    after: Any = _any_of(
+        "response.choices.0.message",
+        "outputs.generations.0.0.message",
+        "outputs.choices.0.message",
+        "outputs.messages",
+        "outputs.output",
+        "output.choices.0.message",
+        "output",
+    )
+
+
+def import_foreign(file: Path, store: Store) -> int:
+    """Add the conversations of a file to a journal, and return how many were new.
+
+    Raises:
+        JournalError: Nothing in the file can be read as a conversation.
+    """
+    found, added = 0, 0
+    for value in _values(file.read_text("utf-8", "replace")):
+        for trace in _traces(value):
+            found += 1
+            added += asyncio.run(_add(store, trace, file.name))
+    if not found:
+        raise JournalError(f"{file} has neither runs of Closeout nor conversations that can be read.")
+    return added
+
+
+def _values(text: str) -> Iterator[Any]:
+    """Yield the objects of a JSON document or of JSON lines."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = []
+        for line in filter(str.strip, text.splitlines()):
+            try:
+                value.append(json.loads(line))
+            except ValueError:
+                continue
+    yield from value if isinstance(value, list) and not _is_conversation(value) else [value]
+
+
+def _is_conversation(value: list[Any]) -> bool:
+    return bool(value) and all(isinstance(each, dict) and "role" in each for each in value)
+
+
+def _traces(value: Any) -> Iterator[_ForeignTrace]:
+    """Yield the conversations of an object: of a trace with many requests the longest, which holds the others."""
+    if isinstance(value, list):
+        value = {"messages": value}
+    if not isinstance(value, Mapping):
+        return
+    for key, requests in _NESTED.items():
+        if key in value:
+            for group in requests(value[key]).values():
+                found = [trace for each in group for trace in _traces(each)]
+                if found:
+                    best = max(found, key=lambda each: len(_conversation(each)))
+                    best.id = value.get("id") or best.id
+                    yield best
+            return
+    try:
+        trace = _ForeignTrace.model_validate(dict(value))
+    except ValidationError:
+        return
+    if any(each.role == "assistant" for each in _conversation(trace)):
+        yield trace
+
+
+def _spans(resources: Any) -> dict[Any, list[Any]]:
+    """Return the requests of OTLP spans by their traces, with the attributes as fields."""
+    groups: dict[Any, list[Any]] = {}
+    scopes = [scope for each in resources for scope in each.get("scopeSpans", ())]
+    for span in [span for scope in scopes for span in scope.get("spans", ())]:
+        about = {each["key"]: next(iter(each["value"].values()), None) for each in span.get("attributes", ())}
+        if "gen_ai.input.messages" in about:
+            before, after = (
+                json.loads(str(about.get(f"gen_ai.{way}.messages") or "[]")) for way in ("input", "output")
+            )
+            request = {"id": span.get("traceId"), "model": about.get("gen_ai.request.model"), "messages": before}
+            groups.setdefault(span.get("traceId"), []).append({**request, "output": after})
+    return groups
+
+
+_NESTED: Mapping[str, Callable[[Any], dict[Any, list[Any]]]] = {
+    "resourceSpans": _spans,
+    "observations": lambda found: {0: [each for each in found if each.get("type") == "GENERATION"]},
+    "child_runs": lambda found: {0: found},
+}
+
+
+def _conversation(trace: _ForeignTrace) -> list[_ForeignMessage]:
+    found: list[_ForeignMessage] = []
+    for place, role in ((trace.before, "user"), (trace.after, "assistant")):
+        items = place if isinstance(place, list) else [] if place is None else [place]
+        for item in items[0] if len(items) == 1 and isinstance(items[0], list) else items:
+            raw = {"role": role, "content": item} if isinstance(item, str) else item
+            try:
+                message = _ForeignMessage.model_validate(raw)
+            except ValidationError:
+                continue
+            name = str(message.role or role).removesuffix("Message").removesuffix("MessageChunk").lower()
+            message.role = _ROLES.get(name, name)
+            found += _with_parts(message)
+    return found
+
+
+def _with_parts(message: _ForeignMessage) -> list[_ForeignMessage]:
+    """Return a message with its parts as a text and calls, followed by the results that it holds."""
+    results: list[Any] = [*(message.observed or ())] if isinstance(message.observed, list) else []
+    if isinstance(message.content, list):
+        parts = [each if isinstance(each, dict) else {"type": "text", "text": each} for each in message.content]
+        calls = [each for each in parts if each.get("type") in ("tool_call", "tool_use")]
+        results += [each for each in parts if each.get("type") in ("tool_call_response", "tool_result")]
+        texts = (each.get("text", each.get("content")) for each in parts if each.get("type") == "text")
+        message.content = "\n".join(str(each) for each in texts if each)
+        if calls:
+            message.tool_calls = [_ForeignCall.model_validate(each) for each in calls]
+    found = [message] if message.content or message.tool_calls else []
+    for each in results:
+        place = each.get("source_call_id") or each.get("id") or each.get("tool_use_id") or ""
+        content = each.get("content", each.get("response"))
+        found.append(_ForeignMessage.model_validate({"role": "tool", "content": content, "tool_call_id": place}))
+    return found
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+async def _add(store: Store, trace: _ForeignTrace, source: str) -> bool:
+    """Write a conversation as a run, and return False if it is there already."""
+    messages, model = _conversation(trace), _text(trace.model)
+    digest = sha256(encode_json([each.model_dump() for each in messages])).hexdigest()[:16]
+    task = next((_text(each.content) for each in messages if each.role == "user"), "")
+    system = "\n\n".join(_text(each.content) for each in messages if each.role == "system")
+    started = RunStarted(
+        "main", task, _text(trace.id), origin={ORIGIN: source}, instructions=system, name=model or source
+    )
+    try:
+        journal = Journal.start(store, started, model, run_id=f"trace-{digest}")
+    except RunExists:
+        return False
+    turn, handles, last = 0, 0, ""
+    for at, message in enumerate(messages):
+        if message.role == "user" and turn:
+            name = f"{journal.run_id}-{at}"
+            journal.append(MessageReceived("main", name, turn, text=_text(message.content), by="user"))
+        if message.role != "assistant":
+            continue
+        following = [*takewhile(lambda each: each.role == "tool", messages[at + 1 :])]
+        last = _text(message.content)
+        handles += _write_turn(journal, turn, message, following, handles)
+        turn += 1
+    await journal.end(RunEnded("main", "answered", "answered", answer=last, closing_text=last))
+    store.database.transact(lambda db: db.execute(NEW_NOTE, (f"{IMPORTED}{journal.run_id}", "")))
+    return True
+
+
+def _write_turn(
+    journal: Journal, turn: int, reply: _ForeignMessage, results: list[_ForeignMessage], handles: int
+) -> int:
+    """Write a reply with its calls and their results, and return the number of calls."""
+    text, reasoning, calls = _text(reply.content), _text(reply.reasoning), list[dict[str, Any]]()
+    for call in reply.tool_calls or ():
+        made = {"id": _text(call.id), "name": _text(call.name), "arguments": _text(call.arguments)}
+        calls.append({**made, "server_name": None})
+    counts = {"input_tokens": reply.input_tokens, "output_tokens": reply.output_tokens, "requests": 1}
+    usage = {name: count if isinstance(count, int) else 0 for name, count in counts.items()}
+    journal.append(ModelRequested("main", turn, turn=turn))
+    journal.append(ModelReplied("main", turn, text, reasoning=reasoning, tool_calls=tuple(calls), usage=usage))
+    shown: list[dict[str, Any]] = []
+    for index, each in enumerate(calls):
+        named = [result for result in results if each["id"] and _text(result.tool_call_id) == each["id"]]
+        result = named[0] if named else results[index] if index < len(results) else None
+        handle, output = f"r{handles + index + 1}", "" if result is None else _text(result.content)
+        ok, record = result is None or not result.error, encode_json({"success": True, "result": output}).decode()
+        begun = ToolStarted("main", handle, each["name"], arguments=each["arguments"], turn=turn, index=index)
+        journal.append(begun)
+        note = "" if ok else output
+        journal.append(ToolFinished("main", handle, each["name"], ok=ok, record=record, note=note))
+        shown.append({"call": index, "text": output, "handle": handle, "ok": ok, "tokens": 0})
+    made_calls = tuple({**each, "arguments": _object(each["arguments"]), "text": ""} for each in calls)
+    about: dict[str, Any] = {"text": text, "reasoning": reasoning, "calls": made_calls, "returns": tuple(shown)}
+    journal.append(TurnAccepted("main", 0, turn, **about))
+    return len(calls)
+
+
+def _object(text: Any) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {"arguments": text}
+    return value if isinstance(value, dict) else {"arguments": value}

@@ -1,0 +1,222 @@
+"""Conversations that other tools recorded become runs to look at: `closeout runs import`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from closeout.cli.managing import import_runs
+from closeout.errors import JournalError
+from closeout.journal.store import Store, close_stores
+
+ASKED = "How far is the Moon?"
+FOUND = "384,400 km"
+ARGUMENTS = {"key": "moon"}
+FUNCTION = {"name": "lookup", "arguments": json.dumps(ARGUMENTS)}
+CALL = {"id": "c1", "type": "function", "function": FUNCTION}
+# https://developers.openai.com/api/reference/resources/chat
+OPENAI = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": ASKED},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": FOUND},
+    {"role": "assistant", "content": f"It is {FOUND}."},
+]
+LAST = OPENAI[-1]
+
+
+def attribute(key: str, value: Any) -> dict[str, Any]:
+    return {"key": key, "value": {"stringValue": value if isinstance(value, str) else json.dumps(value)}}
+
+
+def parts(role: str, *found: dict[str, Any]) -> dict[str, Any]:
+    return {"role": role, "parts": [*found]}
+
+
+SPAN = [
+    parts("user", {"type": "text", "content": ASKED}),
+    parts("assistant", {"type": "tool_call", "id": "c1", "name": "lookup", "arguments": ARGUMENTS}),
+    parts("tool", {"type": "tool_call_response", "id": "c1", "response": FOUND}),
+]
+SAMPLES: dict[str, Any] = {
+    "a chat": OPENAI,
+    "a log of requests": {
+        "request": {"model": "m", "messages": OPENAI[:-1]},
+        "response": {"choices": [{"message": LAST}]},
+    },
+    # https://github.com/ethz-spylab/agentdojo: parts with "content", calls with "function" and "args"
+    "AgentDojo": {
+        "user_task_id": "user_task_1",
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "content": ASKED}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c1", "function": "lookup", "args": ARGUMENTS}],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "content": FOUND}], "error": None},
+            {"role": "assistant", "content": [{"type": "text", "content": f"It is {FOUND}."}]},
+        ],
+    },
+    # https://www.harborframework.com/docs/agents/trajectory-format
+    "ATIF": {
+        "schema_version": "ATIF-v1.5",
+        "session_id": "s1",
+        "agent": {"name": "a", "version": "1", "model_name": "m"},
+        "steps": [
+            {"step_id": 1, "source": "user", "message": ASKED},
+            {
+                "step_id": 2,
+                "source": "agent",
+                "message": "",
+                "tool_calls": [{"tool_call_id": "c1", "function_name": "lookup", "arguments": ARGUMENTS}],
+                "observation": {"results": [{"source_call_id": "c1", "content": FOUND}]},
+                "metrics": {"prompt_tokens": 10, "completion_tokens": 2},
+            },
+            {"step_id": 3, "source": "agent", "message": f"It is {FOUND}."},
+        ],
+    },
+    # https://langfuse.com/docs/api-and-data-platform/features/export-from-ui
+    "Langfuse": {
+        "id": "t1",
+        "name": "chat",
+        "observations": [
+            {"id": "o1", "type": "GENERATION", "model": "m", "input": OPENAI[:2], "output": OPENAI[2]},
+            {"id": "o2", "type": "SPAN", "input": {"key": "moon"}, "output": FOUND},
+            {"id": "o3", "type": "GENERATION", "model": "m", "input": {"messages": OPENAI[:-1]}, "output": LAST},
+        ],
+    },
+    # https://docs.langchain.com/langsmith/run-data-format
+    "LangSmith": {
+        "id": "r1",
+        "run_type": "chain",
+        "inputs": {},
+        "child_runs": [
+            {
+                "id": "r2",
+                "run_type": "llm",
+                "inputs": {
+                    "messages": [
+                        [
+                            {"id": ["langchain", "schema", "messages", "HumanMessage"], "kwargs": {"content": ASKED}},
+                            {
+                                "id": ["langchain", "schema", "messages", "AIMessage"],
+                                "kwargs": {
+                                    "content": "",
+                                    "tool_calls": [{"id": "c1", "name": "lookup", "args": ARGUMENTS}],
+                                },
+                            },
+                            {
+                                "id": ["langchain", "schema", "messages", "ToolMessage"],
+                                "kwargs": {"content": FOUND, "tool_call_id": "c1"},
+                            },
+                        ]
+                    ]
+                },
+                "outputs": {
+                    "generations": [
+                        [
+                            {
+                                "message": {
+                                    "id": ["langchain", "schema", "messages", "AIMessage"],
+                                    "kwargs": {"content": LAST["content"]},
+                                }
+                            }
+                        ]
+                    ]
+                },
+            }
+        ],
+    },
+    # https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans, as OTLP JSON
+    "OpenTelemetry": {
+        "resourceSpans": [
+            {
+                "scopeSpans": [
+                    {
+                        "spans": [
+                            {
+                                "traceId": "t1",
+                                "name": "chat m",
+                                "attributes": [
+                                    attribute("gen_ai.request.model", "m"),
+                                    attribute("gen_ai.input.messages", SPAN),
+                                    attribute(
+                                        "gen_ai.output.messages",
+                                        [parts("assistant", {"type": "text", "content": LAST["content"]})],
+                                    ),
+                                ],
+                            },
+                            {"traceId": "t1", "name": "execute_tool lookup", "attributes": []},
+                        ]
+                    }
+                ]
+            }
+        ]
+    },
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CLOSEOUT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def imported(path: Path, value: Any) -> int:
+    path.write_text(value if isinstance(value, str) else json.dumps(value), "utf-8")
+    return import_runs([str(path)], as_json=True)
+
+
+def test_each_form_becomes_a_run_with_its_calls_and_its_answer(tmp_path: Path, home: Path) -> None:
+    for number, (name, sample) in enumerate(SAMPLES.items()):
+        place = home.with_name(f"home{number}")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CLOSEOUT_HOME", str(place))
+            imported(tmp_path / "trace.json", sample)
+        store = Store(place)
+        (run,) = store.runs()
+        assert (run.status, run.task, run.answer) == ("answered", ASKED, LAST["content"]), name
+        read = store.read(run.run_id)
+        (made,) = [row.event for row in read.rows if type(row.event).__name__ == "ToolStarted"]
+        (done,) = [row.event for row in read.rows if type(row.event).__name__ == "ToolFinished"]
+        assert (made.name, json.loads(made.arguments), done.result) == ("lookup", ARGUMENTS, FOUND), name
+    close_stores()
+
+
+def test_lines_are_conversations_and_later_messages_are_kept(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some agents give two calls one id: the results belong to the calls before them."""
+    two = [*OPENAI, {"role": "user", "content": "And Mars?"}, *[{**each} for each in OPENAI[2:]]]
+    two[-2] = {**OPENAI[3], "content": "far"}
+    lines = "\n".join(
+        [json.dumps({"id": "a", "messages": OPENAI}), "no JSON", json.dumps({"id": "b", "messages": two})]
+    )
+    for count in (2, 0):  # nothing is added twice
+        imported(tmp_path / "log.jsonl", lines)
+        assert json.loads(capsys.readouterr().out) == {"imported": count}
+    store = Store(home)
+    events = [row.event for run in store.runs() if run.run_id for row in store.read(run.run_id).rows]
+    assert sorted(each.result for each in events if type(each).__name__ == "ToolFinished") == sorted(
+        [FOUND, FOUND, "far"]
+    )
+    assert [each.text for each in events if type(each).__name__ == "MessageReceived"] == ["And Mars?"]
+    assert {run.run_id for run in store.runs()} == set(store.imported_runs())  # nothing of them is executed
+    close_stores()
+
+
+def test_what_is_no_conversation_is_refused(tmp_path: Path, home: Path) -> None:
+    for text in (
+        "{}",
+        "[]",
+        '{"messages": 5}',
+        '{"messages": [{"role": "user", "content": "Hi"}]}',
+        "[1, 2",
+        '{"a": "',
+    ):
+        with pytest.raises(JournalError, match="neither runs of Closeout nor conversations"):
+            imported(tmp_path / "x.json", text)
