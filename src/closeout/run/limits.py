@@ -123,11 +123,9 @@ class Budget:
         if price is None:
             return 0.0
         cached = self.last.cache_read_tokens if closes and price == self.tariff else 0
-        dearest, read = (
-            max(price.input, price.cache_write or 0.0),
-            price.input if price.cache_read is None else price.cache_read,
-        )
-        return ((prompt - cached) * dearest + cached * read + reply * price.output) / 1e6
+        fresh = (prompt - cached) * max(price.input, price.cache_write or 0.0)
+        read = cached * (price.input if price.cache_read is None else price.cache_read)
+        return (fresh + read + reply * price.output) / 1e6
 
     @property
     def limited(self) -> bool:
