@@ -30,8 +30,8 @@ class KeptTool:
         self.name = spec.name
         self.spec = spec
         self._tool = tool
-        properties = spec.parameters.get("properties") or {}
-        self._defaults = {name: each["default"] for name, each in properties.items() if "default" in each}
+        then, now = (each.parameters.get("properties") or {} for each in (spec, tool.spec))
+        self._defaults = {name: each["default"] for name, each in then.items() if name in now and "default" in each}
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
         """Call the tool as it is now: with its names for the parameters, and its defaults for new ones."""
