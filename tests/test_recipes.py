@@ -13,7 +13,7 @@ from closeout.messages import Capabilities
 from closeout.recipes import report_html, report_markdown, research
 from closeout.testing import RequestView, ScriptedClient, Turn, call, say, serve_script
 
-CANAL = "# Canal\n\nThe <b>canal</b> was opened on 30 May 1832. It has 47 locks."
+CANAL = "# Canal\n\nThe <b>canal</b> was opened on 30 May 1832. It has 47 locks and is 1.5 m deep."
 BRIDGE = "# Bridge\n\nThe bridge fell in 1907."
 
 
@@ -71,6 +71,7 @@ async def test_a_weak_model_picks_sentences_and_the_report_is_made_of_them(tmp_p
     assert isinstance(constraint.value, dict)
     picked = constraint.value["items"]["properties"]["quote"]["enum"]
     assert any("30 May 1832" in each for each in picked)
+    assert any(each.endswith("locks and is 1.5 m deep.") for each in picked), "a sentence does not end within a number"
 
 
 async def test_it_takes_tools_and_limits(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from closeout.run.strategy import AskOnce, CallFirst, ModelTurn
 
 __all__ = ["Notes", "majority", "report_html", "report_markdown", "research", "research_agent"]
 
+MOST_SENTENCES = 60  # from which a weak model picks
 LEAD = "Write a report from the notes of your readers. Copy their quotes unchanged. Send readers for what is missing."
 READ = "Find what answers the question. Note it as claims, each with the words of a result that support it."
 PLAN = """Split this question into at most {most} questions that can be looked up one by one, each understandable by
@@ -36,7 +37,7 @@ PICK = """{text}
 Question: {task}
 
 Pick the one or two sentences that answer the question. Say what each means."""
-_SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?。！？]+(?=\s|$|[^\x00-\x7f])|$)")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])|\n")
 
 
 class Notes(BaseModel):
@@ -78,11 +79,12 @@ class _Reader:
         if not turn.view.steps or not turn.capabilities.weak:
             return await (CallFirst(self.first) if self.first else AskOnce()).ask(turn)
         text = "\n".join(each.text for step in turn.view.steps for each in step.returns if each.ok)
-        sentences = list(dict.fromkeys(found.strip() for found in _SENTENCE.findall(text) if found.strip()))[:60]
+        sentences = list(dict.fromkeys(filter(None, map(str.strip, _SENTENCE_END.split(text)))))[:MOST_SENTENCES]
         parts = {"quote": {"enum": sentences}, "text": {"type": "string", "maxLength": 200}}
         note = {"type": "object", "properties": parts, "required": [*parts], "additionalProperties": False}
         picked = {"type": "array", "items": note, "minItems": 1, "maxItems": 2}
-        reply = await turn.send(_request(turn, PICK.format(text=text, task=turn.task), picked), purpose="notes")
+        asked = f"{PICK.format(text=text, task=turn.task)}\n\n{turn.view.note}".rstrip()
+        reply = await turn.send(_request(turn, asked, picked), purpose="notes")
         found = Json(list[dict[str, str]]).read(reply.text).value or []
         claims = [{"text": each.get("text", ""), "quotes": [{"text": each.get("quote", "")}]} for each in found]
         return Reading(answer=json.dumps({"claims": claims}, ensure_ascii=False))

@@ -289,7 +289,13 @@ class Display:
         for call in () if change.turn is None else change.turn.calls:
             if call.finished is None and call.shown is not None:
                 text, ok = str(call.shown.get("text")), bool(call.shown.get("ok"))
-                self._print_call(event, _call_text(call), text, ok=ok, end=" · not run")
+                self._print_call(
+                    event,
+                    _call_text(call),
+                    text,
+                    ok=ok,
+                    end=" · not run" if call.started is None else " · in the background",
+                )
 
     def _say_words(self, event: Event, words: str) -> None:
         if words.strip():

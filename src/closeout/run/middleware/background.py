@@ -133,9 +133,9 @@ class BackgroundMiddleware(Middleware):
 
     def _named(self, handles: object) -> list[str]:
         """Return the handles that a call of `wait` names: all if it names none."""
-        return (
-            [str(each) for each in dict.fromkeys(handles)] if isinstance(handles, list) and handles else [*self._calls]
-        )
+        if isinstance(handles, list) and handles:
+            return [str(each) for each in dict.fromkeys(handles)]
+        return [*self._calls]
 
 
 def has_background(tool: object) -> bool:
