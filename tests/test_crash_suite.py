@@ -8,6 +8,7 @@ import pytest
 SUITE = Path(__file__).parent.parent / "bench" / "crash_suite"
 
 
+@pytest.mark.slow  # imports Closeout in a process of its own, and starts seven more
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are stopped and watched as on Linux")
 def test_only_a_run_with_a_record_survives_being_killed_amid_a_payment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
