@@ -92,7 +92,11 @@ class World:
         if cut is None or self.cut_off.is_set() or (cut.at, cut.number, cut.when) != (at, number, when):
             return
         self.cut_off.set()
-        os.kill(pid, signal.SIGSTOP if cut.how == "stop" else signal.SIGKILL)
+        try:
+            os.kill(pid, signal.SIGSTOP if cut.how == "stop" else signal.SIGKILL)
+        except ProcessLookupError:  # it has ended before
+            self.cut_off.clear()
+            raise CutOff from None
         if cut.how == "kill":
             raise CutOff
 
