@@ -23,7 +23,7 @@ from closeout.messages import Constraint, Message, ModelRequest, Reading, ToolCa
 from closeout.run.result import RunResult
 from closeout.run.strategy import AskOnce, CallFirst, ModelTurn
 
-__all__ = ["Notes", "majority", "report_html", "report_markdown", "research", "research_agent"]
+__all__ = ["Findings", "majority", "report_html", "report_markdown", "research", "research_agent"]
 
 MOST_SENTENCES = 60  # from which a weak model picks
 LEAD = "Write a report from the notes of your readers. Copy their quotes unchanged. Send readers for what is missing."
@@ -40,7 +40,7 @@ Pick the one or two sentences that answer the question. Say what each means."""
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])|\n")
 
 
-class Notes(BaseModel):
+class Findings(BaseModel):
     """What a reader has found."""
 
     claims: list[Claim] = Field(min_length=1)
@@ -60,7 +60,7 @@ class _Lead:
             reply = await turn.send(_request(turn, asked, _texts(self.readers)), purpose="plan")
             parts = Json(list[str]).read(reply.text).value or [turn.task]
             return Reading(calls=tuple(ToolCall("reader", {"task": part}) for part in parts[: self.readers]))
-        notes = [Json(Notes).read(each.text).value for each in turn.view.steps[0].returns if each.ok]
+        notes = [Json(Findings).read(each.text).value for each in turn.view.steps[0].returns if each.ok]
         claims = [claim for note in notes if note is not None for claim in note.claims]
         if claims and turn.capabilities.weak:  # such a model writes no report of several parts
             return Reading(answer=Report(title=turn.task, claims=claims).model_dump_json())
@@ -123,7 +123,7 @@ def research_agent(
         options: Other arguments of both agents.
     """
     told = "\n\n".join(filter(None, (READ, instructions)))
-    below = {**options, "answer": Notes, "strategy": _Reader(first)}
+    below = {**options, "answer": Findings, "strategy": _Reader(first)}
     reader = Agent(model, tools, mcp_servers, dialect, told, **below)
     tool = reader.as_tool("reader", "Looks one narrow question up and returns notes with quotes.")
     above = {**options, "answer": Report, "strategy": _Lead(readers)}

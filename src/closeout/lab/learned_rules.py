@@ -119,13 +119,13 @@ def suggestions(decisions: Iterable[MadeDecision]) -> list[Suggestion]:
             shapes[frozenset(each.arguments)].append(each)
         for shape, alike in shapes.items():
             against = [each for each in denied if each.arguments.keys() == shape]
-            for rule, evidence in _learned(tool, alike, against, _Evidence(rate, MOST_SPLITS)):
+            for rule, evidence in _learned(tool, alike, against, _Grounds(rate, MOST_SPLITS)):
                 found.append(Suggestion(rule=rule, approved=tuple(evidence), denied=len(denied)))
     return sorted(found, key=lambda each: -len(each.approved))
 
 
 @record
-class _Evidence:
+class _Grounds:
     """What a rule needs.
 
     Attributes:
@@ -146,19 +146,19 @@ class _Evidence:
 
 
 def _learned(
-    tool: str, approved: Sequence[MadeDecision], denied: Sequence[MadeDecision], evidence: _Evidence
+    tool: str, approved: Sequence[MadeDecision], denied: Sequence[MadeDecision], grounds: _Grounds
 ) -> Iterator[tuple[ApprovalRule, Sequence[MadeDecision]]]:
     """Yield rules that approve of some of the approved calls and of none that was denied."""
-    if not evidence.suffices(len(approved)):
+    if not grounds.suffices(len(approved)):
         return
     names = approved[0].arguments
     rule = ApprovalRule(tool, {name: _hull([each.arguments[name] for each in approved]) for name in names})
     against = [each for each in denied if rule.fits(tool, each.arguments)]
     if not against:
         yield rule, approved
-    elif evidence.splits:
+    elif grounds.splits:
         best, tried = _best_split(approved, against)
-        further = replace(evidence, splits=evidence.splits - 1, tried=evidence.tried + tried)
+        further = replace(grounds, splits=grounds.splits - 1, tried=grounds.tried + tried)
         for side in () if best is None else (True, False):
             yield from _learned(tool, [each for each in approved if best(each) is side], against, further)
 
