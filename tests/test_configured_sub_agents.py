@@ -163,7 +163,7 @@ async def test_a_sub_agent_of_the_settings_has_the_formatter_executor_and_genera
     (made,) = [each for each in agent.plan().manager.local_tools if each.name == "clerk"]
     plan, main = made.plan_of(False), agent.plan()
     assert plan.output_formatter is main.output_formatter
-    assert (plan.make_executor, plan.make_generator) == (Executor, Generator)
+    assert (plan.make_executor, plan.spec.answer_generator) == (Executor, Generator)
 
     assert isinstance(plan.contract, Text)  # its report is a text, whatever the main agent's answer is
     client = ScriptedClient([call("clerk", task="Find it."), call("look", key="abcd"), say("It is 4."), answer("4")])
@@ -184,7 +184,7 @@ async def test_a_sub_agent_of_the_settings_may_have_a_formatter_executor_and_gen
     agent = Agent(client, [look], config={"agent": {"sub_agents": {"clerk": entry}}}, home=False)
     (made,) = [each for each in agent.plan().manager.local_tools if each.name == "clerk"]
     plan = made.plan_of(False)
-    kinds = [type(plan.output_formatter).__name__, plan.make_executor.__name__, plan.make_generator.__name__]
+    kinds = [type(plan.output_formatter).__name__, plan.make_executor.__name__, plan.spec.answer_generator.__name__]
     assert kinds == ["Own", "Strict", "Asking"]
     assert type(agent.plan().output_formatter).__name__ == "OutputFormatter"
     assert (await agent.run("What?")).answer == "4"

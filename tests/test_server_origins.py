@@ -357,10 +357,19 @@ async def test_a_refusal_of_tools_is_learned_for_one_key_and_expires(
 
 @pytest.mark.parametrize("words", WORDS)
 async def test_the_words_of_a_client_teach_nothing(home: Path, words: str) -> None:
-    def repeated(body: Any) -> Any:
-        return {"error": {"message": f"Invalid content: '{body['messages'][0]['content']}'.", "code": None}}
+    had_tools: list[bool] = []
 
-    async with learning(home, repeated) as (client, had_tools):
+    async def upstream(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        had_tools.append("tools" in body)
+        said = "\n".join(str(each["content"]) for each in body["messages"])
+        if words in said:
+            return web.json_response({"error": {"message": f"Invalid content: '{said}'.", "code": None}}, status=400)
+        choice = {"index": 0, "message": {"role": "assistant", "content": "Answer: 4"}, "finish_reason": "stop"}
+        return web.json_response({"id": "c", "choices": [choice]})
+
+    async with governed(home, upstream, key="the key of the proxy") as client:
         assert [await ask(client, "a", words) for _ in range(2)] == [400, 400]
-        assert await ask(client, "a") == 400
-        assert had_tools == [True, True, True]
+        had_tools.clear()
+        assert await ask(client, "a") == 200
+        assert had_tools == [True]

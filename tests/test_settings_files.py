@@ -137,7 +137,7 @@ async def test_a_file_is_the_whole_agent(team: Path, monkeypatch: pytest.MonkeyP
     assert plan.strategy is not None
     assert plan.strategy.name == "majority"
     assert type(plan.output_formatter).__name__ == "Formatter"
-    assert [plan.make_executor.__name__, plan.make_generator.__name__] == ["Executor", "Generator"]  # type: ignore[attr-defined]
+    assert [plan.make_executor.__name__, plan.spec.answer_generator.__name__] == ["Executor", "Generator"]  # type: ignore[attr-defined]
     heard = sys.modules["my_parts"].heard
     assert (heard[0], heard[-1]) == ("RunStarted", "RunEnded")
     (painter,) = [each for each in plan.manager.local_tools if each.spec.name == "painter"]

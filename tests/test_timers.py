@@ -616,8 +616,10 @@ def test_signals_and_due_runs_on_the_command_line(home: Path, tmp_path: Path, mo
     assert sent.json == {"run_id": "r", "signal": "the payment", "sent": True, "awaited": True}
     told = here("runs", "signal", "r", "the payment", "2", "--id", "e2").err
     assert "closeout resume r --agent PACKAGE.MODULE:AGENT" in told
-    again = here("runs", "signal", "r", "the payment", "1", "--id", "e1")
+    again = here("runs", "signal", "r", "the payment", "-", "--id", "e1", stdin='"五"'.encode())
     assert again.err == "A signal with the id e1 was sent to this run before.\n"
+    other = here("runs", "signal", "r", "the payment", "1", "--id", "e1")
+    assert (other.code, "was sent with another name or payload" in other.err) == (2, True)
     unknown = here("resume", "--due")
     assert (unknown.code, "Name it with --agent" in unknown.err) == (3, True)
     (found,) = here("resume", "--due", "-a", "shop_module:agent", "--json").json

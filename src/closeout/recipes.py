@@ -68,7 +68,7 @@ class _Lead:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _ResearchReader:
     """Search for the question first. A weak model then picks sentences, which cannot be misquoted."""
 
     first: str
@@ -123,7 +123,7 @@ def research_agent(
         options: Other arguments of both agents.
     """
     told = "\n\n".join(filter(None, (READ, instructions)))
-    below = {**options, "answer": Findings, "strategy": _Reader(first)}
+    below = {**options, "answer": Findings, "strategy": _ResearchReader(first)}
     reader = Agent(model, tools, mcp_servers, dialect, told, **below)
     tool = reader.as_tool("reader", "Looks one narrow question up and returns notes with quotes.")
     above = {**options, "answer": Report, "strategy": _Lead(readers)}
