@@ -221,7 +221,7 @@ def test_tools_of_ba_agent_are_called_and_counted(tmp_path: Path) -> None:
     done = run(lambda view: next(turns), "ported/ba_agent.py", "Which sold best?", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("90\n")
-    assert "calls: 3" in done.stdout
+    assert "总调用次数: 3" in done.stdout
 
 
 def test_a_deployment_checks_the_runs_that_wait_since_the_version_before(home: Path, tmp_path: Path) -> None:
