@@ -37,10 +37,10 @@ IDLE_SECONDS = 10.0
 
 def make_agent(home: str) -> Agent:
     @tool(read_only=True)
-    async def look(seconds: float) -> str:
+    async def look(number: int, seconds: float) -> str:
         """Look."""
         await asyncio.sleep(seconds)
-        return "seen"
+        return f"seen {number}"
 
     def turn(view: RequestView) -> Turn:
         done = sum(message.get("role") == "tool" for message in view.messages)
