@@ -46,7 +46,7 @@ class ApprovalMiddleware(ScopeMiddleware):
         if plan.again:
             calling.ask(f"{plan.tool.name} was called with these arguments before.")
         asked = self._scope.journal.recorded(DecisionRequested, self._scope.path, plan.handle)
-        if not (isinstance(asked, DecisionRequested) and asked.name == served.name):
+        if not (isinstance(asked, DecisionRequested) and (asked.kind, asked.name) == ("approval", served.name)):
             asked = None
         needs_none = all(each.policy.approval in (None, "never") for each in (plan.tool, served))
         if needs_none and not calling.reasons and asked is None:
@@ -69,7 +69,7 @@ class ApprovalMiddleware(ScopeMiddleware):
         journal, path = self._scope.journal, self._scope.path
         digest, arguments = call_digest(spec, call.arguments), json_of_any(call.arguments)
         recorded = journal.decision_on(DecisionRequested, calling.started(call, spec), handle)
-        if recorded is not None:
+        if recorded is not None and recorded.kind == "approval":
             made = journal.outcome_of(DecisionRequested, path, handle)
             is_denied = isinstance(made, DecisionMade) and made.verdict == "deny"
             if is_denied or recorded.digest == digest or self._is_settled(recorded, calling):
