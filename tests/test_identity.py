@@ -109,11 +109,13 @@ FINDS_AGAIN = {
     "Agent.run_many": "calls map",
     "Agent.run_many_sync": "calls map",
     "Agent.session": "test_a_session_of_another_user_or_with_another_history_is_not_opened",
+    "Agent.leg": "test_a_leg_of_another_task_or_user_is_refused",
     "Agent.signal": "test_a_signal_of_the_same_id_is_the_same_signal",
 }
-BEGINS = {"Agent.run", "Agent.run_sync", "Agent.stream", "Agent.submit", "Agent.fork"}
+BEGINS = {"Agent.run", "Agent.run_sync", "Agent.stream", "Agent.submit", "Agent.fork", "Orchestrator.run_main_agent"}
 ACTS_ON_ONE = {
     *("Agent.cancel", "Agent.follow", "Agent.result", "Agent.resume", "Agent.resume_sync", "Agent.send"),
+    "Agent.undo",  # once for each call of a run: tests/test_undo.py
     *("delete_data", "export_data", "find_data", "TaskLog.logs_run", "Config.get"),
 }
 
@@ -250,3 +252,13 @@ async def test_an_idempotency_key_holds_for_its_client_and_for_the_headers_that_
     first = await run_id(X_Tenant="bern")
     assert first == await run_id(X_Tenant="bern", X_Other="1")
     assert len({first, await run_id(X_Tenant="rome"), await run_id()}) == 3
+
+
+async def test_a_leg_of_another_task_or_user_is_refused() -> None:
+    agent = shop()
+    assert (await agent.leg("r", "Charge.", user="ann")).result.answer == "charged ann"
+    assert (await agent.leg("r", "Charge.", user="ann")).result.answer == "charged ann"
+    with pytest.raises(UsageError, match="for another user"):
+        await agent.leg("r", "Charge.", user="bob")
+    with pytest.raises(UsageError, match="another task"):
+        await agent.leg("r", "Refund.", user="ann")

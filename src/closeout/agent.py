@@ -779,7 +779,7 @@ class Agent(Generic[Deps, Value]):
             decisions: As for `resume`. Those that were recorded before are left out.
             listeners: As for `run`.
             deps: As for `run`.
-            user: As for `run`, if the run begins.
+            user: As for `run`. A run of another user is refused if a task is given.
             settings: As for `run`, if the run begins.
 
         Returns:
@@ -788,18 +788,18 @@ class Agent(Generic[Deps, Value]):
         Raises:
             RunNotFound: No run in the home has this id, and no task was given.
             JournalLocked: Another process executes the run. Try again later.
-            UsageError: The run exists with another task.
+            UsageError: The run exists with another task, or for another user.
             CloseoutError: What `resume` raises.
         """
         from closeout.errors import RunExists
-        from closeout.fleet.legs import check_task, next_leg
+        from closeout.fleet.legs import check_same_run, next_leg
 
         store, listeners = self._kept_runs(), checks.check_listeners(listeners)
         if task:
             try:
                 await self.submit(task, run_id=run_id, user=user, **settings)
             except RunExists:
-                await store.off_loop(check_task, store, run_id, task)
+                await store.off_loop(check_same_run, store, run_id, task, user)
         plan = self.plan(streamed=bool(listeners)).given(deps)
         return await next_leg(plan, store, run_id, listeners, decisions)
 

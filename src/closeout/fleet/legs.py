@@ -24,7 +24,7 @@ from closeout.run.result import RunResult
 from closeout.run.resuming import resume_run
 from closeout.run.waits.waiting import Decisions, PendingDecision, due_time, pending_decisions, pending_of
 
-__all__ = ["Leg", "check_task", "execute_leg", "next_leg", "recorded_result"]
+__all__ = ["Leg", "check_same_run", "execute_leg", "next_leg", "recorded_result"]
 
 
 @record(kw_only=True)
@@ -129,8 +129,12 @@ async def recorded_result(plan: AgentPlan, store: Store, run_id: str) -> RunResu
     return load_result(run_id, rows, contract, lambda: store.read(run_id).rows, load=store.content)
 
 
-def check_task(store: Store, run_id: str, task: str) -> None:
-    """Check that a recorded run has this task. Raises UsageError."""
+def check_same_run(store: Store, run_id: str, task: str, user: str) -> None:
+    """Check that a recorded run has this task and is for this user. Raises UsageError."""
     started = store.beginning(run_id)
-    if started is not None and task not in (started.task, started.question):
+    if started is None:
+        return
+    if task not in (started.task, started.question):
         raise UsageError(f"Run {run_id} exists with another task ({started.task[:60]!r}). Use another run_id.")
+    if user != started.user:
+        raise UsageError(f"Run {run_id} is for another user. Use another run_id, or name its user.")

@@ -22,6 +22,7 @@ __all__ = [
     "SqlConnection",
     "SqlCursor",
     "TakesRuns",
+    "delete_usage",
 ]
 
 T = TypeVar("T")
@@ -34,6 +35,15 @@ MESSAGE_LOCK = 1 << 30  # Added to a run's number, it is the lock of the run's m
 
 EventRow: TypeAlias = tuple[int, bytes, int]  # place, body, checksum
 RunUpdate: TypeAlias = tuple[int, str, tuple[Any, ...]]  # the number of a run, a statement that changes it, its values
+
+
+def delete_usage(db: SqlConnection, number: int) -> None:
+    """Delete the usage of a run, and the groups that no other run has: they name persons and budgets."""
+    groups = db.execute("DELETE FROM usage WHERE run=? RETURNING usage_group", (number,)).fetchall()
+    unused = (
+        "DELETE FROM usage_groups WHERE id=? AND NOT EXISTS (SELECT 1 FROM usage WHERE usage_group=usage_groups.id)"
+    )
+    db.executemany(unused, groups)
 
 
 class SqlCursor(Protocol):

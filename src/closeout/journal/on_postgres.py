@@ -22,7 +22,7 @@ from pydantic_core import to_json
 from closeout.errors import JournalError, JournalLocked, LeaseLost
 from closeout.homes import DatabaseHome
 from closeout.journal.claims import ClaimedRun, Look, SuspectsGo, candidates, facts, look_of
-from closeout.journal.journal_database import MESSAGE_LOCK, SEQ_BITS, EventRow, RunUpdate, SqlConnection
+from closeout.journal.journal_database import MESSAGE_LOCK, SEQ_BITS, EventRow, RunUpdate, SqlConnection, delete_usage
 from closeout.journal.leases import SERVER_TIME, RunLeases, SentCounts
 from closeout.journal.on_sqlite import references
 from closeout.journal.postgres_link import PATIENCE, PostgresLink, explained_postgres
@@ -41,6 +41,7 @@ _TABLES = (
     "messages",
     "signals",
     "usage",
+    "usage_groups",
     "notes",
     "leases",
     "counters",
@@ -296,7 +297,7 @@ class PostgresJournal:
         db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
         db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
         db.execute("DELETE FROM runs WHERE id=?", (number,))
-        db.execute("DELETE FROM usage WHERE run=?", (number,))
+        delete_usage(db, number)
         db.execute("DELETE FROM body_uses WHERE run=?", (number,))
         db.execute("DELETE FROM leases WHERE run IN (?, ?)", (number, number + MESSAGE_LOCK))
         db.execute("DELETE FROM signals WHERE run_id=?", (run_id,))

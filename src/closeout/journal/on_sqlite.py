@@ -29,7 +29,7 @@ from closeout.journal.database import (
     transaction,
     wipe,
 )
-from closeout.journal.journal_database import SEQ_BITS, EventRow, RunUpdate, SqlConnection
+from closeout.journal.journal_database import SEQ_BITS, EventRow, RunUpdate, SqlConnection, delete_usage
 from closeout.journal.locks import LOCKS_NAME, RunLocks
 from closeout.journal.run_counts import MESSAGES_NAME, SYNCED_NAME, RunCounts
 
@@ -234,7 +234,7 @@ class SqliteJournal:
         places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
         db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
         db.execute("DELETE FROM runs WHERE id=?", (number,))
-        db.execute("DELETE FROM usage WHERE run=?", (number,))
+        delete_usage(db, number)
         if "messages" in tables:  # to the run
             db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
         db.execute("DELETE FROM signals WHERE run_id=?", (run_id,))

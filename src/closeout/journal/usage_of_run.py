@@ -33,8 +33,8 @@ NUMBERS = (
 _TYPES = {"usd": "double precision", "seconds": "double precision"}
 _NOTE_GROUP = """
 INSERT INTO usage_groups (day, keys, person, model, agent, tool) VALUES (?,?,?,?,?,?)
-ON CONFLICT (day, keys, person, model, agent, tool) DO NOTHING
-"""
+ON CONFLICT (day, keys, person, model, agent, tool) DO UPDATE SET tool=excluded.tool
+"""  # an update, so that nobody deletes the group meanwhile
 _NOTE_USAGE = f"""
 INSERT INTO usage (run, {", ".join(NUMBERS)}, usage_group)
 SELECT CAST(? AS bigint), {", ".join(f"CAST(? AS {_TYPES.get(name, 'bigint')})" for name in NUMBERS)}, id
