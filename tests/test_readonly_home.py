@@ -122,7 +122,7 @@ def test_a_run_is_replayed_from_it(home: Path, closeout: Callable[..., Done]) ->
     with sealed(home):
         env = environment({"CLOSEOUT_HOME": str(home)})
         done = subprocess.run(bound(script), capture_output=True, env=env, timeout=100)
-        refused = closeout(home, "replay", run_id)
+        refused = closeout(home, "runs", "replay", run_id)
     assert (done.stdout, done.stderr) == (b"42\n", b"")
     assert "was not started by `closeout run`" in refused.sentence
     assert state(home) == before

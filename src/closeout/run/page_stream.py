@@ -93,7 +93,7 @@ class PageStream:
         if ended is not None:
             about |= {"stopReason": ended.stop_reason, "error": ended.error, "answer": ended.answer}
         about = {name: value for name, value in about.items() if value}
-        if status in ("answered", "unanswered", "waiting"):
+        if replied or status == "waiting":
             self._emit("finish", messageMetadata=about)
         else:
             self._emit("message-metadata", messageMetadata=about)
