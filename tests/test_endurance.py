@@ -86,7 +86,7 @@ async def test_many_runs_one_after_another_leave_nothing_behind(tmp_path: Path) 
     assert soak.growing(rounds, kilobytes_a_run=1000) == []
 
 
-@pytest.mark.parametrize("at", [1, 60])
+@pytest.mark.parametrize("at", [1, 80])
 def test_closeout_run_says_that_the_disk_is_full_and_the_run_can_be_resumed(
     at: int, library: Path, tmp_path: Path
 ) -> None:
