@@ -105,6 +105,24 @@ async def test_a_kill_while_a_call_is_undone_is_told_and_repeats_nothing(
     assert len(mail.undone) == 1
 
 
+async def test_calls_of_sub_agents_and_of_programs_are_undone_too(home: Path) -> None:
+    undone: list[str] = []
+
+    @tool(undo=lambda arguments, result: undone.append(arguments["to"]))
+    def send(to: str) -> str:
+        """Send."""
+        return "sent"
+
+    below = Agent(ScriptedClient([call("send", to="Ada"), answer("sent")]), [send], name="programmer")
+    turns = [call("programmer", task="Send."), call("run_program", code="send(to='李雷')"), answer("done")]
+    tools = [below.as_tool("programmer", "Sends."), send]
+    agent = Agent(ScriptedClient(turns), tools, home=home, code_mode=True)
+    run = await agent.run("Write.")
+    for call_id in ("r1:programmer/r1", "r2:program/r1"):
+        assert (await agent.undo(run.run_id, call_id)).success
+    assert undone == ["Ada", "李雷"]
+
+
 async def test_what_cannot_be_undone_says_why(home: Path) -> None:
     agent = Mail().agent(home)
     run = await agent.run("Write.")

@@ -17,6 +17,7 @@ from closeout.journal.run_journal import Journal
 from closeout.journal.store import Row, RunRows, Store
 from closeout.results.tool_output import ToolOutput, ToolTelemetry
 from closeout.run.plan import AgentPlan
+from closeout.run.programs import PROGRAM
 from closeout.run.resuming import plan_at
 from closeout.tools.executor import UNSURE
 from closeout.tools.running import failed_output, stopped_output
@@ -94,8 +95,11 @@ async def undo_call(plan: AgentPlan, store: Store, run_id: str, call: str) -> To
         journal.abandon()
         raise
     assert isinstance(made, ToolFinished)
-    status = ("answered", f"Undone: {started.name}") if made.ok else ("failed", None)
-    await journal.end(RunEnded("main", status[0], "undone" if made.ok else "error", answer=status[1], error=made.note))
+    if made.ok:
+        ended = RunEnded("main", "answered", "undone", answer=f"Undone: {started.name}")
+    else:
+        ended = RunEnded("main", "failed", "error", error=made.note)
+    await journal.end(ended)
     return ToolOutput.from_record(json.loads(made.record))
 
 
@@ -115,7 +119,8 @@ def _call_in(rows: Sequence[Row], run_id: str, call: str) -> tuple[ToolStarted, 
 
 
 def _undo_of(plan: AgentPlan, started: ToolStarted, call: str) -> Any:
-    below = plan_at(plan, started.agent.partition(":program")[0])
+    path = started.agent
+    below = plan_at(plan, path.rpartition("/")[0] if path.endswith(f":{PROGRAM}") else path)
     tools = () if below is None else below.manager.local_tools
     policy = next((each.spec.policy for each in tools if each.spec.name == started.name), None)
     if policy is None:

@@ -46,7 +46,7 @@ from closeout.tools.flow import CallLabels, Labels
 from closeout.tools.running import failed_output
 from closeout.tools.tool import tool
 
-__all__ = ["Programs", "answer_given", "program_tool"]
+__all__ = ["PROGRAM", "Programs", "answer_given", "program_tool"]
 
 PROGRAM = "program"  # the last part of a program's path in the run
 
