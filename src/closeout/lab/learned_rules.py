@@ -26,15 +26,15 @@ _BOUNDARIES = "/@.:_- "  # a common beginning or end of texts stops at one of th
 
 @record(kw_only=True)
 class MadeDecision:
-    """What a person decided on a call.
+    """A decision of a person on a call.
 
     Attributes:
         run_id: The run.
         call: The name of the decision in its run, such as r3.
         tool: The tool, or `server/tool` if the call was made at an MCP server.
         arguments: The arguments: those that were approved, or those that were denied.
-        approved: Whether the call was approved.
-        counts: Whether an approval is evidence for a rule. One that was asked for by flow rules is not: the call
+        approved: True if the call was approved.
+        counts: True if an approval is evidence for a rule. One that was asked for by flow rules is not: the call
             depends on text that nobody vouches for.
     """
 
@@ -126,7 +126,7 @@ def suggestions(decisions: Iterable[MadeDecision]) -> list[Suggestion]:
 
 @record
 class _Grounds:
-    """What a rule needs.
+    """The evidence that a rule needs.
 
     Attributes:
         rate: How often calls of the tool are denied.

@@ -19,7 +19,7 @@ _LIMITS = {"from": "at_least", "to": "at_most", "begins": "begins", "ends": "end
 
 @record
 class Condition:
-    """What a value must be like. A list fits if each of its items does.
+    """A condition on a value. A list fits if each of its items does.
 
     Attributes:
         values: The values of which it must be one, as JSON with sorted keys; None: any that fits the rest.
@@ -67,7 +67,7 @@ class ApprovalRule:
 
     Attributes:
         tool: The name of the tool; for a tool of an MCP server with the server, `server/tool`.
-        where: By argument, what it must be like.
+        where: The condition on each argument.
     """
 
     tool: str
