@@ -18,7 +18,8 @@ import pytest
 
 from cli_process import COMMAND, environment, here
 from closeout import Agent, ToolManager
-from closeout.journal.events import TurnAccepted
+from closeout.journal.events import ModelRequested, TurnAccepted
+from closeout.journal.store import open_store
 from closeout.run.subagents import may_destroy
 from closeout.testing import RequestView, ScriptedClient, ScriptedServer, Turn, answer, call, once, serve_script
 from closeout.tools.mcp.mcp_prompts import listed_prompts
@@ -59,6 +60,18 @@ async def requested(model: ScriptedServer, times: int) -> None:
         await asyncio.sleep(0.01)
 
 
+async def requests_recorded(times: int) -> None:
+    """Wait until the journal says so too: a kill may lose the last milliseconds of the record."""
+    store = open_store(Path(os.environ["CLOSEOUT_HOME"]))
+
+    def recorded() -> int:
+        rows = (row for run in store.runs() for row in store.rows(run.run_id))
+        return sum(isinstance(row.event, ModelRequested) for row in rows)
+
+    while recorded() < times:  # noqa: ASYNC110  # another process writes it
+        await asyncio.sleep(0.01)
+
+
 def client_of(url: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
 
@@ -89,6 +102,7 @@ async def test_after_kill_9_the_runs_continue_and_the_streams_resume(tmp_path: P
                 if event.type == "response.output_item.done":
                     break
             await requested(model, 6)
+            await requests_recorded(6)
             serving.kill()
             await asyncio.to_thread(serving.wait)
             await stream.close()
