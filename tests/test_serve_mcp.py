@@ -59,7 +59,7 @@ async def erase(name: str) -> str:
 async def client_of(served: Served, mode: Any = "auto", key: str = KEY, **options: Any) -> AsyncIterator[Client]:
     headers = {"Authorization": f"Bearer {key}"}
     async with (
-        httpx2.AsyncClient(headers=headers) as http,
+        httpx2.AsyncClient(headers=headers, timeout=60) as http,
         Client(streamable_http_client(f"{served.url}/mcp", http_client=http), mode=mode, **options) as client,
     ):
         yield client
