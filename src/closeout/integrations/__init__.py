@@ -1,1 +1,1 @@
-"""Adapters for frameworks of others: a LangGraph node that runs tools."""
+"""Adapters for frameworks of others: a LangGraph node that runs tools, and engines that schedule runs."""
