@@ -70,10 +70,15 @@ async def next_leg(
     plan: AgentPlan, store: Store, run_id: str, listeners: Sequence[Listener], decisions: Decisions | None
 ) -> Leg:
     """Continue a run if it can continue: see `Agent.leg`. If the task is cancelled, the next leg continues the run."""
+    leg = asyncio.create_task(_next_leg(plan, store, run_id, listeners, decisions))
     try:
-        return await _next_leg(plan, store, run_id, listeners, decisions)
+        return await asyncio.shield(leg)
     except asyncio.CancelledError:
-        hand_over(store, run_id)
+        hand_over(store, run_id)  # before its end is recorded: others must not take the run for a cancelled one
+        leg.cancel()
+        await asyncio.gather(leg, return_exceptions=True)
+        if not leg.cancelled():
+            forget_requests(store, run_id)
         raise
 
 
