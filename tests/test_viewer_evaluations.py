@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -201,17 +202,19 @@ def test_of_ten_thousand_trials_each_can_be_reached_though_few_are_in_the_page(v
     page.wait_for_selector(".evaluation-row")
 
 
-@pytest.mark.parametrize(("width", "colours"), [(320, "light"), (320, "dark"), (2000, "dark")])
-def test_every_evaluation_fits_its_window_and_can_be_read(viewer: Viewer, home: Path, width: int, colours: str) -> None:
+def test_every_evaluation_fits_its_window_and_can_be_read(viewer: Viewer, home: Path) -> None:
     hostile = "\n".join(HOSTILE).replace("\0", "").replace("\ud83d", "").replace("{", "").replace("}", "")
     write_evaluation(home, "hostile", tasks=3, epochs=40, questions=hostile + "w" * 500 + " {}")
-    page = viewer.open(viewport={"width": width, "height": 800}, color_scheme=colours)
-    for number, path in enumerate(("#/evaluations", "#/evaluation/hostile", "#/evaluation/hostile?show=wrong")):
-        page.goto(f"{viewer.address}?{number}{path}")  # another address, so that the page before is gone
-        page.wait_for_selector(".matrix-row, .evaluation-row")
-        check_looks(page)
-        inside = "document.querySelectorAll('main script, main img, main svg, [onerror], [onload]').length"
-        assert page.evaluate(inside) == 0
+    page, numbers = viewer.open(), count()
+    inside = "document.querySelectorAll('main script, main img, main svg, [onerror], [onload]').length"
+    for width, colours in ((320, "light"), (320, "dark"), (2000, "dark")):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=colours)
+        for path in ("#/evaluations", "#/evaluation/hostile", "#/evaluation/hostile?show=wrong"):
+            page.goto(f"{viewer.address}?{next(numbers)}{path}")  # another address, so that the page before is gone
+            page.wait_for_selector(".matrix-row, .evaluation-row")
+            check_looks(page)
+            assert page.evaluate(inside) == 0
 
 
 def test_an_evaluation_that_is_not_there_is_an_error_that_says_so(viewer: Viewer, home: Path) -> None:
