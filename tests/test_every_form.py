@@ -37,6 +37,7 @@ ON_TEXT = {name for name, form in ODD_FORMS.items() if form.on == "text"}
 # The server is in trouble, whatever it is asked: the same request is right as soon as it answers.
 OUTAGES = {
     "rate_limited", "overloaded", "html_error", "garbage_body", "empty_body", "dropped", "aborted", "failed_midway",
+    "server_error", "error_in_200",
 }  # fmt: skip
 
 
@@ -87,7 +88,7 @@ async def test_what_stays_is_never_half_an_answer_and_no_request_is_repeated_for
         assert (result.status == "answered") == (result.answer == TEXT), (kind, stream)
         assert result.answer == TEXT or form not in FREE or may_cost(form, kind, stream=stream), (kind, stream)
         most = Counter(server.bodies).most_common(1)[0][1]
-        assert most <= (6 if form in OUTAGES else 3), (kind, stream)
+        assert most <= (8 if form in OUTAGES else 3), (kind, stream)  # twice before other forms are tried
 
 
 def test_sixty_forms_have_a_name_and_are_listed_with_their_source() -> None:

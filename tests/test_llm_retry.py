@@ -118,9 +118,9 @@ OVERLOADED = {"error": {"message": "No slot is free.", "code": 503}}
 @pytest.mark.parametrize(
     ("response", "attempts"),
     [
-        (http(DIED, status=500), 3),
-        (http({"detail": "Internal error"}, status=500), 3),
-        (http(DIED), 3),
+        (http(DIED, status=500), 6),
+        (http({"detail": "Internal error"}, status=500), 6),
+        (http(DIED), 6),
         (http(OVERLOADED), 6),
         (http({"models": []}), 3),
         (http("Internal Server Error", status=500, content_type="text/plain"), 6),
@@ -135,7 +135,7 @@ OVERLOADED = {"error": {"message": "No slot is free.", "code": 503}}
     ],
     ids=range(14),
 )
-async def test_an_outage_is_waited_for_and_an_error_about_the_request_is_heard_three_times(
+async def test_an_outage_is_waited_for_and_a_body_that_is_not_a_reply_is_read_three_times(
     response: bytes | list[bytes], attempts: int
 ):
     async with raw_server(response) as seen:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from closeout import Agent, Boxed, tool
-from closeout.errors import AuthenticationFailed, BadRequest
+from closeout.errors import AuthenticationFailed, BadRequest, RequestFailed, ServerFailed
 from closeout.messages import Message, ModelRequest, ToolSpec, Usage
 from closeout.models.anthropic import AnthropicClient
 from closeout.models.openai import OpenAIClient
@@ -295,6 +295,22 @@ async def test_a_failure_that_may_pass_teaches_nothing_the_first_time() -> None:
     assert first == second
 
 
+async def test_a_server_that_describes_its_failure_is_asked_as_often_as_any_that_fails() -> None:
+    plain = ModelRequest(messages=[USER])  # nothing of it can be changed
+    for request, failures in ((plain, QUICK.retries), (FULL, QUICK.retries), (plain, 99), (FULL, 99)):
+        left = [True] * failures
+        async with raw_server(
+            refusing(lambda _, left=left: bool(left) and left.pop(), "The engine died.", 500)
+        ) as seen:
+            asked = OpenAIClient("m", seen.url, retry=QUICK).complete(request)
+            if failures == 99:
+                with pytest.raises(RequestFailed):
+                    await asked
+                assert len(seen.bodies) >= 1 + QUICK.retries
+            else:
+                await asked
+
+
 async def test_a_limit_that_leaves_room_for_a_long_prompt_does_not_hold_for_a_short_one() -> None:
     def too_much(body: dict) -> bool:
         return len(str(body["messages"])) // 4 + body["max_tokens"] > 8192
@@ -368,6 +384,22 @@ def test_a_server_that_takes_tools_in_no_form_gets_them_as_text_and_is_remembere
         refused.clear()
         assert ask(server.base_url).status == "failed"
         assert "tools" in server.requests[-len(refused)].json  # nothing wrong was remembered
+
+
+def test_tools_are_written_as_text_for_a_server_that_fails_at_them_but_not_for_one_that_is_down() -> None:
+    for down, takes_tools in ((99, False), (5, True), (8, True)):
+        left = [True] * down
+
+        def play(view: RequestView, left: list[bool] = left, takes_tools: bool = takes_tools) -> Turn:
+            if ("tools" in view.body or takes_tools) and left and left.pop():
+                raise ServerFailed("The engine died.", status=500)
+            return call("read", part=1) if len(view.messages) < 4 else answer("42")
+
+        with serve_script(play, by="question") as server:
+            client = OpenAIClient("m", server.base_url, retry=RetryPolicy(first_wait=0.001))
+            result = Agent(client, [read], answer=Boxed(), home=False).run_sync("Q")
+        assert (result.answer, "tools" in server.requests[-1].json) == ("42", takes_tools)
+        assert 99 - len(left) <= 4 or takes_tools
 
 
 def test_what_a_server_refuses_is_known_to_the_next_process(home: Path) -> None:

@@ -186,8 +186,7 @@ class ServerFailed(TransientModelError):
     """The server failed (5xx), or its response does not follow the protocol.
 
     Attributes:
-        about_request: Whether the server answered this request, if only with an error that it describes. The same
-            request may fail in the same way each time; a server that says nothing is in trouble itself.
+        about_request: Whether the server answered with something that is not a reply. It is likely to do so each time.
     """
 
     def __init__(

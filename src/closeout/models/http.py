@@ -272,10 +272,8 @@ class HTTPClient(BaseClient):
                     self.capabilities = replace(self.capabilities, native_tools=False)
                     raise error
                 found = self._after(ServerRefusal(status, said), client.rules, request, search, on_delta, sent)
-                if search.is_over and isinstance(error, ServerFailed):
-                    error = RequestFailed(str(error), status=error.status, about_request=True)
-                    error.retried = len(sent) > 1
-                    raise error
+                if search.is_over and isinstance(error, ServerFailed):  # it may also be down: the policy decides
+                    raise RequestFailed(str(error), status=error.status, retry_after=error.retry_after)
                 if found is None:
                     raise first if isinstance(error, PermanentModelError) else error
                 client = found

@@ -112,9 +112,6 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, or
     kind, step = _meaning(status)
     if issubclass(kind, ServerFailed | ModelTimeout) and headers.get("x-should-retry") == "false":
         kind = PermanentModelError
-    if kind is ServerFailed:
-        about_request = status == 500 and describes(body)
-        return ServerFailed(f"{told} {step}", status=status, retry_after=wait, about_request=about_request)
     return kind(f"{told} {step}", status=status, retry_after=wait)
 
 
@@ -269,8 +266,6 @@ def error_from_body(value: Any, origin: str) -> ModelError | None:
         return RateLimited(f"{origin} sent an error instead of a reply: {reason}", status=status)
     family, step = _meaning(status)
     told = f"{origin} sent an error instead of a reply: {reason or code or 'no reason given'}. {step}"
-    if family is ServerFailed:
-        return ServerFailed(told, status=status, about_request=status == 500)
     return family(told, status=status)
 
 

@@ -47,7 +47,7 @@ class RetryPolicy:
 
     retries: int = 5
     unreachable_retries: int = 3  # if nothing listens where nothing has answered yet: most often a wrong address
-    failed_retries: int = 2  # if the server says that it failed at the request: the third time it is the request
+    failed_retries: int = 2  # if the server answers with something that is not a reply
     first_wait: float = 1.0
     longest_wait: float = 60.0
     longest_server_wait: float = 300.0

@@ -13,7 +13,16 @@ from typing import Any
 from closeout.codec import json_of_any
 from closeout.compat.history_methods import as_reply, asks_by_methods, complete_by_methods
 from closeout.context.keeper import ContextKeeper, PromptSize, message_size
-from closeout.errors import CostReached, Failure, Interrupted, JournalError, LimitReached, ModelError, ModelTimeout
+from closeout.errors import (
+    CloseoutError,
+    CostReached,
+    Failure,
+    Interrupted,
+    JournalError,
+    LimitReached,
+    ModelError,
+    ModelTimeout,
+)
 from closeout.journal.events import Event, ModelFailed, ModelReplied, ModelRequested, ModelRetried, Noted
 from closeout.journal.recorded import CANCELLED, REPLY_INTERRUPTED
 from closeout.journal.token_record import dump_tokens, load_tokens
@@ -33,6 +42,14 @@ UNPRICED = (
 )
 
 MAX_URL = 2048  # characters of a picture's address in the record of a request; longer ones contain the picture
+
+
+class _GivenUp(CloseoutError):
+    """A request is not sent again, because there is another form of it."""
+
+    def __init__(self, error: ModelError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class ModelCalls:
@@ -70,6 +87,8 @@ class ModelCalls:
         self._prices = scope.prices
         self._price = price_of(client, scope.prices)
         self._budget.tariff = price_of(client, scope.prices, "least_price")
+        # Whether to stop sending a request after an error.
+        self.gives_up: Callable[[ModelError], bool] = lambda _: False
         self.sent = 0  # requests so far: the number of the next one
         self._tokens: tuple[int, ...] = ()  # ids of the last prompt and its reply, if the server states them
         self._warnings: set[str] = set()  # each is noted once
@@ -167,6 +186,8 @@ class ModelCalls:
         call, listener = intent.call, exchange.listener
 
         def retried(note: RetryNote) -> None:
+            if self.gives_up(note.error):
+                raise _GivenUp(note.error)
             self._journal.append(ModelRetried(self._agent, call, str(note.error), wait=note.delay))
             if listener is not None:
                 listener.discard()
@@ -191,6 +212,8 @@ class ModelCalls:
                         await retries.wait(error)
         except (ModelError, CostReached) as error:
             failed: ModelError | CostReached = error
+        except _GivenUp as given_up:
+            failed = given_up.error
         except TimeoutError:
             text = "The time allowed for this run (max_seconds) ran out while the model was writing."
             failed = ModelTimeout(text, usage=self._unfinished(exchange))

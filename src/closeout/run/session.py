@@ -101,7 +101,10 @@ class ModelSession:
         self._keeper = keeper
         self._salvaged_in_a_row = 0
         self._rejected_in_a_row = 0
+        self.calls.gives_up = self._has_other_form
         self._switched = False
+        self._native: Dialect | None = None  # the dialect to return to, if the server fails at tools as text, too
+        self._failed_as_text = False
         self._constraint_refused = False
         self._pictures_refused = False
         self._earlier: Sequence[Message] = ()  # the messages before the task, and as a model without pictures sees them
@@ -142,7 +145,8 @@ class ModelSession:
                 if not self._keeper.shrink(history, info.attempt, "overflow", turns=True):
                     raise
             except (BadRequest, ModelNotFound, ServerFailed) as error:
-                if not (self._leave_out(error) or self._makes_room(error, history, info)):
+                changed = self._try_as_text(error) or self._leave_out(error)
+                if not (changed or self._makes_room(error, history, info)):
                     await self._wait_for_server(error)
             except TransientModelError as error:
                 await self._wait_for_server(error)
@@ -171,6 +175,31 @@ class ModelSession:
         turn.publish(reading)
         return reading
 
+    def _has_other_form(self, error: ModelError) -> bool:
+        """Return whether a server that fails at a request is asked otherwise before it is waited for."""
+        if self._native is not None:
+            return isinstance(error, ServerFailed)
+        return isinstance(error, RequestFailed) and self._may_write_as_text() and not self._constrains
+
+    def _may_write_as_text(self) -> bool:
+        """Return whether tools may be written as text: the server has not taken them in any form."""
+        may = self._plan.may_switch_dialect and not (self._switched or self._failed_as_text or self._tools_taken)
+        return may and bool(self._last_request.tools)
+
+    def _try_as_text(self, error: ModelError) -> bool:
+        """Write the tools as text for a server that fails at them; or natively again, if it fails at the text, too."""
+        if not self._has_other_form(error):
+            return False
+        if self._native is None:
+            self._native = self.dialect
+            self._switch_dialect("cot_chat", "The server may not take these tools", remember=False)
+            self._to_remember = "cot_chat"
+        else:
+            self._warn("Dialect", f"The server fails at text, too; the run continues in {self._native.name}.")
+            self.dialect, self._native, self._to_remember = self._native, None, ""
+            self._switched, self._failed_as_text = False, True
+        return True
+
     def _leave_out(self, error: ModelError) -> bool:
         """Do without what a server refused, each thing once. Returns whether there was anything."""
         if isinstance(error, BadRequest | RequestFailed) and error.status not in NO_ENDPOINT:
@@ -188,8 +217,7 @@ class ModelSession:
             if self._tools_refused:
                 self._switch_dialect("cot_chat", "The server does not take tools")
                 return True
-            may = self._plan.may_switch_dialect and not self._switched
-            if may and self._last_request.tools and not self._tools_taken:  # in no form that the client has tried
+            if self._may_write_as_text():
                 self._switch_dialect("cot_chat", "The server may not take these tools", remember=False)
                 self._to_remember = "cot_chat"
                 return True
@@ -230,6 +258,7 @@ class ModelSession:
     def _note_accepted(self, request: ModelRequest) -> None:
         """Remember what the server has turned out to take."""
         self._tools_taken = self._tools_taken or bool(request.tools)
+        self._native = None
         if self._plan.remember_dialect is not None and self._to_remember:
             self._plan.remember_dialect(self._to_remember)
         self._to_remember = ""
