@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from closeout import (
     Agent,
     Boxed,
+    CheckedRun,
     Choice,
     Event,
     Json,
@@ -167,3 +168,21 @@ async def dependencies_are_of_the_agents_type(context: RunContext) -> None:
     agent.with_deps(Moon("a"))  # type: ignore[arg-type]
     await Agent("openai:x").run("Which?", deps=Tenant("a"))  # type: ignore[arg-type]
     Agent("openai:x", deps_type=Moon, instructions=greet)  # type: ignore[arg-type]
+
+
+def has_a_name(answer: str, run: CheckedRun[None, Moon]) -> str | None:
+    assert_type(run.value, Moon)
+    return None if run.value.name else "Name the moon."
+
+
+def is_of_the_tenant(answer: str, run: CheckedRun[Tenant]) -> str | None:
+    assert_type((run.deps, run.value), tuple[Tenant, Any])
+    return None
+
+
+def a_check_is_for_the_agents_types() -> None:
+    assert_type(Agent("openai:x", answer=Moon, check=has_a_name), Agent[None, Moon])
+    assert_type(Agent("openai:x", answer=Moon, check=[is_of_the_tenant], deps_type=Tenant), Agent[Tenant, Moon])
+    assert_type(Agent("openai:x", check=lambda answer, run: None), Agent)
+    Agent("openai:x", answer=Planet, check=has_a_name)  # type: ignore[arg-type]
+    Agent("openai:x", answer=int, check=is_of_the_tenant, deps_type=Moon)  # type: ignore[arg-type]

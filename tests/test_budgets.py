@@ -713,11 +713,11 @@ async def test_cached_and_reasoning_tokens_are_charged_as_the_vendors_document(h
         patch.setattr(store, "rows", None)  # they are not read again
         assert usage_totals(by=GROUPS) == kept
     first, second = usage_totals(by=["agent", "model", "key"])
-    assert first.group == {"agent": "a", "model": "gpt-5", "key": "team"}
+    assert first.group == {"agent": "a", "model": "openai:gpt-5", "key": "team"}, "as `closeout runs` names it"
     read = first.usage
     assert (read.input_tokens, read.output_tokens, read.cache_read_tokens) == (2006 + 75, 300 + 1186, 1920)
     assert read.cost_usd == pytest.approx(cost_a / 1e6)
-    assert second.group == {"agent": "b", "model": "claude-sonnet-5", "key": "team"}
+    assert second.group == {"agent": "b", "model": "anthropic:claude-sonnet-5", "key": "team"}
     assert second.usage.input_tokens == 2 * (21 + 188_086)
     assert second.usage.cost_usd == pytest.approx(cost_b / 1e6)
     assert spent_in(home)["team"].usd == pytest.approx((cost_a + cost_b) * NANO / 1e6, abs=10)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli_process import here
 from closeout import Agent, tool
 from closeout.errors import UsageError
 from closeout.evaluate import evaluate
 from closeout.evaluate.atif import from_atif, load_atif
-from closeout.evaluate.export import export_trials, write_jsonl
+from closeout.evaluate.export import export_trials, write_export
 from closeout.journal.store import open_store
 from closeout.testing import ScriptedServer, Turn, answer, call, say
 
@@ -87,10 +89,27 @@ def test_a_run_is_an_atif_document_with_system_prompt_tools_and_metrics(home: Pa
     assert document["extra"]["answer"] == "7"
 
 
+def test_trials_are_a_table_and_a_data_set_of_hugging_face(home: Path, tmp_path: Path) -> None:
+    rows, _ = exported(home, "csv")
+    assert write_export(rows, tmp_path / "t.csv", "csv") == 1
+    with (tmp_path / "t.csv").open(encoding="utf-8", newline="") as file:
+        [row] = csv.DictReader(file)
+    assert (row["task_id"], row["question"], row["correct"], float(row["score"])) == ("a", "How far? 多远", "true", 1.0)
+
+    done = here("eval", "export", "x", "--format", "huggingface", "-o", str(tmp_path / "set"))
+    assert (done.code, "1 of 1 trials (finished) written" in done.err) == (0, True)
+    assert (tmp_path / "set" / "README.md").read_text().startswith("---\nconfigs: [{config_name: default, data_files")
+    [record] = map(json.loads, (tmp_path / "set" / "trials.jsonl").read_text("utf-8").splitlines())
+    assert (record["gold"], record["correct"], record["epoch"]) == ("7", True, 1)
+    assert [message["role"] for message in record["messages"]][:3] == ["system", "user", "assistant"]
+    assert {tuple(message) for message in record["messages"]} == {tuple(record["messages"][0])}, "one type for all"
+    assert json.loads(record["tools"])[0]["function"]["name"] == "distance"
+
+
 @pytest.mark.parametrize("rolled_back", [False, True])
 def test_a_document_is_read_back_as_the_same_conversation(home: Path, tmp_path: Path, rolled_back: bool) -> None:
     documents, [whole] = exported(home, "atif", rolled_back=rolled_back)
-    write_jsonl(iter(documents), tmp_path / "t.jsonl")
+    write_export(documents, tmp_path / "t.jsonl")
     (tmp_path / "t.json").write_text(json.dumps(documents[0], indent=1))
     [read] = load_atif(tmp_path / "t.jsonl")
     assert [read] == load_atif(tmp_path / "t.json")

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from cli_process import here
-from closeout import Agent, tool
+from cli_process import here, on_terminal
+from closeout import Agent, Fallback, tool
 from closeout.cli.deciding import ask_at_terminal
 from closeout.cli.run_ids import complete_run_id
 from closeout.errors import JournalLocked, RunNotFound
 from closeout.journal.check import check_home
 from closeout.journal.store import Store, close_stores, open_store
 from closeout.run.waits.waiting import pending_decisions
-from closeout.testing import ScriptedClient, Turn, answer, call
+from closeout.testing import ScriptedClient, Turn, answer, call, serve_script
 
 LONG = "a shared text that is stored apart because it is long. " * 40
 
@@ -83,6 +83,43 @@ def test_approve_without_a_run_lists_what_waits() -> None:
     assert "closeout approve pay-1 r1" in listed
     waiting = here("approve", "--json").json
     assert [(run["run_id"], run["waiting"][0]["id"]) for run in waiting] == [("pay-1", "r1")]
+
+
+def test_a_terminal_of_80_columns_shows_what_a_run_waits_for() -> None:
+    @tool(approval="always")
+    def transfer(amount: int) -> str:
+        """Pay."""
+        return "paid"
+
+    Agent(ScriptedClient([call("transfer", amount=5)]), [transfer]).run_sync("Pay Ada what we owe her for this year.")
+    code, shown = on_terminal("runs", columns=80)
+    assert (code, "approve trans…" in shown) == (0, True)
+    assert "waits for the approval of a call of transfer" in here("runs").out
+
+
+def test_the_agent_is_named_with_a_in_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.yaml").write_text("llm: {provider: openai, model_name: m}\nagent: {tools: [calculate]}\n")
+    monkeypatch.chdir(tmp_path)
+    for command in (("agent", "show"), ("agent", "tools"), ("agent", "upgrade", "--check")):
+        done = [here(*command, *agent) for agent in (("-a", "a.yaml"), ("--agent=a.yaml",))]
+        assert [each.code for each in done] == [0, 0], done[0].err
+        assert done[0].out == done[1].out
+    assert here("agent", "show", "a.yaml").out == here("agent", "show", "-a", "a.yaml").out
+    for command in (("serve",), ("work",), ("eval", "what-if"), ("approvals", "suggest"), ("run", "Go.")):
+        assert "No such option" not in here(*command, "-a", "missing.yaml").err
+
+
+def test_a_model_has_one_name_in_the_list_and_in_the_usage() -> None:
+    async def work() -> None:
+        async with serve_script([answer("red"), answer("blue")]) as server:
+            config = {"llm": {"base_url": server.base_url, "api_key": "k"}}
+            await Agent("openai:m", config=config).run("What colour?")
+            await Agent(Fallback(["openai:m", "openai:n"]), config=config).run("What colour?")
+
+    asyncio.run(work())
+    listed = {run["model"] for run in here("runs", "--json").json}
+    used = {each["model"] for each in here("runs", "usage", "--by", "model", "--json").json}
+    assert (listed, used) == ({"openai:m", "openai:m | openai:n"}, {"openai:m"})
 
 
 def test_calls_that_wait_together_are_one_question(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -411,6 +411,32 @@ async def test_without_the_library_the_extra_is_named(monkeypatch: pytest.Monkey
 # ------------------------------------------------------------------------------------------------ names
 
 
+async def test_tools_of_a_server_are_renamed() -> None:
+    notes = {"name": "notes", "command": sys.executable, "args": [str(SERVERS / "notes.py")]}
+    names = {"read_note": "look_up_note"}
+    async with ToolManager(mcp_servers=[{**notes, "rename": names}], approval={"notes/read_note": "always"}) as manager:
+        specs = {spec.name: spec for spec in manager.specs()}
+        assert ("read_note" in specs, specs["look_up_note"].policy.approval) == (False, "always")
+        outcomes = [
+            await manager.execute_tool_call("notes", name, {"name": "a"}) for name in ("read_note", "look_up_note")
+        ]
+        assert outcomes[0] == {**outcomes[1], "tool_name": "read_note"}, "its own name is known, too"
+    with pytest.raises(
+        UsageError, match=r"rename of the MCP server 'notes' names 'raed', which does not exist\. There are"
+    ):
+        await ToolManager(mcp_servers=[{**notes, "rename": {"raed": "read"}}]).open()
+    for wrong in (["read"], {"read_note": "a b"}, {"read_note": 3}):
+        with pytest.raises(ConfigError, match=r"MCP server 'notes': (rename must map|the new name of a tool has)"):
+            read_servers([{**notes, "rename": wrong}])
+
+
+async def test_an_error_names_a_server_and_its_tool_of_the_same_name_once() -> None:
+    notes = {"name": "read_note", "command": sys.executable, "args": [str(SERVERS / "notes.py")]}
+    with pytest.raises(UsageError) as wrong:
+        await ToolManager(mcp_servers=[notes], blacklist=["raed"]).open()
+    assert str(wrong.value).count("read_note") == 1
+
+
 async def test_a_name_that_several_have_is_told_apart_by_its_server() -> None:
     @tool
     def table() -> str:

@@ -172,6 +172,9 @@ async def test_runs_that_are_executed_or_wait_are_not_deleted(any_home: Home) ->
         with pytest.raises(UsageError, match="--waiting"):
             delete_data("ann", home=home, dry_run=dry_run)
     assert len(delete_data("ann", home=home, waiting=True, dry_run=True).runs) == 1
+    rehearsed = here("data", "delete", "--user", "ann", "--dry-run")
+    assert (rehearsed.code, rehearsed.out) == (2, "r  waiting  Wait.\n")
+    assert "--waiting" in rehearsed.sentence
     other = Store(home)
     try:
         number = other.reopen_run("r")

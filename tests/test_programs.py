@@ -397,6 +397,37 @@ async def test_a_tool_sees_its_run_inside_a_program() -> None:
     assert seen == ["main/r1:program r1\n"]
 
 
+MODULE_USES = """
+import collections, csv, datetime, decimal, functools, itertools, json, math, random, re
+import statistics
+from statistics import median as middle
+print(statistics.mean([1, 2, 6]), middle([5, 1, 3]), round(statistics.stdev([1, 2, 3, 4]), 4))
+print([statistics.mean(group) for group in ([1, 3], [2.0, 5])], list(itertools.pairwise([1, 2, 3])))
+print(collections.Counter("abca").most_common(1), math.prod([2, 3]), json.dumps({"a": 1}), re.findall("[0-9]", "a1b2"))
+try:
+    statistics.mean([])
+except ValueError as error:
+    print(error)
+"""
+
+
+async def test_a_program_has_the_modules_that_the_prompt_names() -> None:
+    model = ScriptedClient([block(MODULE_USES), block("import numpy"), block("final_answer(1)")])
+    result = await Agent(model, [search], dialect="code", home=False).run("Count.")
+    prompt = str(model.requests[0].messages[0]["content"])
+    assert (
+        "the modules collections, csv, datetime, decimal, functools, itertools, json, math, random, re, statistics"
+        in prompt
+    )
+    shown = [str(message["content"]) for message in model.requests[-1].messages]
+    assert shown[3].splitlines() == [
+        "Result:", "3 3 1.291", "[2, 3.5] [(1, 2), (2, 3)]", "[('a', 2)] 6 {\"a\": 1} ['1', '2']",
+        "mean requires at least one data point",
+    ]  # fmt: skip
+    assert "No module named 'numpy'\nThere are the modules collections, csv, " in shown[5]
+    assert result.answer == "1"
+
+
 async def test_the_same_program_twice_is_a_circle() -> None:
     result, _, _ = await run([block("search('a')")] * 40, max_turns=40)
     assert (result.status, result.stop_reason) == ("unanswered", "loop")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import subprocess
 import sys
 from importlib import import_module
@@ -52,7 +53,7 @@ def test_names_are_sorted_and_listed_once() -> None:
 def test_every_name_is_there_and_its_module_says_so(name: str) -> None:
     value = getattr(closeout, name)
     home = import_module(f"closeout.{HOMES[name]}")
-    assert value is getattr(home, name)
+    assert value is (home if HOMES[name] == name else getattr(home, name))
     assert name in home.__all__
     assert callable(value) is False or value.__doc__, "what can be called is described"
 
@@ -76,6 +77,16 @@ def test_dir_shows_them_and_a_wrong_name_is_an_attribute_error() -> None:
     assert set(closeout.__all__) <= set(dir(closeout))
     with pytest.raises(AttributeError, match="no attribute 'Agnet'"):
         _ = closeout.Agnet
+
+
+def test_the_package_evaluate_is_called_as_its_function() -> None:
+    for code in (
+        "from closeout import evaluate",
+        "from closeout.evaluate import compare; import closeout; evaluate = closeout.evaluate",
+    ):
+        asked = f"{code}\nassert callable(evaluate) and evaluate.compare and evaluate.evaluate, evaluate"
+        subprocess.run([sys.executable, "-c", asked], check=True)
+    assert inspect.signature(closeout.evaluate) == inspect.signature(closeout.evaluate.evaluate)
 
 
 def test_a_former_name_warns_at_the_line_that_uses_it_and_gives_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         ToolError,
         UsageError,
     )
+    from closeout.evaluate.evaluation import evaluate
     from closeout.file_values import File
     from closeout.fleet.legs import Leg
     from closeout.fleet.made_deps import ClientRequest
@@ -273,6 +274,7 @@ __all__ = [
     "decode",
     "delete_data",
     "encode",
+    "evaluate",
     "export_data",
     "extract_boxed",
     "extract_failure_experience_summary",
@@ -340,6 +342,7 @@ _HOMES = {
         "ToolError",
         "UsageError",
     ),
+    "evaluate": ("evaluate",),
     "file_values": ("File",),
     "journal.events": (
         "AnswerSeen",

@@ -242,7 +242,7 @@ class Agent(Generic[Deps, Value]):
         format_observation: Callable[[ToolOutput], str] | None = None,
         context: ContextPolicy | None = None,
         strategy: Strategy | None = None,
-        check: CheckFunction | Check | Sequence[CheckFunction | Check] | None = None,
+        check: CheckFunction[Deps, Value] | Check | Sequence[CheckFunction[Deps, Value] | Check] | None = None,
         deps_type: type[Deps] | None = None,
         handoffs: Sequence[Agent[Any, Any] | Handoff] = (),
         secrets: Sequence[Secret] = (),

@@ -18,7 +18,7 @@ def lazy_names(
 
     Args:
         package: The package's `__name__`.
-        homes: Its modules, relative to the package, and the public names that each one has.
+        homes: Its modules, relative to the package, and the public names that each one has; a module may name itself.
         renamed: Former names, each with its name now and the version that no longer has the old one. Using one
             raises a DeprecationWarning (docs/versions.md).
     """
@@ -35,7 +35,8 @@ def lazy_names(
             return getattr(sys.modules[package], new)
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{modules[name]}"), name)
+        module = import_module(f"{package}.{modules[name]}")
+        value = module if modules[name] == name else getattr(module, name)
         setattr(sys.modules[package], name, value)
         return value
 

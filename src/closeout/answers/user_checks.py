@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
+from closeout.answers.reading import Value
 from closeout.answers.sources import Evidence, sources_of
 from closeout.errors import UsageError
 from closeout.journal.store import Row
@@ -42,8 +43,8 @@ class CheckedCall:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckedRun(Generic[Deps]):
-    """A run as its checks see it. `CheckedRun[Shop]` names the type of `deps`.
+class CheckedRun(Generic[Deps, Value]):
+    """A run as its checks see it. `CheckedRun[Shop, Invoice]` names the types of `deps` and `value`.
 
     Attributes:
         task: The task.
@@ -58,7 +59,7 @@ class CheckedRun(Generic[Deps]):
     """
 
     task: str
-    value: Any
+    value: Value
     calls: tuple[CheckedCall, ...]
     program: str | None
     run_id: str
@@ -67,13 +68,18 @@ class CheckedRun(Generic[Deps]):
     state: Mapping[str, Any] = field(default_factory=dict)
     read_rows: Callable[[], Sequence[Row]] = field(default=tuple, repr=False, compare=False)
 
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, types: Any) -> Any:  # type variables have defaults from Python 3.13 on only
+            return super().__class_getitem__(types if isinstance(types, tuple) else (types, Any))
+
     @cached_property
     def sources(self) -> Mapping[str, Evidence]:
         """The results that an answer may quote, by handle: of this attempt and earlier ones, also of sub-agents."""
         return sources_of(self.read_rows())
 
 
-CheckFunction: TypeAlias = Callable[[str, CheckedRun[Any]], str | Awaitable[str | None] | None]
+CheckFunction: TypeAlias = Callable[[str, CheckedRun[Deps, Value]], str | Awaitable[str | None] | None]
 """Returns one or two sentences for the model that say what is wrong with the answer, or None. May be async."""
 
 

@@ -18,7 +18,7 @@ agent_app = typer.Typer(cls=CommandGroup, help="Look at an agent.", no_args_is_h
 @agent_app.command("show")
 @guarded
 def show(
-    agent: Annotated[str | None, typer.Argument(help="FILE.yaml or package.module:agent")] = None,
+    agent: Annotated[str | None, typer.Argument(help="FILE.yaml or package.module:agent; or -a AGENT")] = None,
     model: Model = None,
     mcp: Mcp = None,
     tools: Tools = None,

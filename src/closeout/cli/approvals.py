@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from closeout.cli.exits import OK, UNANSWERED, guarded
+from closeout.cli.exits import OK, UNANSWERED, CommandGroup, guarded
 from closeout.cli.option_types import Json, Profile, Settings
 
 if TYPE_CHECKING:
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["approvals_app"]
 
 approvals_app = typer.Typer(
-    help="Learn from what people decided on calls.", no_args_is_help=True, rich_markup_mode=None
+    cls=CommandGroup, help="Learn from what people decided on calls.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
 @approvals_app.command("suggest")
 @guarded
 def suggest(
-    name: Annotated[str | None, typer.Argument(metavar="[AGENT]", help="Only runs of the agent with this name")] = None,
+    agent: Annotated[str | None, typer.Argument(help="Only runs of the agent with this name; or -a NAME")] = None,
     config: Settings = None,
     profile: Profile = None,
     json: Json = False,
@@ -41,7 +41,7 @@ def suggest(
     from closeout.tools.approval_rules import read_rules
     from closeout.visible import visible
 
-    made = _decisions(name)
+    made = _decisions(agent)
     rules = read_rules(read_settings(tuple(config or ()), profile).tools.approved)
     contradicted = [
         (rule, each)

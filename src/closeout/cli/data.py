@@ -102,7 +102,7 @@ def list_data(
     json: Json = False,
 ) -> int:
     """List the runs, sessions and budget counters of a person or of a session."""
-    from closeout.cli.terminal import amount, one_line, print_json
+    from closeout.cli.terminal import amount, print_json
     from closeout.fleet.personal_data import find_data
     from closeout.visible import visible
 
@@ -111,13 +111,20 @@ def list_data(
     if json:
         print_json(data.to_dict())
         return OK
-    for run in data.runs:
-        print(visible(f"{run.run_id}  {run.status}  {one_line(run.task, 80)}"))
+    _print_runs(data)
     parts = [amount(len(data.runs), "run"), amount(len(data.sessions), "session")]
     parts += [f"budget {key}" for key in data.budget_keys]
     print(visible(", ".join(parts)), file=sys.stderr)
     _note_others(data)
     return OK
+
+
+def _print_runs(data: PersonalData) -> None:
+    from closeout.cli.terminal import one_line
+    from closeout.visible import visible
+
+    for run in data.runs:
+        print(visible(f"{run.run_id}  {run.status}  {one_line(run.task, 80)}"))
 
 
 @data_app.command("export")
@@ -152,14 +159,16 @@ def delete(
     leave_others: Annotated[
         bool, typer.Option("--leave-others", help="Leave the runs of others that repeat what the person said")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
     json: Json = False,
 ) -> int:
     """Delete the data: runs with all texts, search words, signals, and the counters of the person's budget."""
     from closeout.cli.terminal import amount, confirmed, print_json
-    from closeout.fleet.personal_data import delete_data
+    from closeout.fleet.personal_data import delete_data, find_data
 
+    if dry_run and not json:
+        _print_runs(find_data(user, session=session))
     data = delete_data(user, session=session, waiting=waiting, leave_others=leave_others, dry_run=True)
     _warn_of_nothing(data)
     what = amount(len(data.runs), "run")

@@ -361,8 +361,8 @@ def retry_(
 @guarded
 def export(
     name: Name,
-    output: Annotated[str, typer.Option("--output", "-o", help="The JSONL file to write")],
-    format: Annotated[str, typer.Option(help="openai, chatml, tokens, atif or rows")] = "openai",  # noqa: A002
+    output: Annotated[str, typer.Option("--output", "-o", help="The file to write; of huggingface the folder")],
+    format: Annotated[str, typer.Option(help="openai, chatml, tokens, atif, rows, csv or huggingface")] = "openai",  # noqa: A002
     which: Annotated[str, typer.Option(help="finished, answered or correct trials")] = "finished",
     rolled_back: Annotated[bool, typer.Option(help="Include rolled-back replies, marked")] = False,
     scorer: Annotated[str, typer.Option("--scorer", help="Whose scores decide what is correct")] = "",
@@ -372,7 +372,7 @@ def export(
     from pathlib import Path
 
     from closeout.config import home_folder
-    from closeout.evaluate.export import export_trials, write_jsonl
+    from closeout.evaluate.export import export_trials, write_export
     from closeout.evaluate.report import load_report
     from closeout.evaluate.token_samples import SampleCount
     from closeout.journal.readonly import open_to_read
@@ -382,7 +382,7 @@ def export(
         choice: Any = {"form": format, "which": which}
         count = SampleCount()
         records = export_trials(report, store, rolled_back=rolled_back, **choice)
-        number = write_jsonl(count.of(records) if format == "tokens" else records, Path(output))
+        number = write_export(count.of(records) if format == "tokens" else records, Path(output), format)
     what = f"{count}, " if format == "tokens" else f"{number:,} of {len(report.trials):,} trials ({which}) "
     print(f"{what}written to {output}.", file=sys.stderr)
     return OK

@@ -107,6 +107,13 @@ class CommandGroup(TyperGroup):
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        params = [] if command is None else command.params
+        if any(each.name == "agent" and each.param_type_name == "argument" for each in params):
+            rest = _agent_first(rest)
+        return name, command, rest
+
     def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
         arguments = list(sys.argv[1:] if args is None else args)
         try:
@@ -117,6 +124,16 @@ class CommandGroup(TyperGroup):
                 _configure_streams()
                 _print_object(_failure(message(), "UsageError"))
             raise
+
+
+def _agent_first(args: list[str]) -> list[str]:
+    """Move the agent of `-a AGENT` to the front, for commands whose first argument it is."""
+    for place, arg in enumerate(args):
+        if arg in ("-a", "--agent") and args[place + 1 :]:
+            return [args[place + 1], *args[:place], *args[place + 2 :]]
+        if arg.startswith("--agent="):
+            return [arg.partition("=")[2], *args[:place], *args[place + 1 :]]
+    return args
 
 
 def _wants_json(arguments: list[str]) -> bool:

@@ -229,7 +229,7 @@ def resume(
 @agent_app.command("upgrade")
 @guarded
 def upgrade(
-    agent: Annotated[str, typer.Argument(help="FILE.yaml or package.module:agent: the new version")],
+    agent: Annotated[str, typer.Argument(help="FILE.yaml or package.module:agent: the new version; or -a AGENT")],
     run_ids: Annotated[list[str] | None, typer.Argument(metavar="[RUN_ID]…", help="Only these runs")] = None,
     check: Annotated[bool, typer.Option("--check", help="Says what the command does, also without it")] = True,
     on_change: OnChange = None,
@@ -249,7 +249,7 @@ def upgrade(
 @eval_app.command("what-if")
 @guarded
 def what_if(
-    agent: Annotated[str, typer.Argument(help="FILE.yaml or package.module:agent: the candidate")],
+    agent: Annotated[str, typer.Argument(help="FILE.yaml or package.module:agent: the candidate; or -a AGENT")],
     run_ids: Annotated[list[str] | None, typer.Argument(metavar="[RUN_ID]…", help="Only these runs")] = None,
     last: Annotated[int, typer.Option(help="The newest ended runs of agents of this name", min=1)] = 100,
     model: Model = None,
@@ -549,7 +549,8 @@ def tools(
 @guarded
 def serve(
     agent: Annotated[
-        str | None, typer.Argument(help="FILE.yaml or package.module:agent; without it, the options say what it is")
+        str | None,
+        typer.Argument(help="FILE.yaml or package.module:agent, or -a AGENT; without it, the options say what it is"),
     ] = None,
     model: Model = None,
     base_url: BaseUrl = None,
@@ -635,7 +636,7 @@ def serve(
 @app.command()
 @guarded
 def work(
-    agent: Annotated[str, typer.Argument(help="FILE.yaml or package.module:agent")],
+    agent: Annotated[str, typer.Argument(help="FILE.yaml or package.module:agent; or -a AGENT")],
     model: Model = None,
     base_url: BaseUrl = None,
     config: Settings = None,

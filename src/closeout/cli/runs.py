@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -48,6 +48,9 @@ from closeout.journal.totals import RunTotals
 
 __all__ = ["list_runs", "print_difference", "show_run"]
 
+if TYPE_CHECKING:
+    from closeout.run.waits.waiting import PendingDecision
+
 SHOWN_DIFFERENCE = 400  # characters of a value that differs
 
 STYLES = {
@@ -85,7 +88,9 @@ def list_runs(limit: int, wanted: RunFilter, *, as_json: bool) -> int:
     with open_to_read(home_folder()) as store:
         found = list(islice(wanted.select(store), min(limit, sys.maxsize - 1) + 1))
         records = found[:limit]
-        waits = {} if as_json else {each.run_id: _waits(store, each) for each in records if each.status == "waiting"}
+        waiting = [] if as_json else [each for each in records if each.status == "waiting"]
+        brief = bool(waiting) and make_console().is_terminal
+        waits = {each.run_id: _waits(store, each, brief=brief) for each in waiting}
         begun = [store.beginning(each.run_id) for each in records]
     names = [("", "") if each is None else (each.name, ", ".join(sorted(persons_of(each)))) for each in begun]
     if as_json:
@@ -138,11 +143,22 @@ def _print_table(console: Console, columns: Sequence[Column], rows: Sequence[Seq
         console.print(line)
 
 
-def _waits(store: Store, record: RunRecord) -> str:
+def _waits(store: Store, record: RunRecord, *, brief: bool) -> str:
     from closeout.run.waits.waiting import awaited, pending_decisions
 
     pending = pending_decisions(store.rows(record.run_id))
-    return f"waits for {', '.join(map(awaited, pending))}" if pending else "decided, can be resumed"
+    if not pending:
+        return "decided, can be resumed"
+    return ", ".join(map(_brief_wait, pending)) if brief else f"waits for {', '.join(map(awaited, pending))}"
+
+
+def _brief_wait(pending: PendingDecision) -> str:
+    """What a run waits for, in the 15 characters that a terminal of 80 columns has left."""
+    if pending.kind == "timer":
+        return time.strftime("%m-%d %H:%M", time.localtime(pending.expires))
+    if pending.kind == "signal":
+        return f"signal {' or '.join(pending.signals)}"
+    return {"approval": f"approve {pending.tool}", "login": f"log in to {pending.tool}"}.get(pending.kind, "a question")
 
 
 def _run_cells(record: RunRecord, waits: str) -> list[Cell]:

@@ -9,6 +9,7 @@ from closeout.dialects.constrain import PROGRAM_GRAMMAR
 from closeout.dialects.function_call import NOT_RUN
 from closeout.dialects.functions import (
     FINAL_ANSWER,
+    MODULES,
     RUN_PROGRAM,
     answer_function,
     answer_stub,
@@ -72,6 +73,7 @@ class Code(TextChat):
             "code",
             instruction=view.instructions,
             functions=stubs(view.tools),
+            modules=MODULES,
             final_answer=_answer_form(view),
             examples=self._program_examples(view.tools) if examples else "",
         )

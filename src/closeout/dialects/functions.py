@@ -13,6 +13,7 @@ from closeout.messages import ToolCall, ToolSpec
 
 __all__ = [
     "FINAL_ANSWER",
+    "MODULES",
     "RUN_PROGRAM",
     "answer_function",
     "answer_stub",
@@ -34,11 +35,13 @@ _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool
 _ANY_ANSWER: dict[str, Any] = {"type": "object", "properties": {"answer": {}}, "required": ["answer"]}
 _LONGEST_LITERAL = 200  # characters of an enumeration that a signature shows
 
+MODULES = "collections, csv, datetime, decimal, functools, itertools, json, math, random, re, statistics"
+"""The modules of the standard library that a model is told of."""
 
-DESCRIPTION = """Run a Python program in a sandbox and return what it prints, and the value of its last line.
+DESCRIPTION = f"""Run a Python program in a sandbox and return what it prints, and the value of its last line.
 
-Variables keep their values from one program to the next. There are no files, no network and no packages beyond a part
-of the standard library. The program can call these functions, which return plain values:
+Variables keep their values from one program to the next. There are the modules {MODULES};
+no files, no network and no other packages. The program can call these functions, which return plain values:
 
 """
 

@@ -1,11 +1,13 @@
 """Evaluate agents on datasets: trials, scoring, statistics, reports.
 
-from closeout.evaluate import evaluate
+from closeout import evaluate  # the package can be called: evaluate(agent, tasks)
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from closeout.lazy_names import lazy_names
 
@@ -60,3 +62,19 @@ _HOMES = {
 }
 
 __getattr__ = lazy_names(__name__, _HOMES)
+
+
+class _Package(ModuleType):
+    """The package, which can be called as its function `evaluate`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.evaluate(*args, **kwargs)
+
+    @property
+    def __signature__(self) -> Any:
+        from inspect import signature
+
+        return signature(self.evaluate)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from closeout.evaluate.report import EvalReport
     from closeout.evaluate.trials import Trial
 
-__all__ = ["ExportFormat", "Which", "chatml", "conversation", "export_trials"]
+__all__ = ["ExportFormat", "Which", "chatml", "conversation", "export_trials", "write_export"]
 
-ExportFormat = Literal["openai", "chatml", "tokens", "atif", "rows"]
+ExportFormat = Literal["openai", "chatml", "tokens", "atif", "rows", "csv", "huggingface"]
 Which = Literal["correct", "answered", "finished"]
 
 
@@ -52,7 +53,8 @@ def export_trials(
         form: "openai": `messages`, each with `loss`, and with `tokens` as far as the server stated them; "chatml":
             `text`, and `spans` of characters to learn; "tokens": `input_ids` and `loss_mask`, several records for a
             trial whose prompts do not extend each other; "atif": documents of Harbor's format, with the system prompt
-            and the tools; "rows": the flat records of `report.rows()`.
+            and the tools; "rows" and "csv": the flat records of `report.rows()`; "huggingface": records whose fields
+            have the same types in all, as Arrow wants them: what can be any JSON value is text.
         which: Trials that are right, that answered, or that have ended.
         rolled_back: Include rolled-back replies, marked, with no loss. Otherwise they are left out.
         agent: The agent whose system prompt and tools are included. Defaults to those of the record, which a run in a
@@ -66,8 +68,9 @@ def export_trials(
         raise UsageError(f"The format is one of {forms}; the choice is one of {choices}.")
     chosen = [trial for trial in report.trials if _is_chosen(report, trial, which)]
     runs = {trial.run_id for trial in chosen}
-    if form == "rows":
-        yield from (row for row in report.rows() if row["run_id"] in runs)
+    flat = {row["run_id"]: row for row in report.rows() if row["run_id"] in runs}
+    if form in ("rows", "csv"):
+        yield from flat.values()
         return
     head = {} if agent is None else _head_of(agent)
     for trial in chosen:
@@ -91,21 +94,63 @@ def export_trials(
             messages = conversation(rows, rolled_back=rolled_back)
             found_head = head or _recorded_head(rows, messages)
             messages = [*found_head["system"], *messages]
-            if form == "openai":
+            if form == "huggingface":
+                yield _typed_record(flat[trial.run_id], messages, found_head["tools"])
+            elif form == "openai":
                 tools = {"tools": found_head["tools"]} if found_head["tools"] else {}
                 yield {"messages": messages, **tools, **about}
             else:
                 yield {**chatml(messages), **about}
 
 
-def write_jsonl(records: Iterator[Mapping[str, Any]], path: Path) -> int:
-    """Write records as lines of JSON, and return how many there were."""
+_DATA_CARD = "---\nconfigs: [{config_name: default, data_files: trials.jsonl}]\n---\n"
+
+
+def write_export(records: Iterable[Mapping[str, Any]], path: Path, form: str = "openai") -> int:
+    """Write records and return how many there were.
+
+    Args:
+        records: The records.
+        path: The file; of "huggingface" the folder, which `datasets.load_dataset` reads.
+        form: "csv", "huggingface", or another form of `export_trials`, whose records are lines of JSON.
+    """
+    if form == "csv":
+        listed = [{name: _as_text(value) for name, value in record.items()} for record in records]
+        with path.open("w", encoding="utf-8", newline="") as file:
+            table = csv.DictWriter(file, dict.fromkeys(name for record in listed for name in record))
+            table.writeheader()
+            table.writerows(listed)
+        return len(listed)
+    if form == "huggingface":
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "README.md").write_text(_DATA_CARD, "utf-8")
+        path = path / "trials.jsonl"
     number = 0
     with path.open("w", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
             number += 1
     return number
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _typed_record(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], tools: Any) -> dict[str, Any]:
+    """Return a flat record and its conversation with the same type in each field, whatever the tasks have."""
+    record: dict[str, Any] = {
+        name: _as_text(value) if name == "gold" or not isinstance(value, int | float | None) else value
+        for name, value in row.items()
+    }
+    record["messages"] = [
+        {name: _as_text(each.get(name)) for name in ("role", "content", "reasoning_content", "tool_call_id")}
+        | {"tool_calls": each.get("tool_calls") or [], "loss": bool(each.get("loss"))}
+        for each in messages
+    ]
+    return {**record, "tools": _as_text(tools)}
 
 
 def _is_chosen(report: EvalReport, trial: Trial, which: Which) -> bool:

@@ -87,6 +87,7 @@ class RunUsage:
         self._user = ""
         self._keys: dict[str, set[str]] = {"main": set()}
         self._models: dict[str, str] = {"main": model}
+        self._asked: dict[str, str] = {}  # of agents with a Fallback: the model that replied last
         self._names = {"main": ""}
         self._requests: dict[_Group, tuple[UsageSum, list[int]]] = {}
         # Calls, failures, seconds, tokens of results.
@@ -101,8 +102,8 @@ class RunUsage:
             self._keys[event.agent] = _keys_of(event.agent, self._keys) | set(event.budget)
             self._models[event.agent], self._names[event.agent] = event.model, event.name
         elif isinstance(event, ModelReplied | ModelFailed) and event.usage:
-            if isinstance(event, ModelReplied) and event.model:
-                self._models[event.agent] = event.model
+            if isinstance(event, ModelReplied) and event.model in self._model_of(event.agent).split(" | "):
+                self._asked[event.agent] = event.model  # whatever else the server calls it
             total, unpriced = self._requests.setdefault(self._group(event.agent, at), (UsageSum(), [0]))
             usage = Usage(**event.usage)
             if usage.cost_usd is None:
@@ -120,7 +121,10 @@ class RunUsage:
     def _group(self, path: str, at: float) -> _Group:
         day = datetime.fromtimestamp(at, UTC).date().isoformat()
         name = self._names.get(path) or path.rpartition(":")[2]
-        return day, tuple(sorted(_keys_of(path, self._keys))), self._models.get(path, self._model), name
+        return day, tuple(sorted(_keys_of(path, self._keys))), self._asked.get(path) or self._model_of(path), name
+
+    def _model_of(self, path: str) -> str:
+        return self._models.get(path, self._model)
 
     def _add_call(self, name: str, path: str, at: float, *numbers: float) -> None:
         sums = self._tools.setdefault((self._group(path, at), name), [0.0] * 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextvars import ContextVar
 from copy import copy
@@ -475,10 +476,14 @@ class ToolManager:
         Raises:
             UsageError: A name matches nothing. The call that it should stop would be made.
         """
+        known = {LOCAL: self._own_names, **self._listed_names}
+        for config in self.servers:
+            for name in config.rename:
+                if name not in known.get(config.name, config.rename):
+                    raise _no_tool(f"rename of the MCP server {config.name!r}", name, known[config.name])
         if self._shares_policies:
             return
         servers = {server.name for server in self._servers}
-        known = {LOCAL: self._own_names, **self._listed_names}
         is_complete = servers <= known.keys()
         for entry in sorted(self._blacklist):
             server, _, tool = entry.partition("/")
@@ -504,15 +509,16 @@ class ToolManager:
 
     def _name_all(self) -> None:
         routes = dict(self._local)
-        offered = [(server, spec) for server in self._servers for spec in self._offers.get(server.name, ())]
-        counts: dict[str, int] = {}
+        offered = [
+            (server, spec, _wire_name(server.config.rename.get(spec.name, spec.name)))
+            for server in self._servers
+            for spec in self._offers.get(server.name, ())
+        ]
+        counts = Counter(name for *_, name in offered)
         collisions: dict[str, list[str]] = {}
-        for _, spec in offered:
-            counts[_wire_name(spec.name)] = counts.get(_wire_name(spec.name), 0) + 1
-        for server, spec in offered:
-            name = _wire_name(spec.name)
+        for server, spec, name in offered:
             if counts[name] > 1 or name in self._local:
-                name = _wire_name(f"{server.name}-{spec.name}")
+                name = _wire_name(f"{server.name}-{name}")
             if name in routes and routes[name].name != spec.name:  # two names that differ in what no API accepts
                 name = f"{name[: _NAME_LENGTH - 9]}-{hashlib.sha256(spec.name.encode()).hexdigest()[:8]}"
             if name in routes:
@@ -539,7 +545,7 @@ class ToolManager:
 
 def _no_tool(setting: str, entry: str, names: Iterable[str]) -> UsageError:
     return UsageError(
-        f"{setting} names {entry!r}, which does not exist. There are: {', '.join(sorted(names)) or 'none'}."
+        f"{setting} names {entry!r}, which does not exist. There are: {', '.join(sorted({*names})) or 'none'}."
     )
 
 

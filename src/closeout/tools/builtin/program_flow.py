@@ -40,7 +40,7 @@ _ERRORS = frozenset(
 )
 _KNOWN = _PLAIN | _BUILDING | _LAZY | _ERRORS | {"print"}
 # Modules in which every function computes from its arguments alone; the run fixes the clock.
-_MODULES = frozenset({"datetime", "json", "math", "re", "time", "typing"})
+_MODULES = frozenset({"datetime", "json", "math", "re", "statistics", "time", "typing"})
 # Methods that change nothing.
 _READING = frozenset({
     "capitalize", "casefold", "center", "copy", "count", "date", "decode", "difference", "encode", "end",

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, answer_function, call_form, stubs, takes_any
+from closeout.dialects.functions import FINAL_ANSWER, MODULES, RUN_PROGRAM, answer_function, call_form, stubs, takes_any
 from closeout.errors import UsageError
 from closeout.file_values import NO_FILES, FileView
 from closeout.messages import Repair, ToolSpec
@@ -31,6 +31,7 @@ from closeout.repair.names import resolve_tool_name
 from closeout.results.normal import normalise
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput
 from closeout.tools.builtin.program_flow import CallSite, ProgramFlow
+from closeout.tools.builtin.program_modules import MODULE_FUNCTIONS, external_modules, value_of
 from closeout.tools.builtin.work_folder import FilesLeft
 from closeout.tools.executor import CallOutcome
 from closeout.tools.flow import CallLabels
@@ -273,7 +274,7 @@ class ProgramExecution:
             self._note_flow(code)
             raise
         while getattr(snapshot, "function_name", "") == "import_stubs":  # the type checker asks for other modules
-            snapshot = await snapshot.resume({"return_value": {}})
+            snapshot = await snapshot.resume_auto()
         self._note_flow(code)
         return snapshot
 
@@ -368,6 +369,8 @@ class ProgramExecution:
     async def _with_files(self, snapshot: Any) -> AsyncSnapshot:
         """Do what the program wants of its files. It gets nothing else of a system."""
         name = str(snapshot.function_name)
+        if name == "import":
+            return await snapshot.resume_auto()
         if name != "open" and not name.startswith("Path."):
             return await snapshot.resume_not_handled()
         self._file_steps += 1
@@ -404,6 +407,10 @@ class ProgramExecution:
         name = snapshot.function_name
         if name == FINAL_ANSWER:
             return self._take_answer(snapshot.args, snapshot.kwargs)
+        if name in MODULE_FUNCTIONS:
+            if _is_huge([*snapshot.args, snapshot.kwargs]):
+                return {"exception": ValueError(f"The arguments of {name}() {_TOO_LONG}")}
+            return value_of(name, snapshot.args, snapshot.kwargs)
         name = name if name in self._functions else self._function_for(name)
         if name is None:
             listed = ", ".join(self._functions) or "none"
@@ -538,6 +545,8 @@ def _traceback(error: MontyRuntimeError) -> str:
 
 def _advice(error: BaseException, code: str) -> str:
     """Return what the model can do about an error that Python would not raise."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"\nThere are the modules {MODULES}."
     tree = parse_python(code)
     deletes = tree is not None and any(isinstance(node, ast.Delete) for node in ast.walk(tree))
     if isinstance(error, MemoryError) or (isinstance(error, NotImplementedError) and deletes):
@@ -640,6 +649,7 @@ class ProgramSandbox:
                 type_check=True,
                 type_check_stubs=_STUB_HEAD + stubs(functions.values(), documented=False),
                 type_check_format="concise",
+                external_modules=external_modules(),
                 # The same at every execution, so that a program that was interrupted does the same again.
                 os_policy={
                     "datetime": moment,

@@ -28,7 +28,7 @@ START_SECONDS = 60.0
 MOST_SECONDS = 10_000.0  # a larger timeout in another client's configuration is in milliseconds
 _KEYS = (
     "name", "command", "args", "env", "cwd", "url", "headers", "transport", "timeout", "start_timeout", "required",
-    "auth", "elicitation", "sampling", "roots", "resources", "tasks",
+    "auth", "elicitation", "sampling", "roots", "resources", "tasks", "rename",
 )  # fmt: skip
 _URL_KEYS = ("url", "httpUrl", "serverUrl")
 _SERVER_LISTS = ("mcpServers", "servers", "mcp_servers")
@@ -54,7 +54,7 @@ class McpServerConfig:
     A run does not begin without a `required` server. `elicitation` says who answers the server's questions; with
     `sampling` it may ask the agent's model; `roots` are the file URIs that it may work in, None if it is not told; with
     `resources` two tools list and read its resources; with `tasks` it may answer a call with a task, and "leave"
-    suspends the run while the server works on it.
+    suspends the run while the server works on it; `rename` has other names for its tools.
     """
 
     name: str
@@ -74,6 +74,7 @@ class McpServerConfig:
     roots: tuple[str, ...] | None = None
     resources: bool = False
     tasks: bool | Literal["leave"] = False
+    rename: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def may_ask(self) -> bool:
@@ -256,6 +257,7 @@ def _from_mapping(entry: Mapping[str, Any], name: str, shown: str, *, is_foreign
         roots=_roots(fields.get("roots"), shown),
         resources=_flag(fields.get("resources"), "resources", shown, default=False),
         tasks=_tasks(fields.get("tasks"), shown),
+        rename=_names(fields.get("rename"), shown),
     )
 
 
@@ -339,6 +341,18 @@ def _tasks(value: Any, shown: str) -> bool | Literal["leave"]:
     if value != "leave":
         raise ConfigError(f"MCP server {shown!r}: tasks must be true, false or leave, got {value!r:.80}.")
     return "leave"
+
+
+def _names(value: Any, shown: str) -> dict[str, str]:
+    """New names of tools, by the names that the server has for them."""
+    if not isinstance(value, Mapping | None):
+        raise ConfigError(f"MCP server {shown!r}: rename must map names of tools to new names, got {value!r:.80}.")
+    for name in (value or {}).values():
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+            raise ConfigError(
+                f"MCP server {shown!r}: the new name of a tool has 1 to 64 letters, digits, _ and -, got {name!r:.80}."
+            )
+    return {str(name): new for name, new in (value or {}).items()}
 
 
 def _flag(value: Any, key: str, shown: str, *, default: bool = True) -> bool:
