@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, Boxed, tool
+from closeout import Agent, Boxed, ToolOutput, tool
 from closeout.errors import AuthenticationFailed, BadRequest, RequestFailed, ServerFailed
 from closeout.messages import Message, ModelRequest, ToolSpec, Usage
 from closeout.models.anthropic import AnthropicClient
@@ -384,6 +384,34 @@ def test_a_server_that_takes_tools_in_no_form_gets_them_as_text_and_is_remembere
         refused.clear()
         assert ask(server.base_url).status == "failed"
         assert "tools" in server.requests[-len(refused)].json  # nothing wrong was remembered
+
+
+def test_of_several_new_tools_none_is_left_out_if_the_server_refuses_one_without_naming_it() -> None:
+    @tool(read_only=True)
+    def log_in() -> ToolOutput:
+        """Log in."""
+        return ToolOutput(result="in", state_update={"account": "ann"})
+
+    def look_up(part: int) -> str:
+        """Look up a part."""
+        return f"{part} in stock"
+
+    names = ("ledger", "orders", "prices", "stock")
+    later = [tool(look_up, name=name, read_only=True, needs_state="account") for name in names]
+    refused: list[str] = []
+
+    def play(view: RequestView) -> Turn | Any:
+        if "stock" in str(view.body.get("tools")):
+            refused.append(VAGUE)
+            raise BadRequest(VAGUE, status=400)
+        return (call("log_in"), call("stock", part=7), answer("42"))[min(view.turn, 3) - 1]
+
+    with serve_script(play, by="question") as server:
+        agent = Agent("openai:m", [log_in, *later], base_url=server.base_url, api_key="k", answer=Boxed(), home=False)
+        result = agent.run_sync("Q")
+    assert (result.answer, len(refused) <= 4) == ("42", True)
+    assert "7 in stock" in server.requests[-1].text
+    assert all(name in server.requests[-1].text for name in names)
 
 
 def test_tools_are_written_as_text_for_a_server_that_fails_at_them_but_not_for_one_that_is_down() -> None:

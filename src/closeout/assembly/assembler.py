@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -516,7 +517,8 @@ class Assembler:
             return "cot_completion"
         if not capabilities.native_tools:
             return "cot_chat"
-        return (None if capabilities.known else self._recall(endpoint)) or "function_call"
+        known, _, until = ("" if capabilities.known else self._recall(endpoint) or "").partition(" until ")
+        return known if known and float(until or "inf") > time.time() else "function_call"
 
     def _recall(self, endpoint: str) -> str | None:
         folder = self.home_folder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -110,7 +111,7 @@ class ModelSession:
         self._earlier: Sequence[Message] = ()  # the messages before the task, and as a model without pictures sees them
         self._shown_earlier: tuple[Message, ...] = ()
         self._texts_taken = False  # the server has completed a text
-        self._tools_taken = False  # the server has taken native tools
+        self._tools_taken: tuple[ToolSpec, ...] = ()  # the native tools that the server has taken last
         self._to_remember = ""  # the dialect to remember for this endpoint if the next request is accepted
         self._listener: ReplyListener | None = None  # the listener of the last reply, if it was streamed
         self._last_request = ModelRequest()
@@ -182,9 +183,15 @@ class ModelSession:
         return isinstance(error, RequestFailed) and self._may_write_as_text() and not self._constrains
 
     def _may_write_as_text(self) -> bool:
-        """Return whether tools may be written as text: the server has not taken them in any form."""
-        may = self._plan.may_switch_dialect and not (self._switched or self._failed_as_text or self._tools_taken)
-        return may and bool(self._last_request.tools)
+        """Return whether tools may be written as text: the server has not taken them, or not all of them."""
+        may = self._plan.may_switch_dialect and not (self._switched or self._failed_as_text)
+        return may and self._last_request.tools not in ((), self._tools_taken)
+
+    def _write_as_text(self) -> None:
+        """Write the tools as text: none has to be left out, whichever of them the server refuses."""
+        self._switch_dialect("cot_chat", "The server may not take these tools", remember=False)
+        # For a day: it may have refused one of the tools only.
+        self._to_remember = "" if self._tools_taken else f"cot_chat until {time.time() + 86_400:.0f}"
 
     def _try_as_text(self, error: ModelError) -> bool:
         """Write the tools as text for a server that fails at them; or natively again, if it fails at the text, too."""
@@ -192,8 +199,7 @@ class ModelSession:
             return False
         if self._native is None:
             self._native = self.dialect
-            self._switch_dialect("cot_chat", "The server may not take these tools", remember=False)
-            self._to_remember = "cot_chat"
+            self._write_as_text()
         else:
             self._warn("Dialect", f"The server fails at text, too; the run continues in {self._native.name}.")
             self.dialect, self._native, self._to_remember = self._native, None, ""
@@ -218,8 +224,7 @@ class ModelSession:
                 self._switch_dialect("cot_chat", "The server does not take tools")
                 return True
             if self._may_write_as_text():
-                self._switch_dialect("cot_chat", "The server may not take these tools", remember=False)
-                self._to_remember = "cot_chat"
+                self._write_as_text()
                 return True
         if self._last_request.prompt is None or self._texts_taken or not self.capabilities.chat:
             return False
@@ -257,7 +262,7 @@ class ModelSession:
 
     def _note_accepted(self, request: ModelRequest) -> None:
         """Remember what the server has turned out to take."""
-        self._tools_taken = self._tools_taken or bool(request.tools)
+        self._tools_taken = request.tools or self._tools_taken
         self._native = None
         if self._plan.remember_dialect is not None and self._to_remember:
             self._plan.remember_dialect(self._to_remember)
