@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     )
     from closeout.evaluate.evaluation import evaluate
     from closeout.file_values import File
+    from closeout.fleet.announcing import Webhook
     from closeout.fleet.legs import Leg
     from closeout.fleet.made_deps import ClientRequest
     from closeout.fleet.many import ManyRuns, MapProgress
@@ -268,6 +269,7 @@ __all__ = [
     "UsageError",
     "UsageTotal",
     "UserPromptMessage",
+    "Webhook",
     "Yaml",
     "cited",
     "count_tokens",
@@ -395,6 +397,7 @@ _HOMES = {
     "run.conversation": ("Session",),
     "run.event_stream": ("RunStream",),
     "run.handoff": ("Handoff",),
+    "fleet.announcing": ("Webhook",),
     "fleet.made_deps": ("ClientRequest",),
     "fleet.legs": ("Leg",),
     "fleet.many": ("ManyRuns", "MapProgress"),

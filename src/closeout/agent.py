@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from closeout.dialects.cot import MakeParser
     from closeout.dialects.protocol import Dialect
     from closeout.file_values import File
+    from closeout.fleet.announcing import Webhook
+    from closeout.fleet.chores import Chores
     from closeout.fleet.legs import Leg
     from closeout.fleet.made_deps import ClientRequest
     from closeout.fleet.many import ManyRuns, MapProgress, Once, OnceRunner
@@ -188,6 +190,7 @@ class Agent(Generic[Deps, Value]):
         encodings: Each an `Encoding` of results, for `@tool(format=…)`, and for "auto" if it is `automatic`.
         listeners: Callbacks that receive the events of every run, such as an `OpenTelemetryListener`. Those of a run
             are passed to `run`.
+        webhook: A `Webhook`, which announces the ends and waits of runs to another program: see docs/recurring.md.
         version: The version of the agent, for its runs' records: `"2026-11"`.
         on_change: What a run does that an earlier version of this agent began: `"keep"` the instructions and the tools
             that it began with, `"take"` the new ones, or `"refuse"` to be resumed.
@@ -250,6 +253,7 @@ class Agent(Generic[Deps, Value]):
         forms: Sequence[Form] = (),
         encodings: Sequence[Encoding] = (),
         listeners: Sequence[Listener] = (),
+        webhook: Webhook | None = None,
         version: str = "",
         on_change: OnChange = "keep",
         code_mode: bool = False,
@@ -640,23 +644,30 @@ class Agent(Generic[Deps, Value]):
         history_labels: Sequence[str] = (),
         start_at: datetime | None = None,
         priority: int = 0,
+        every: str | None = None,
+        timezone: str = "UTC",
         **settings: Unpack[RunSettings],
     ) -> str:
         """Record a run without starting it. A worker or `resume(run_id)` starts it, also in another process.
 
-        The arguments are those of `run`, and two more. Dependencies are not kept: `work` makes them.
+        The arguments are those of `run`, and some more. Dependencies are not kept: `work` makes them.
 
         Args:
             start_at: When the run is to begin, with a time zone. It waits until then, like a timer.
             priority: 0 to 9. Workers execute runs of a higher one first.
+            every: A cron expression such as "0 7 * * 1-5": a schedule is recorded, with `run_id` as its name. Workers
+                and servers begin a run at each of its times, not earlier than `start_at`. A schedule of the same name
+                is replaced.
+            timezone: The time zone of `every`, such as "Europe/Berlin".
 
         Returns:
-            The run's id.
+            The run's id, or the name of the schedule.
 
         Raises:
             UsageError: An argument is not valid, or the agent keeps its runs in memory.
             JournalError: The run cannot be recorded.
         """
+        given = {**locals(), **settings}
         from dataclasses import replace
 
         from closeout.assembly.files import prepare_task
@@ -680,6 +691,13 @@ class Agent(Generic[Deps, Value]):
             labels=tuple(history_labels),
             start_at=None if start_at is None else start_at.timestamp(),
         )
+        if every is not None:
+            from closeout.fleet.chores import save_schedule
+
+            for each in ("self", "run_id", "start_at", "settings"):
+                del given[each]
+            run_id = checks.check_run_id(run_id)
+            return await store.off_loop(save_schedule, store, self.name, run_id, start=prepared.start_at, **given)
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
             return await submit_run(plan, prepared, store, checks.check_run_id(run_id), priority=priority)
@@ -1000,7 +1018,7 @@ class Agent(Generic[Deps, Value]):
 
         These are runs whose timer has ended, whose signal has arrived or timed out, whose question has a default answer
         by now, or whose decisions were all recorded. Runs of other agents, and those that another process executes, are
-        left alone.
+        left alone. Recurring runs whose time has come are recorded for workers, and ends are announced.
 
         Args:
             limit: The maximum number of concurrent runs.
@@ -1021,7 +1039,12 @@ class Agent(Generic[Deps, Value]):
         listeners = checks.check_listeners(listeners)
         plan = self.plan(streamed=bool(listeners)).given(deps)
         limit, now = checks.check_limit(limit), checks.check_time("now", now)
-        return await resume_due(plan, store, listeners, limit=limit, now=now)
+        chores, at = self.chores(), None if now is None else now.timestamp()
+        await chores.begin()
+        await chores.fire(at)
+        results = await resume_due(plan, store, listeners, limit=limit, now=now)
+        await chores.announce(at)
+        return results
 
     async def work(
         self,
@@ -1065,6 +1088,7 @@ class Agent(Generic[Deps, Value]):
             drain_seconds=drain_seconds,
             listeners=listeners,
             deps=DepsMaker(make_deps),
+            chores=self.chores(),
         )
         await worker.work(stop or asyncio.Event(), until_idle=until_idle)
 
@@ -1199,6 +1223,13 @@ class Agent(Generic[Deps, Value]):
             JournalError: The store cannot be opened.
         """
         return self._assembler.store()
+
+    def chores(self, submit: Callable[..., Awaitable[str]] | None = None) -> Chores:
+        """Return what a process does beside the runs: begin recurring ones, with `submit` or another, announce ends."""
+        from closeout.fleet.chores import Chores
+
+        configured = {name: each.model_dump(exclude_none=True) for name, each in self.config.schedules.items()}
+        return Chores(self._kept_runs(), self.name, submit or self.submit, self.plan().spec.webhook, configured)
 
     def _kept_runs(self) -> Store:
         store = self.store()

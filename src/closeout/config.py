@@ -41,6 +41,7 @@ __all__ = [
     "TextFile",
     "ToolSettings",
     "WebSettings",
+    "WebhookSettings",
     "anchor_paths",
     "anchored_name",
     "home_folder",
@@ -474,6 +475,29 @@ class FlowSettings(_Section):
     trust_history: bool = Field(False, description="the messages before the task are trusted")
 
 
+class WebhookSettings(_Section):
+    """Where the ends of runs are announced: see `Webhook`."""
+
+    url: str = Field(description="the address of the receiver")
+    secret: str = Field(repr=False, description="the key of the signature in Base64: ${VAR}")
+    on: Literal["ended", "waiting"] | tuple[Literal["ended", "waiting"], ...] = Field(
+        ("ended", "waiting"), description="what is announced"
+    )
+    allow_private: bool | list[str] = Field(
+        False, description="true, or the networks outside the public internet that the receiver may be in"
+    )
+
+
+class ScheduleSettings(_Section):
+    """A recurring run, which `closeout work` and `closeout serve` begin."""
+
+    task: str
+    every: str = Field(description='a cron expression: "0 7 * * 1-5"')
+    timezone: str = "UTC"
+    user: str | None = None
+    priority: int | None = None
+
+
 _Marker = Literal["thought", "action", "action_input", "observation", "final_answer"]
 
 _AGENT, _LLM, _TOOLS, _JOURNAL = AgentSettings(), LLMSettings(), ToolSettings(), JournalSettings()
@@ -489,6 +513,8 @@ class Config(_Section):
     journal: JournalSettings = Field(default_factory=lambda: _JOURNAL)
     dialect: str = "auto"
     flow: FlowSettings | None = Field(None, description="rules on calls that depend on text that nobody vouches for")
+    schedules: dict[str, ScheduleSettings] = Field({}, description="recurring runs by name: task, every, timezone")
+    webhook: WebhookSettings | None = Field(None, description="where the ends and waits of runs are announced")
     prompts: dict[str, str] = Field({}, description="templates that replace the built-in ones: name → Jinja text")
     markers: dict[_Marker, list[Annotated[str, Field(min_length=1)]]] = Field(
         {}, description='words that the ReAct dialects read as markers beside the English ones: {"action": ["行动"]}'

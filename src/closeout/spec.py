@@ -77,6 +77,7 @@ class AgentSpec:
     home: Any = None
     telemetry: TelemetryCollector | None = None
     listeners: tuple[Listener, ...] = ()
+    webhook: Any = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> AgentSpec:

@@ -27,6 +27,7 @@ from closeout.assembly.checks import (
     check_part,
     check_strategy,
     check_text,
+    check_webhook,
 )
 from closeout.assembly.parts import Parts, without_parts
 from closeout.assembly.toolset import check_deps_types, check_sub_agents, configured_sub_agents, with_settings
@@ -80,6 +81,7 @@ OWN_ALONE: dict[str, Any] = {
     "on_change": "keep",
     "telemetry": None,
     "listeners": (),
+    "webhook": None,
 }
 
 logger = logging.getLogger(__name__)
@@ -159,6 +161,7 @@ class Assembler:
             check=with_quotes_checked(read_checks(spec.check) or parts.checks(), contract),
             skills=parts.skills(check_list("skills", spec.skills, '["skills"]')),
             listeners=(*parts.listeners(), *check_listeners(spec.listeners)),
+            webhook=check_webhook(spec.webhook or self.config.webhook),
             version=check_text("version", spec.version),
             on_change=check_on_change(spec.on_change),
             middleware=check_middleware(spec.middleware),

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from closeout.cli import exits
 from closeout.cli.options import RunOptions, make_agent, model_in, read_settings, read_with_origins
-from closeout.cli.terminal import one_line, print_json, printable, say_error
+from closeout.cli.terminal import amount, one_line, print_json, printable, say_error
 from closeout.config import Config, home_folder, known_keys
 from closeout.errors import CloseoutError, ConfigError
 from closeout.redaction import redact
@@ -239,12 +239,17 @@ def _platform() -> Iterator[HealthCheck]:
 
 
 def _journal() -> HealthCheck:
+    from closeout.fleet.announcing import unsent_ends
     from closeout.journal.store import open_store
 
     try:
-        runs = open_store(home_folder()).runs(1)
+        store = open_store(home_folder())
+        runs, unsent = store.runs(1), [each for each in unsent_ends(store) if each["due"] is None]
     except CloseoutError as error:
         return HealthCheck("journal", "problem", str(error))
+    if unsent:
+        text = f"{amount(len(unsent), 'webhook')} given up, the last with {unsent[0]['error']}: closeout runs webhooks"
+        return HealthCheck("journal", "note", f"{home_folder()}, {text}")
     return HealthCheck("journal", "ok", f"{home_folder()}{', last run ' + runs[0].run_id if runs else ', no runs yet'}")
 
 

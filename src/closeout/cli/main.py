@@ -419,6 +419,36 @@ def fork(
     return run_agent(make_agent(options), start, new_id, as_json=json, quiet=quiet)
 
 
+@runs_app.command("schedules")
+@guarded
+def schedules(
+    name: Annotated[str, typer.Argument(help="A schedule")] = "",
+    pause: Annotated[bool, typer.Option("--pause", help="Begin none of its runs until it is continued")] = False,
+    go_on: Annotated[bool, typer.Option("--continue", help="Begin its runs again")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove it; its runs stay")] = False,
+    json: Json = False,
+) -> int:
+    """List the schedules of recurring runs, or change one."""
+    from closeout.cli.recurring import schedules_command
+    from closeout.errors import UsageError
+
+    count = pause + go_on + remove
+    if count > 1 or (count and not name):
+        raise UsageError("Name one schedule, and one of --pause, --continue and --remove.")
+    return schedules_command(name, changes=bool(count), paused=None if remove else pause, as_json=json)
+
+
+@runs_app.command("webhooks")
+@guarded
+def webhooks(
+    retry: Annotated[bool, typer.Option("--retry", help="Try again what was given up")] = False, json: Json = False
+) -> int:
+    """List the ends and waits of runs that could not be announced so far, and why."""
+    from closeout.cli.recurring import webhooks_command
+
+    return webhooks_command(retry=retry, as_json=json)
+
+
 @runs_app.command("cite")
 @guarded
 def cite(run_id: RunId, json: Json = False) -> int:

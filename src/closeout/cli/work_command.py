@@ -65,7 +65,9 @@ def work_command(
     make = DepsMaker(servers.deps_maker(deps, agent.config))
     plan = agent.plan() if make else agent.plan().given(None)
     figures = RunFigures()
-    worker = AgentWorker(plan, store, limit=limit, drain_seconds=drain, deps=make, listeners=[figures])
+    worker = AgentWorker(
+        plan, store, limit=limit, drain_seconds=drain, deps=make, listeners=[figures], chores=agent.chores()
+    )
 
     async def work() -> bool:
         stop = asyncio.Event()

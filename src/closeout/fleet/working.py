@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from closeout.errors import CloseoutError, JournalError, JournalLocked, LeaseLost, RunNotFound
+from closeout.fleet.chores import Chores
 from closeout.fleet.interruptions import ended_in_vain
 from closeout.fleet.legs import execute_leg, recorded_result
 from closeout.fleet.lookout import Lookout
@@ -66,6 +67,7 @@ class AgentWorker:
         drain_seconds: How long runs may continue after the stop. Then they are left to other workers.
         listeners: As for `Agent.run`.
         deps: Makes the dependencies of each run; without a function, the agent's are those of all.
+        chores: What it does beside the runs.
         ended: The number of executions, by the status at their end. A run that waited and continued counts twice.
         outcomes: The number of runs, by the status that the last execution of each here ended with. Those that could
             not be resumed are `"refused"`, those handed over at the stop or taken over by another process `"left"`.
@@ -78,6 +80,7 @@ class AgentWorker:
     drain_seconds: float = 30.0
     listeners: Sequence[Listener] = ()
     deps: DepsMaker = field(default_factory=lambda: DepsMaker(None))
+    chores: Chores | None = None
     ended: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: dict[str, RunFailure] = field(default_factory=dict)
@@ -111,9 +114,14 @@ class AgentWorker:
             until_idle: Return when there is nothing to do.
         """
         lookout = self._lookout
+        if self.chores is not None:
+            await self.chores.begin()
+            await self.chores.fire()
         async with self.plan.manager:
             with lookout.informed():
-                stopping = asyncio.create_task(self._wake_at(stop))
+                beside = [asyncio.create_task(self._wake_at(stop))]
+                if self.chores is not None and not until_idle:
+                    beside.append(asyncio.create_task(self.chores.keep()))
                 try:
                     while not stop.is_set():
                         was_busy = bool(self._tasks)  # then there may have been no place for a run
@@ -122,8 +130,11 @@ class AgentWorker:
                             return
                         await lookout.wait()
                 finally:
-                    stopping.cancel()
+                    for task in beside:
+                        task.cancel()
                     await self._drain()
+                    if self.chores is not None and until_idle:
+                        await self.chores.announce()
 
     async def _wake_at(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -188,6 +199,8 @@ class AgentWorker:
         self._tasks.pop(run_id, None)
         self._suspects.discard(run_id)
         self._lookout.news.set()  # there is a place for another run
+        if self.chores is not None:
+            self.chores.tell()
 
     async def _execute(self, claim: ClaimedRun) -> None:
         run_id = claim.run_id

@@ -40,9 +40,9 @@ JOURNAL_FILES = (
     "journal.synced",
     "journal.messages",
 )
-# 4 had nothing of what workers look for, 3 no times at which waiting runs can continue, 2 no checksums; 1, in the end,
-# had the rows of 2, and before that a row for each event.
-VERSION = 5
+# 5 had no outbox and no schedules, 4 nothing of what workers look for, 3 no times at which waiting runs can continue, 2
+# no checksums; 1, in the end, had the rows of 2, and before that a row for each event.
+VERSION = 6
 CHECKED = 3  # the first format whose events have checksums
 LOCK_SECONDS = 20.0  # Seconds that a commit waits for the write lock of another process.
 _LITTLE_SPACE = 64 * 1024  # bytes: less than SQLite needs for its index and a page
@@ -87,6 +87,18 @@ CREATE TABLE usage (
 CREATE INDEX usage_by_run ON usage (run);
 CREATE INDEX runs_uncounted ON runs (id) WHERE counted IS NULL OR ended IS NULL OR counted<>ended
 """
+# The events to announce, by their places: `due` is NULL if one was given up. The recurring runs: `task` holds the
+# arguments of `Agent.submit` as JSON, `last` is the run that began last.
+_ADD_OUTBOX = """
+CREATE TABLE outbox (
+  place INTEGER PRIMARY KEY, agent TEXT NOT NULL, tries INTEGER NOT NULL DEFAULT 0, due REAL DEFAULT 0,
+  error TEXT NOT NULL DEFAULT '');
+CREATE INDEX outbox_due ON outbox (agent, due);
+CREATE TABLE schedules (
+  name TEXT PRIMARY KEY, agent TEXT NOT NULL, every TEXT NOT NULL, timezone TEXT NOT NULL, task TEXT NOT NULL,
+  next REAL NOT NULL, paused INTEGER NOT NULL DEFAULT 0, configured INTEGER NOT NULL, last TEXT NOT NULL DEFAULT '',
+  error TEXT NOT NULL DEFAULT '')
+"""
 _INDEXES = """
 CREATE INDEX IF NOT EXISTS runs_due ON runs (due) WHERE status='waiting';
 CREATE INDEX IF NOT EXISTS runs_running ON runs (id) WHERE status='running'
@@ -102,6 +114,7 @@ _COLUMNS = {
     3: [["place", "body", "crc"]],
     4: [["place", "body", "crc"]],
     5: [["place", "body", "crc"]],
+    6: [["place", "body", "crc"]],
 }
 
 
@@ -150,7 +163,8 @@ def prepare(db: sqlite3.Connection, path: Path) -> None:
             db.execute("ALTER TABLE events ADD COLUMN crc INTEGER")
         if version < 4:
             db.execute(_ADD_DUE)
-        for statement in (*_ADD_WORK.split(";"), *_INDEXES.split(";")):
+        added = (_ADD_WORK if version < 5 else "", _ADD_OUTBOX, _INDEXES)
+        for statement in ";".join(added).split(";"):
             db.execute(statement)
         db.execute(f"PRAGMA user_version={VERSION}")
 
@@ -166,7 +180,7 @@ def _join_columns(db: sqlite3.Connection) -> None:
 
 
 def version_of(db: sqlite3.Connection, path: Path) -> int:
-    """Return the format of a journal: 0 for an empty file, else 1 to 5.
+    """Return the format of a journal: 0 for an empty file, else 1 to 6.
 
     Raises:
         JournalError: the format is newer than this version of Closeout, or of none.

@@ -40,6 +40,8 @@ _TABLES = (
     "runs",
     "messages",
     "signals",
+    "outbox",
+    "schedules",
     "usage",
     "usage_groups",
     "notes",
@@ -296,6 +298,7 @@ class PostgresJournal:
         places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
         db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
         db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
+        db.execute("DELETE FROM outbox WHERE place>=? AND place<?", places)
         db.execute("DELETE FROM runs WHERE id=?", (number,))
         delete_usage(db, number)
         db.execute("DELETE FROM body_uses WHERE run=?", (number,))

@@ -233,6 +233,7 @@ class SqliteJournal:
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
         places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
         db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
+        db.execute("DELETE FROM outbox WHERE place>=? AND place<?", places)
         db.execute("DELETE FROM runs WHERE id=?", (number,))
         delete_usage(db, number)
         if "messages" in tables:  # to the run

@@ -33,7 +33,7 @@ _NETWORK = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval":
 # Where a statement names one of our tables.
 _TABLE = re.compile(
     r"\b(FROM|JOIN|INTO|UPDATE|TABLE|NOT EXISTS|REFERENCES|VACUUM FULL|INDEX \w+ ON)( )"
-    r"(?=(?:runs|events|bodies|body_uses|messages|signals|notes|leases|workers|usage|usage_groups|counters|reservations|processes|format)\b)"
+    r"(?=(?:runs|events|bodies|body_uses|messages|signals|notes|leases|outbox|schedules|workers|usage|usage_groups|counters|reservations|processes|format)\b)"
 )
 
 Raw: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"

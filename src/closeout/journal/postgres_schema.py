@@ -82,6 +82,18 @@ _STEPS = (
     CREATE INDEX usage_by_run ON usage (run);
     CREATE INDEX runs_uncounted ON runs (id) WHERE counted IS NULL OR ended IS NULL OR counted<>ended;
     """,
+    # The events to announce, by their places: `due` is NULL if one was given up. The recurring runs: `task` holds the
+    # arguments of `Agent.submit` as JSON, `last` is the run that began last.
+    """
+    CREATE TABLE outbox (
+      place bigint PRIMARY KEY, agent text COLLATE "C" NOT NULL, tries integer NOT NULL DEFAULT 0,
+      due double precision DEFAULT 0, error text NOT NULL DEFAULT '');
+    CREATE INDEX outbox_due ON outbox (agent, due);
+    CREATE TABLE schedules (
+      name text COLLATE "C" PRIMARY KEY, agent text NOT NULL, every text NOT NULL, timezone text NOT NULL,
+      task text NOT NULL, next double precision NOT NULL, paused integer NOT NULL DEFAULT 0,
+      configured integer NOT NULL, last text NOT NULL DEFAULT '', error text NOT NULL DEFAULT '');
+    """,
 )
 VERSION = len(_STEPS)
 OLDEST = 1  # the oldest version of Closeout's tables whose workers may go on using those of this one

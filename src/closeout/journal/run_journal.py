@@ -30,6 +30,7 @@ from closeout.journal.events import (
     ToolStarted,
 )
 from closeout.journal.inbox import Inbox, Mailbox
+from closeout.journal.outbox import noted_end
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Row, RunRecord, Store
@@ -546,6 +547,8 @@ class Journal:
         try:
             reason = ended.stop_reason
             also = totals_kept(self._number, self._usage.parts())
+            if is_new:
+                also += noted_end(self.started, ended, run_id=self.run_id, number=self._number, seq=self._next - 1)
             ending = self._store.end_run(
                 self._number, ended.status, ended.answer, stop_reason=reason, due=due, also=also
             )

@@ -252,7 +252,7 @@ def _chosen(store: Store, name: str, runs: int | Iterable[str]) -> list[str]:
 
 def _quiet(plan: AgentPlan) -> AgentPlan:
     """Return the plan without what it tells others, and with the prompts, which are compared."""
-    spec = replace(plan.spec, listeners=(), telemetry=None)
+    spec = replace(plan.spec, listeners=(), telemetry=None, webhook=None)
     return replace(plan, spec=spec, remember_dialect=None, remember_rules=None, record_prompts=True)
 
 

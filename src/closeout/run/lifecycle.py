@@ -119,6 +119,7 @@ def new_started(plan: AgentPlan, task: Task) -> RunStarted:
         handed=task.handed,
         labels=written_labels(labels_of_task(plan.flows, task)) if plan.flows else (),
         start_at=task.start_at,
+        announced=plan.spec.webhook.on if plan.spec.webhook is not None else (),
     )
 
 

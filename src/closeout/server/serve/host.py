@@ -139,6 +139,7 @@ class AgentHost:
         self._wakeups: dict[str, Wakeup] = {}
         self._executing: set[str] = set()
         self._lookout = Lookout(self.store, self._tasks, self._take_runs)
+        self._beside = agent.chores(self._begin_recurring)
         self._chores: list[asyncio.Task[None]] = []
         self._left_alone: set[str] = set()  # runs of others, and those that no client comes back for
         self._free_from: dict[str, float] = {}  # run that nobody executes → when this host may take it
@@ -152,11 +153,13 @@ class AgentHost:
     async def __aenter__(self) -> Self:
         await self.agent.__aenter__()
         try:
+            await self._beside.begin()
             await self._take_runs(grace=0.0)
         except BaseException:
             await self.agent.__aexit__(None, None, None)
             raise
         self._chores = [asyncio.create_task(self._keep_looking(), name="look for runs")]
+        self._chores.append(asyncio.create_task(self._beside.keep(), name="begin and announce runs"))
         days = self.agent.config.journal.keep_days
         if days is not None:
             self._chores.append(asyncio.create_task(self._keep_pruning(days), name="delete old runs"))
@@ -321,6 +324,15 @@ class AgentHost:
         self._launch(run_id, streamed=bool(notes.get("stream")))
         return run_id
 
+    async def _begin_recurring(self, **options: Any) -> str:
+        """Record a recurring run and start it. Raises what `submit` raises."""
+        self._check_room()
+        user = options.get("user", "")
+        origin = {**self._origin, **options.pop("origin"), ORIGIN: {"agent": self.name, "user": user}}
+        run_id = await self.agent.submit(**{**self._budget_of(user), **options}, origin=origin)
+        self._launch(run_id, streamed=False)
+        return run_id
+
     async def _has_begun(self, key: RequestKey) -> bool:
         """Return whether a request has begun a run. Raises ApiError if another one with its key has."""
         try:
@@ -361,6 +373,7 @@ class AgentHost:
         self._tasks.pop(run_id, None)
         self._executing.discard(run_id)
         self._streamed.discard(run_id)
+        self._beside.tell()
         wakeup = self._wakeups.pop(run_id, None)
         if wakeup is not None:
             wakeup.wake()

@@ -1,0 +1,220 @@
+"""Webhooks: each end and wait is sent at least once, signed, from an outbox that is written with it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from cli_process import here
+from closeout import Agent, Webhook, tool
+from closeout.errors import ConfigError, UsageError
+from closeout.fleet.announcing import DELAYS, unsent_ends
+from closeout.homes import Home
+from closeout.journal.store import close_store, open_store
+from closeout.run.cancelling import cancel_run
+from closeout.testing import ScriptedClient, answer, call
+
+KEY = b"k" * 32
+SECRET = f"whsec_{base64.b64encode(KEY).decode()}"
+
+
+class Receiver:
+    """Receives webhooks and checks their signatures as the Standard Webhooks say."""
+
+    def __init__(self, status: Callable[[str, int], int] = lambda notice, tries: 204) -> None:
+        self.tries, self.received = Counter[str](), dict[str, Any]()
+        self.url, self._status = "", status
+
+    async def _post(self, request: web.Request) -> web.Response:
+        name, at, body = request.headers["webhook-id"], request.headers["webhook-timestamp"], await request.read()
+        signed = hmac.digest(KEY, f"{name}.{at}.".encode() + body, hashlib.sha256)
+        assert request.headers["webhook-signature"] == f"v1,{base64.b64encode(signed).decode()}"
+        self.tries[name] += 1
+        status = self._status(name, self.tries[name])
+        if status < 300:
+            assert self.received.setdefault(name, json.loads(body)) == json.loads(body)  # each try says the same
+        return web.Response(status=status)
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[Receiver]:
+        app = web.Application()
+        app.router.add_post("/hook", self._post)
+        async with TestServer(app) as server:
+            self.url = str(server.make_url("/hook"))
+            yield self
+
+    def webhook(self, **options: Any) -> Webhook:
+        return Webhook(self.url, SECRET, allow_private="127.0.0.1", **options)
+
+
+@tool(approval="always")
+async def pay(amount: int) -> str:
+    """Pay."""
+    return "paid"
+
+
+def shop(home: Home, webhook: Any, **options: Any) -> Agent[Any, Any]:
+    client = ScriptedClient(
+        lambda view: call("pay", amount=5) if view.messages[-1]["role"] == "user" else answer("done")
+    )
+    return Agent(client, [pay], home=home, name="shop", dialect="function_call", webhook=webhook, **options)
+
+
+async def test_the_wait_and_the_end_of_a_run_are_sent_once_each(any_home: Home) -> None:
+    async with Receiver().listening() as receiver:
+        agent = shop(any_home, receiver.webhook())
+        run = await agent.run("Pay 5.", run_id="order-1", user="ann")
+        assert receiver.received == {}  # what is recorded is sent by a worker, a server, or `resume_due`
+        await agent.resume_due()
+        await agent.resume("order-1", decisions={run.waiting[0].id: True})
+        await agent.work(until_idle=True)
+        await agent.resume_due()
+    waiting, ended = receiver.received.values()
+    assert (waiting["type"], waiting["data"]["status"], waiting["data"]["waiting"][0]["tool"]) == (
+        "run.waiting",
+        "waiting",
+        "pay",
+    )
+    assert (ended["type"], ended["timestamp"][-6:]) == ("run.ended", "+00:00")
+    assert ended["data"] == {
+        "run_id": "order-1",
+        "agent": "shop",
+        "user": "ann",
+        "status": "answered",
+        "stop_reason": "answered",
+        "answer": "done",
+        "error": "",
+    }
+    assert set(receiver.tries.values()) == {1}
+    assert unsent_ends(open_store(any_home)) == []
+
+
+async def test_an_end_that_no_agent_records_is_sent_too(any_home: Home) -> None:
+    async with Receiver().listening() as receiver:
+        agent = shop(any_home, receiver.webhook(on="ended"))
+        await agent.run("Pay 5.", run_id="order-1")
+        await cancel_run(open_store(any_home), "order-1", 10.0)  # as `closeout runs cancel` does
+        await agent.resume_due()
+    assert [each["data"]["status"] for each in receiver.received.values()] == ["cancelled"]
+
+
+async def test_a_run_that_a_stopping_worker_hands_over_has_not_ended(any_home: Home) -> None:
+    begun = asyncio.Event()
+
+    @tool(read_only=True)
+    async def think() -> str:
+        """Think."""
+        if not begun.is_set():
+            begun.set()
+            await asyncio.sleep(600)
+        return "thought"
+
+    async with Receiver().listening() as receiver:
+        steps = ScriptedClient(lambda view: call("think") if len(view.messages) < 3 else answer("done"))
+        agent = Agent(steps, [think], home=any_home, dialect="function_call", webhook=receiver.webhook())
+        await agent.submit("Think.")
+        stop = asyncio.Event()
+        working = asyncio.create_task(agent.work(stop, drain_seconds=0.0))
+        await begun.wait()
+        stop.set()
+        await working
+        await agent.resume_due()
+        assert receiver.received == {}
+        await agent.work(until_idle=True)
+    assert [each["data"]["status"] for each in receiver.received.values()] == ["answered"]
+
+
+async def test_a_receiver_that_fails_is_asked_again_and_given_up_after_days(any_home: Home) -> None:
+    async with Receiver(lambda name, tries: 500 if tries <= len(DELAYS) else 200).listening() as receiver:
+        agent = shop(any_home, receiver.webhook(on=("waiting",)))
+        await agent.run("Pay 5.", run_id="order-1")
+        store = open_store(any_home)
+        chores, now = agent.chores(), store.clock()
+        for tries, delay in enumerate(DELAYS, 1):
+            await chores.announce(now)
+            await chores.announce(now)  # it is not due yet
+            (unsent,) = unsent_ends(store)
+            assert (unsent["run_id"], unsent["tries"], unsent["error"]) == ("order-1", tries, "HTTP 500")
+            assert delay <= unsent["due"] - now <= 1.1 * delay
+            now = unsent["due"]
+        await chores.announce(now)
+        assert len(receiver.received) == 1
+        assert unsent_ends(store) == []
+
+    async with Receiver(lambda name, tries: 302).listening() as receiver:  # redirects are not followed
+        agent = shop(any_home, receiver.webhook())
+        await agent.run("Pay 5.", run_id="order-2")
+        now = store.clock()
+        while (next_try := await agent.chores().announce(now)) < float("inf"):
+            now = next_try
+        assert now - store.clock() >= sum(DELAYS) - 1
+        (unsent,) = unsent_ends(store)
+        assert (unsent["tries"], unsent["due"], unsent["error"]) == (len(DELAYS) + 1, None, "HTTP 302")
+        if isinstance(any_home, Path):  # that of the command line
+            done = await asyncio.to_thread(here, "runs", "webhooks")
+            assert done.out == f"order-2  {len(DELAYS) + 1} tries, given up: HTTP 302\n"
+            done = await asyncio.to_thread(here, "doctor")
+            assert "1 webhook given up, the last with HTTP 302: closeout runs webhooks" in done.out
+        assert unsent_ends(store, retry=True)[0]["due"] == 0
+        await asyncio.to_thread(store.delete_runs, ["order-2"])
+        assert await agent.chores().announce(now) == float("inf")
+
+
+async def test_a_private_address_is_refused_unless_it_is_allowed(home: Path) -> None:
+    async with Receiver().listening() as receiver:
+        agent = shop(home, Webhook(receiver.url, SECRET))
+        await agent.run("Pay 5.")
+        await agent.resume_due()
+        (unsent,) = unsent_ends(open_store(home))
+        assert unsent["error"] == "127.0.0.1 is not a public address. Set allow_private if you trust it"
+        assert receiver.tries == {}
+
+
+async def test_send_may_be_overridden(home: Path) -> None:
+    sent = []
+
+    class Told(Webhook):
+        async def send(self, id: str, notice: Mapping[str, Any]) -> None:  # noqa: A002
+            sent.append((id, notice["type"], notice["data"]["answer"]))
+
+    agent = Agent(ScriptedClient([answer("7")]), home=home, webhook=Told("https://example.org", SECRET, on="ended"))
+    run = await agent.run("3 + 4?")
+    await agent.resume_due()
+    assert sent == [(f"{run.run_id}.{len(list(open_store(home).rows(run.run_id))) - 1}", "run.ended", "7")]
+
+
+def test_the_secret_is_in_no_record(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOK", SECRET)
+    config = {"webhook": {"url": "https://example.org/hook?token=abcdefgh", "secret": "${HOOK}", "on": "ended"}}
+    agent = Agent(ScriptedClient([answer("7")]), home=home, config=config)
+    assert repr(agent.plan().spec.webhook) == "Webhook('https://example.org/hook?token=***', on=('ended',))"
+    assert SECRET not in repr(agent.config)
+    agent.run_sync("3 + 4?")
+    close_store(home)
+    for each in home.iterdir():
+        assert not any(text in each.read_bytes() for text in (SECRET.encode(), b"example.org", SECRET[6:].encode()))
+
+
+def test_arguments_that_are_not_valid_are_refused() -> None:
+    for options, kind, message in (
+        ({"secret": "short"}, ConfigError, "openssl rand -base64 32"),
+        ({"url": "hook"}, ConfigError, "is not the address of a server"),
+        ({"on": "sometimes"}, UsageError, "'ended', 'waiting' or both"),
+        ({"allow_private": "here"}, UsageError, "Write networks"),
+    ):
+        with pytest.raises(kind, match=message):
+            Webhook(**{"url": "https://example.org", "secret": SECRET, **options})
+    with pytest.raises(UsageError, match=r"Pass webhook=Webhook\(url, secret\)"):
+        Agent(ScriptedClient([]), webhook="https://example.org")  # type: ignore[arg-type]
