@@ -198,6 +198,10 @@ def test_no_wait_is_negative_or_beyond_its_bounds(attempt: int, draw: float, ask
         ({"x-ratelimit-remaining-requests": "9", "x-ratelimit-reset-requests": "6m0s"}, None),
         ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}, 0.02),
         ({"X-RateLimit-Reset": "1700000030000"}, 1700000030.0 - 1000),
+        ({"Retry-After": '"30"'}, 30.0),
+        ({"X-Retry-After": "P1DT2H"}, 93_600.0),
+        ({"x-ratelimit-remaining-tokens": "-5", "x-ratelimit-reset-tokens": "20s"}, 20.0),
+        ({"x-ratelimit-remaining-requests-day": "0", "x-ratelimit-reset-requests-day": "33011.38"}, 33_011.38),
         ({"RateLimit": '"default";r=0;t=30'}, 30.0),
         ({"RateLimit": "limit=9, remaining=4, reset=30"}, None),
         ({"anthropic-ratelimit-tokens-reset": "1970-01-01T00:17:10Z"}, 30.0),
@@ -205,6 +209,9 @@ def test_no_wait_is_negative_or_beyond_its_bounds(attempt: int, draw: float, ask
 )
 def test_retry_after_in_every_form(headers: dict[str, str], seconds: float | None):
     assert stated_wait(headers, now=1000.0) == seconds
+
+
+NOW = 1_800_000_000.0
 
 
 @pytest.mark.parametrize(
@@ -223,14 +230,23 @@ def test_retry_after_in_every_form(headers: dict[str, str], seconds: float | Non
         ({"error": {"metadata": {"headers": {"X-RateLimit-Reset": "30000"}}}}, 30_000.0),
         ({"retry_after_ms": 1500}, 1.5),
         ({"resets_in_seconds": 90}, 90.0),
+        ({"error": "limit", "wait": 15}, 15.0),
+        ({"error": {"details": [{"metadata": {"quotaResetDelay": "1000.5s"}}]}}, 1000.5),
+        ({"error": {"message": "Try again 20 seconds later."}}, 20.0),
+        ({"error": {"message": f"Limit reached|{int(NOW) + 5000}"}}, 5000.0),
+        (
+            {"error": {"message": f"Request 1234567890 of 2024-11-20T00:00Z. Retry after {int(NOW) + 77}."}},
+            77.0,
+        ),
+        ({"error": {"message": "Limit of 50 requests/day reached."}}, 3600.0),
         ({"error": {"message": "Quota GenerateRequestsPerDayPerProject is used up. Retry in 2s."}}, 3600.0),
         ({"error": {"message": "Reached requests per day (RPD). Try again in 7m12s."}}, 432.0),
     ],
 )
 def test_a_wait_that_is_stated_in_the_body(body: Any, seconds: float | None):
     text = json.dumps(body).encode()
-    assert stated_wait({}, text) == seconds
-    assert stated_wait({"Retry-After": "9"}, text) == 9.0
+    assert stated_wait({}, text, NOW) == seconds
+    assert stated_wait({"Retry-After": "9"}, text, NOW) == 9.0
 
 
 def test_a_date_counts_from_the_servers_own_clock():

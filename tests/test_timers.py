@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from closeout.homes import DatabaseHome, Home
 from closeout.journal import events as ev
 from closeout.journal.sent_signals import MAX_PAYLOAD, open_signals
 from closeout.journal.store import open_store
+from closeout.models.openai import OpenAIClient
+from closeout.models.retry import RetryPolicy
 from closeout.run.lifecycle import replay_run
 from closeout.run.waits.waiting import awaited, record_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+from raw_server import chat, http, raw_server
 
 LATER = timedelta(days=3)
 
@@ -129,6 +133,37 @@ async def test_a_long_wait_that_a_model_server_asks_for_suspends_a_run_that_is_k
     assert (await agent(home=False).run("Pay.")).status == "failed"
     patient = agent(config={"llm": {"max_wait": 7200, "max_retries": 0}})
     assert (await patient.run("Pay.")).status == "failed"  # a shorter wait is one of the retries
+
+
+async def test_a_servers_429_suspends_a_run_for_long_waits_and_is_waited_for_in_the_process_for_short_ones(
+    home: Path,
+) -> None:
+    per_day = {"error": {"message": "Quota GenerateRequestsPerDay is used up.", "details": [{"retryDelay": "1s"}]}}
+    per_minute = {
+        "error": {"message": "Quota GenerateRequestsPerMinute is used up.", "details": [{"retryDelay": "0s"}]}
+    }
+    in_days = {"error": {"message": "Your limit is reached. Try again in 2 days and 3 hours."}}
+    for body, headers, waits in (
+        (per_day, {}, 3600),
+        (per_minute, {}, None),
+        (in_days, {}, 183_600),
+        (
+            {"error": {"message": "Too many requests"}},
+            {"Retry_After": formatdate(time.time() + 7200, usegmt=True)},
+            7200,
+        ),
+        ({"error": {"message": "Too many requests"}}, {"x_ratelimit_reset": f"{time.time() + 9000:.0f}"}, 9000),
+    ):
+        replies = [http(body, status=429, **headers), http(chat("done"))]
+        async with raw_server(lambda number, _, replies=replies: replies[number]) as server:
+            client = OpenAIClient("m", server.url, retry=RetryPolicy(retries=1, first_wait=0.001))
+            agent = Agent(client, home=home)
+            result = await agent.run("Q")
+            if waits is not None:
+                (pending,) = result.waiting
+                assert pending.expires == pytest.approx(time.time() + waits, abs=20), body
+                (result,) = await agent.resume_due(now=datetime.fromtimestamp(pending.expires + 1, UTC))
+        assert (result.answer, len(server.bodies)) == ("done", 2)
 
 
 async def test_looking_for_due_runs_reads_no_run_that_only_waits(

@@ -33,16 +33,23 @@ _SPAN = rf"\d+(?:\.\d+)?\s*(?:{'|'.join(_NAMES.values())})(?![a-z])"
 _IN_TEXT = re.compile(
     r"\b(?:in|after|for|wait|nach|dans|en|em|de|tra|fra|через)\s+(?:about |another )?"
     rf"(?P<spoken>(?:{_SPAN}[\s,]*(?:and )?)+)"
-    rf"|(?P<written>(?:{_SPAN}\s*)+)[后後후뒤]|retry[- ]after\W{{1,3}}(?P<bare>\d+)(?=\.?\Z|[.,;]\s)",
+    rf"|(?P<written>(?:{_SPAN}\s*)+)(?:[后後후뒤]|later\b)|retry[- ]after\W{{1,3}}(?P<bare>\d+)(?=\.?\Z|[.,;]\s)",
     re.IGNORECASE,
 )
 _FIELD = re.compile(
-    r"(?:xratelimit|ratelimit)?(?:retry(?:after|delay|in)|resets?(?:at|after|in)?)(ms|milliseconds|seconds|secs)?"
+    r"(?:xratelimit|ratelimit|quota)?(?:retry(?:after|delay|in)|resets?(?:at|after|in|delay)?|wait(?:time)?)"
+    r"(ms|milliseconds|seconds|secs)?"
 )
+_HEADERS = (("retry-after-ms", 0.001), ("x-ms-retry-after-ms", 0.001), ("Retry-After", 1.0), ("X-Retry-After", 1.0))
 _RESET = re.compile(r"(?:x-|anthropic-)?rate-?limit-(?:(\w[\w-]*)-)?reset(?:-(\w[\w-]*))?", re.IGNORECASE)
 _LIMIT = re.compile(r"(?:remaining|\br)=0\b.*?(?:reset|\bt)=(\d+)", re.IGNORECASE)  # the header RateLimit
+_TIMESTAMP = re.compile(r"(?<!\d)1\d{9}(?:\d{3})?(?!\d)")
+_MONTH = 31 * 86_400.0  # A number that is a time of the next month is a time.
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?")
-_DAILY = re.compile(r"per[\s_-]?day|perday|\bdaily\b|\((?:RPD|TPD)\)|每天|每日|pro tag|par jour|por día", re.IGNORECASE)
+_DAILY = re.compile(
+    r"per[\s_-]?day|/day\b|\bdaily\b|\((?:RPD|TPD)\)|每天|[每今当一]日|pro tag|tages|par jour|quotidien|por día|diari",
+    re.IGNORECASE,
+)
 
 
 def stated_wait(headers: Mapping[str, str], body: bytes = b"", now: float | None = None) -> float | None:
@@ -56,7 +63,7 @@ def stated_wait(headers: Mapping[str, str], body: bytes = b"", now: float | None
     """
     if now is None:
         now = _date(headers.get("Date") or "") or time.time()
-    for name, unit in (("retry-after-ms", 0.001), ("x-ms-retry-after-ms", 0.001), ("Retry-After", 1.0)):
+    for name, unit in _HEADERS:
         if (found := _seconds(headers.get(name), now, unit)) is not None:
             return found
     told = [*_resets(headers, now), *_in_body(body, now)]
@@ -79,7 +86,7 @@ def _resets(headers: Mapping[str, str], now: float) -> Iterator[float]:
         if _RESET.fullmatch(name) is None:
             continue
         left = headers.get(re.sub("reset", "remaining", name, flags=re.IGNORECASE), "0")
-        if left.strip() in ("0", "0.0") and (wait := _seconds(value, now, 1.0)) is not None:
+        if _seconds(left, now, 1.0) == 0 and (wait := _seconds(value, now, 1.0)) is not None:
             yield wait
 
 
@@ -94,7 +101,11 @@ def _in_body(body: bytes, now: float) -> Iterator[float]:
 def _in_value(value: Any, now: float, depth: int) -> Iterator[float]:
     if isinstance(value, str):
         for found in _IN_TEXT.finditer(value):
-            if (wait := _duration(found["spoken"] or found["written"] or f"{found['bare']}s")) is not None:
+            words = found["spoken"] or found["written"]
+            if (wait := _duration(words) if words else _seconds(found["bare"], now, 1.0)) is not None:
+                yield wait
+        for number in _TIMESTAMP.findall(value):
+            if 0 < (wait := int(number[:10]) - now) < _MONTH:
                 yield wait
         for moment in _MOMENT.findall(value):
             if (when := _date(moment)) is not None and when > now:
@@ -113,7 +124,9 @@ def _seconds(value: Any, now: float, unit: float) -> float | None:
     """Return a wait that is stated as a number, a duration, a date or a time since the epoch."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    text = str(value).strip()
+    text = str(value).strip().strip('"')
+    if text[:1] == "P":  # ISO 8601: P1DT2H
+        text = text.strip("PT").replace("T", "")
     try:
         number = float(text)
     except ValueError:
