@@ -24,9 +24,10 @@ from endpoints import Server
 from world import RECEIPT, TASKS, Cut, World, cpu_seconds
 
 HERE = Path(__file__).parent
-SECONDS = 30.0  # without using any CPU after which a process counts as hung
+SECONDS = 90.0  # without using any CPU after which a process counts as hung
 AT_MOST = 600.0  # seconds that a process may take in any case
-STOPPED = 3.0  # seconds that a stopped process sleeps while another one resumes its run
+STOPPED = 3.0  # seconds without using any CPU after which a process that resumes beside a stopped one counts as waiting
+STOPPED_AT_MOST = 10.0  # seconds that a stopped process sleeps while another one resumes its run
 RESUMES = 3  # attempts until a run counts as stuck
 FAULTS = ("twice", "never", "stuck", "wrong", "untold")
 
@@ -51,14 +52,14 @@ class Process:
             self._fd = -1
         return True
 
-    def wait_while_busy(self) -> bool:
+    def wait_while_busy(self, idle: float = SECONDS, at_most: float = AT_MOST) -> bool:
         """Wait until it has ended. Returns False if it hangs: on a crowded machine, slow is not hung."""
         used, since, began = -1.0, time.monotonic(), time.monotonic()
         while not self.wait(1.0):
             now = time.monotonic()
             if (cpu := cpu_seconds(self.pid)) > used:
                 used, since = cpu, now
-            if now - since > SECONDS or now - began > AT_MOST:
+            if now - since > idle or now - began > at_most:
                 return False
         return True
 
@@ -261,7 +262,7 @@ class Case:
         self._cut_off = True
         self.verdict.resumes += 1
         other, other_role = self._spawn("resume")
-        other.wait(STOPPED)
+        other.wait_while_busy(STOPPED, STOPPED_AT_MOST)
         stopped.send(signal.SIGCONT)
         first = self._end(stopped, role)
         second = self._end(other, other_role)

@@ -127,8 +127,13 @@ def line(verdicts: Sequence[Verdict]) -> str:
 
 
 def commit() -> str:
-    got = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
-    return got.stdout.strip()
+    """Return the commit, marked as dirty if anything but the results differs from it."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=HERE, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!results")
+    return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
 
 
 def versions(python: str, names: Sequence[str]) -> dict[str, str]:
@@ -139,24 +144,33 @@ def versions(python: str, names: Sequence[str]) -> dict[str, str]:
     return dict(zip(names, got.stdout.split(), strict=True))
 
 
-def times(runtime: Runtime, server: Server) -> dict[str, float]:
+def times(runtime: Runtime, server: Server) -> dict[str, Any]:
     """Return the CPU time and the shortest time of five resumes after a kill before the second request."""
     cut = Cut("request", 2, "before")
     found = [Case(runtime, server, "pay", cut).judge() for _ in range(6)][1:]  # the first one imports
     cpu, seconds = (
         [value for each in found if (value := getattr(each, name)) is not None] for name in ("cpu", "seconds")
     )
+    resumed = {"resume_cpu": round(median(cpu), 2), "resume_seconds": round(min(seconds), 2)} if cpu else {}
+    return {"import_cpu": round(runtime.import_cpu, 2), **resumed}
+
+
+def head(settings: dict[str, Any], python: str) -> dict[str, Any]:
+    """Return what a result says of the runtime and of the suite."""
+    shims = [HERE / "shims" / f"{each}.py" for each in settings.get("lines_of", [settings["shim"]])]
     return {
-        "import_cpu": round(runtime.import_cpu, 2),
-        "resume_cpu": round(median(cpu), 2),
-        "resume_seconds": round(min(seconds), 2),
+        "title": settings["title"],
+        "versions": versions(python, settings["versions"]),
+        "documentation": settings["documentation"],
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "shim_lines": sum(1 for file in shims for text in file.read_text().splitlines() if text.strip()),
     }
 
 
-def record(
-    name: str, settings: dict[str, Any], python: str, not_offered: dict[str, str], verdicts: list[Verdict]
-) -> None:
-    """Write the verdicts of a scenario into results/NAME.json: how many cells, and each faulty one."""
+def record(place: Path, head: dict[str, Any], not_offered: dict[str, str], verdicts: list[Verdict]) -> None:
+    """Keep the verdicts of a scenario: how many cells, and each faulty one."""
     scenarios: dict[str, Any] = {}
     for verdict in verdicts:
         entry = scenarios.setdefault(verdict.scenario, {"cut": 0, "paused": 0, "keyed_twice": 0, "faults": {}})
@@ -166,29 +180,18 @@ def record(
         entry["keyed_twice"] += bool(verdict.keyed_twice)
         if verdict.faults:
             entry["faults"][str(verdict.cut)] = verdict.faults
-    result = {
-        "title": settings["title"],
-        "versions": versions(python, settings["versions"]),
-        "documentation": settings["documentation"],
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
-        "python": platform.python_version(),
-        "not_offered": not_offered,
-        "scenarios": scenarios,
-    }
-    write_result(name, settings, result)
+    keep(place, head | {"not_offered": not_offered, "scenarios": scenarios})
 
 
-def write_result(name: str, settings: dict[str, Any], result: dict[str, Any]) -> None:
-    """Write a result over the one before, of which it keeps what it does not measure."""
-    place = HERE / "results" / f"{name}.json"
-    place.parent.mkdir(exist_ok=True)
-    shims = [HERE / "shims" / f"{each}.py" for each in settings.get("lines_of", [settings["shim"]])]
-    lines = sum(1 for file in shims for text in file.read_text().splitlines() if text.strip())
+def keep(place: Path, result: dict[str, Any]) -> None:
+    """Add to a result. What was recorded from another commit is dropped."""
     before = json.loads(place.read_text()) if place.exists() else {}
+    if before.get("commit") != result["commit"]:
+        before = {}
     scenarios = before.get("scenarios", {}) | result.get("scenarios", {})
     ordered = {each: scenarios[each] for each in TASKS if each in scenarios}
-    result = before | result | {"shim_lines": lines, "scenarios": ordered}
+    place.parent.mkdir(exist_ok=True)
+    result = before | result | {"scenarios": ordered}
     place.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -216,16 +219,18 @@ def main() -> None:
     python = options.python or environment(options.runtime, settings, options.folder)
     postgres = Postgres() if settings.get("postgres") else None
     server = Server()
+    place, about = HERE / "results" / f"{options.runtime}.json", head(settings, python)
     with tempfile.TemporaryDirectory() as name:
         runtime = Runtime(settings["shim"], python, preload(options.folder), Path(name) / "log", postgres)
         began = time.monotonic()
         try:
-            if options.times:
-                write_result(options.runtime, settings, times(runtime, server))
-                return
-            verdicts = judged(
-                runtime, server, options, partial(record, options.runtime, settings, python, runtime.not_offered)
+            verdicts = (
+                []
+                if options.times
+                else judged(runtime, server, options, partial(record, place, about, runtime.not_offered))
             )
+            if options.times or not (options.undisturbed or options.scenarios):
+                keep(place, about | times(runtime, server))
         finally:
             runtime.close()
             server.close()

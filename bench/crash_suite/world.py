@@ -155,7 +155,8 @@ class World:
         message = self._reply(body)
         if any(tool["function"]["name"] == "final_answer" for tool in body.get("tools") or ()) and "content" in message:
             message = {"calls": [("final_answer", {"answer": message["content"]})]}  # some runtimes end with a call
-        data = streamed(message) if body.get("stream") else whole(message)
+        write = streamed if body.get("stream") else whole
+        data = write(message, tokens=sum(len(text_of(each)) for each in body["messages"]) // 4)
         yield 200, data[: len(data) // 2]
         self.reach("request", "during", number, pid)
         yield 200, data[len(data) // 2 :]
@@ -180,6 +181,8 @@ class World:
         receipts = dict(RECEIPT.findall(text))
         if not offered:
             return {"content": self._facts(text)}
+        if "pay" not in offered and has_handed_over(messages):  # some runtimes ask once more before they hand over
+            return {"content": "The clerk takes over."}
         missing = [invoice for invoice in self.invoices if invoice not in receipts]
         if self.scenario == "code":
             missing = missing[:1]  # one after the other
@@ -231,7 +234,11 @@ def cpu_seconds(pid: int) -> float:
 
 
 def is_delegation(name: str) -> bool:
-    return any(word in name.lower() for word in ("clerk", "transfer", "handoff", "hand_off", "delegate"))
+    return is_handoff(name) or any(word in name.lower() for word in ("clerk", "delegate"))
+
+
+def is_handoff(name: str) -> bool:
+    return any(word in name.lower() for word in ("transfer", "handoff", "hand_off"))
 
 
 def read_so_far(text: str) -> int:
@@ -252,10 +259,17 @@ def last_call(invoice: str, messages: Sequence[Mapping[str, Any]]) -> tuple[str,
     for message in messages:
         for call in message.get("tool_calls") or ():
             function = call["function"]
-            delegated = is_delegation(function["name"]) and "transfer" not in function["name"]
+            delegated = is_delegation(function["name"]) and not is_handoff(function["name"])
             if (function["name"] in {"pay", "was_paid"} and invoice in function["arguments"]) or delegated:
                 last = function["name"], results.get(call["id"], "")
     return last
+
+
+def has_handed_over(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the last message is the result of a handoff."""
+    last = messages[-1].get("tool_call_id")
+    calls = (call for message in messages for call in message.get("tool_calls") or ())
+    return last is not None and any(call["id"] == last and is_handoff(call["function"]["name"]) for call in calls)
 
 
 def wrong_history(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -307,7 +321,8 @@ def _message(reply: Mapping[str, Any]) -> dict[str, Any]:
     return message
 
 
-USAGE = {"prompt_tokens": 10, "completion_tokens": 10, "total_tokens": 20}
+def _usage(tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": tokens, "completion_tokens": 10, "total_tokens": tokens + 10}
 
 
 def _envelope(kind: str, choice: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -321,13 +336,13 @@ def _envelope(kind: str, choice: Mapping[str, Any], **more: Any) -> dict[str, An
     }
 
 
-def whole(reply: Mapping[str, Any]) -> bytes:
+def whole(reply: Mapping[str, Any], *, tokens: int) -> bytes:
     finish = "tool_calls" if reply.get("calls") else "stop"
     choice = {"message": _message(reply), "finish_reason": finish}
-    return json.dumps(_envelope("chat.completion", choice, usage=USAGE)).encode()
+    return json.dumps(_envelope("chat.completion", choice, usage=_usage(tokens))).encode()
 
 
-def streamed(reply: Mapping[str, Any]) -> bytes:
+def streamed(reply: Mapping[str, Any], *, tokens: int) -> bytes:
     """Return the same as server-sent events: the text word by word, each call in two pieces."""
     message = _message(reply)
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
@@ -337,8 +352,9 @@ def streamed(reply: Mapping[str, Any]) -> bytes:
         head = {**call, "index": index, "function": {"name": call["function"]["name"], "arguments": ""}}
         deltas.append({"tool_calls": [head]})
         deltas.append({"tool_calls": [{"index": index, "function": {"arguments": arguments}}]})
-    kind = "chat.completion.chunk"
-    events = [_envelope(kind, {"delta": delta, "finish_reason": None}) for delta in deltas]
-    events.append(_envelope(kind, {"delta": {}, "finish_reason": "tool_calls" if reply.get("calls") else "stop"}))
-    events.append({**_envelope(kind, {}), "choices": [], "usage": USAGE})
+    choices = [{"delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"delta": {}, "finish_reason": "tool_calls" if reply.get("calls") else "stop"})
+    envelope = _envelope("chat.completion.chunk", {})  # all chunks of a reply have the same id
+    events = [{**envelope, "choices": [{"index": 0, **choice}]} for choice in choices]
+    events.append({**envelope, "choices": [], "usage": _usage(tokens)})
     return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"

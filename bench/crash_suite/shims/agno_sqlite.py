@@ -1,8 +1,9 @@
 """Agno with its database in SQLite, and a checkpoint after each batch of tools.
 
-https://docs.agno.com/agents/run-agent and the description of Agent.checkpoint ("tool-batch": after each model turn);
-continue_run(run_id=…, session_id=…) resumes a RUNNING run. https://docs.agno.com/hitl/user-confirmation,
-…/teams/delegation (members; respond_directly for routing), …/context-compression, …/agents/streaming.
+https://docs.agno.com/examples/agents/checkpointing/crash-recovery and …/examples/teams/checkpointing/crash-recovery:
+checkpoint="tool-batch", then continue_run(run_id=…, session_id=…) resumes the run that is still RUNNING.
+https://docs.agno.com/hitl/user-confirmation, …/teams/delegation (members; respond_directly for routing),
+…/context-compression, …/agents/streaming.
 """
 
 from __future__ import annotations

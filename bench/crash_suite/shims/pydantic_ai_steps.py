@@ -11,11 +11,10 @@ from typing import Any
 
 import kit
 import pydantic_ai_bare as bare
-from pydantic_ai_bare import decide
+from pydantic_ai import DeferredToolResults
 from pydantic_ai_harness import StepPersistence
 from pydantic_ai_harness.step_persistence import SqliteStepStore, continue_run
 
-__all__ = ["decide"]
 NOT_OFFERED = bare.NOT_OFFERED
 plain = bare.capabilities
 
@@ -31,25 +30,40 @@ def capabilities(name: str) -> list[Any]:
 bare.capabilities = capabilities
 
 
-async def start() -> kit.Shown:
+async def drive(prompt: str | None, **more: Any) -> kit.Shown:
     kept = {"conversation_id": kit.run_id(), "event_stream_handler": bare.handler()}
-    return bare.shown(await bare.agent().run(kit.task(), **kept))
+    return bare.shown(await bare.agent().run(prompt, **kept, **more))
+
+
+async def start() -> kit.Shown:
+    return await drive(kit.task())
 
 
 async def resume() -> kit.Shown:
-    if bare.kept("answer.json").exists() or bare.kept("waiting.json").exists():
-        return await bare.resume()
-    runs = await store().list_runs(conversation_id=kit.run_id())
+    """Continue after the last snapshot, and tell the model which calls may have run."""
+    if bare.kept("answer.json").exists():
+        return bare.answered()
+    decided = bare.kept("approved.json").exists()
+    if bare.kept("waiting.json").exists() and not decided:
+        return bare.waiting()
     unresolved = [one for run in await store().list_runs() for one in await effects(run)]
     notes = [f"The tool {one.tool_name} ({one.tool_call_id}) may or may not have run." for one in unresolved]
     history, prompt = None, kit.task()
-    for run in runs:
+    for run in await store().list_runs(conversation_id=kit.run_id()):
         with suppress(LookupError):  # no snapshot: killed before the first one
             history = await continue_run(store(), run_id=run.run_id, include_interrupted=True)
             prompt = "Continue."
-    kept = {"conversation_id": kit.run_id(), "event_stream_handler": bare.handler()}
-    return bare.shown(await bare.agent().run("\n".join([prompt, *notes]), message_history=history, **kept))
+    if decided and not notes and history is not None and history[-1] == bare.history()[-1]:
+        return await decide()  # nothing of it has run yet
+    return await drive("\n".join([prompt, *notes]), message_history=history)
 
 
 async def effects(run: Any) -> list[Any]:
     return list(await store().list_unresolved_tool_effects(run_id=run.run_id))
+
+
+async def decide() -> kit.Shown:
+    bare.keep("approved.json", b"true")
+    history = bare.history()
+    approved = DeferredToolResults(approvals={call.tool_call_id: True for call in history[-1].tool_calls})
+    return await drive(None, message_history=history, deferred_tool_results=approved)

@@ -1,8 +1,10 @@
 """Strands Agents with its session in files.
 
-https://strandsagents.com/latest/documentation/docs/user-guide/concepts/agents/session-management/: an agent made with
-the same session id has its messages again, calls without results get one, and a call without a prompt continues.
-…/interrupts/ (in tools), …/multi-agent/agents-as-tools/, …/swarm/, …/agents/conversation-management/, …/streaming/.
+https://strandsagents.com/docs/user-guide/sdk/agents/session-management/: SnapshotSessionManager; saved on each
+message, its "most durable" setting. An agent made with the same session id has its messages again, calls without
+results get one, and a call without a prompt continues. …/docs/user-guide/concepts/interrupts/ (in tools),
+…/concepts/multi-agent/agents-as-tools/, …/multi-agent/swarm/, …/concepts/agents/conversation-management/,
+…/concepts/streaming/callback-handlers/.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from strands import Agent, ToolContext, tool
 from strands.agent.conversation_manager import SlidingWindowConversationManager, SummarizingConversationManager
 from strands.models.openai import OpenAIModel
 from strands.multiagent import Swarm
-from strands.session.file_session_manager import FileSessionManager
+from strands.session import SnapshotSessionManager
+from strands.storage import LocalFileStorage
 
 NOT_OFFERED = {"timer": "no durable timer"}
 
@@ -33,8 +36,8 @@ def pay(invoice: str, tool_context: ToolContext) -> str:
     return kit.pay(invoice, tool_context.tool_use["toolUseId"])
 
 
-def session() -> FileSessionManager:
-    return FileSessionManager(session_id=kit.run_id(), storage_dir=kit.folder())
+def session() -> SnapshotSessionManager:
+    return SnapshotSessionManager(kit.run_id(), storage=LocalFileStorage(kit.folder()), save_latest_on="message")
 
 
 def watch(**event: Any) -> None:
@@ -73,7 +76,7 @@ def drive(given: Any = None) -> kit.Shown:
     result = main(given if given is not None or main.messages else kit.task())
     if result.stop_reason == "interrupt":
         return kit.Shown("waiting", waiting=[f"{each.id} {each.reason}" for each in result.interrupts])
-    return kit.Shown("answered", str(result), kit.text_of(main.messages))
+    return kit.Shown("answered", str(result).strip(), kit.text_of(main.messages))
 
 
 start = resume = drive
