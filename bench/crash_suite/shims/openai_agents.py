@@ -1,8 +1,8 @@
 """OpenAI Agents SDK with sessions in SQLite.
 
-https://openai.github.io/openai-agents-python/sessions/: the same session continues the conversation; the guide "Running
-agents" calls it the state of resumable runs, and no page says more about a crash. …/human_in_the_loop/: the application
-keeps RunState.to_string(). …/tools/#agents-as-tools, …/handoffs/, …/streaming/.
+https://openai.github.io/openai-agents-python/sessions/: the same session continues the conversation; …/running_agents/
+calls it the state of "resumable runs", and names Dapr, Temporal, Restate and DBOS for durable execution.
+…/human_in_the_loop/: the application keeps RunState.to_string(). …/tools/#agents-as-tools, …/handoffs/, …/streaming/.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ async def drive(approve: bool = False) -> kit.Shown:
     if kit.scenario() == "approval":
         if approve:
             await DBOS.send_async(kit.run_id(), True, "approved")
-        elif waiting := await DBOS.get_event_async(kit.run_id(), "waiting", timeout_seconds=20):
+        elif waiting := await DBOS.get_event_async(kit.run_id(), "waiting", timeout_seconds=60):
             status = await handle.get_status()
             if status.status == "PENDING":
                 return kit.Shown("waiting", waiting=waiting)

@@ -1,7 +1,7 @@
 """smolagents: its memory lives in the process, so a run that was cut off begins again.
 
-https://huggingface.co/docs/smolagents/tutorials/memory (agent.memory.steps, in the process) and
-https://huggingface.co/docs/smolagents/examples/multiagents (managed_agents).
+https://huggingface.co/docs/smolagents/tutorials/memory (agent.memory.steps, in the process),
+https://huggingface.co/docs/smolagents/examples/multiagents (managed_agents), …/examples/plan_customization (people).
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from typing import Any
 import kit
 from smolagents import FinalAnswerStep, OpenAIModel, ToolCallingAgent, tool
 
-NOT_OFFERED = dict.fromkeys(("approval", "timer", "handoff", "overflow"), "none in the documentation")
+NOT_OFFERED = {
+    "approval": "people review a plan in the process that made it, calls are not approved",
+    **dict.fromkeys(("timer", "handoff", "overflow"), "none in the documentation"),
+}
 
 
 def pay(invoice: str) -> str:
