@@ -77,6 +77,16 @@ def test_suspended_runs_and_forks_survive_a_kill_too(tmp_path: Path, scenario: s
 
 @needs_fork
 @pytest.mark.timeout(400)
+def test_a_report_of_readers_in_the_background_survives_a_kill(tmp_path: Path) -> None:
+    found = tried(tmp_path, "research", "43")  # every citation opens: tests/harness/crash.py
+    assert found["ended"].startswith("answered: ")
+    assert found["paid"] == ["p1", "p2", "p3", "p4"]
+    assert found["events"] >= 80
+    assert found["problems"] == []
+
+
+@needs_fork
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("scenario", "stride"), [("map", "73"), ("session", "79"), ("serve", "71")])
 def test_a_sweep_a_conversation_and_a_server_that_wait_survive_a_kill(
     tmp_path: Path, scenario: str, stride: str

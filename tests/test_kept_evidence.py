@@ -12,6 +12,8 @@ import pytest
 from cli_process import here
 from closeout import Agent, Flow, Handoff, Report, RunResult, tool
 from closeout.context.policy import EvictionPolicy
+from closeout.journal.events import ToolFinished
+from closeout.journal.store import open_store
 from closeout.testing import RequestView, ScriptedClient, Turn, call, say
 from journal_file import cuts
 
@@ -99,6 +101,44 @@ def test_after_a_kill_at_any_event_and_in_a_fork(tmp_path: Path) -> None:
         assert found(resumed) == ["r1", "r2"]
     forked = asyncio.run(agent(tmp_path).fork("run", at=2))
     assert found(forked) == ["r1", "r2"]
+
+
+def test_of_readers_in_the_background_after_a_kill_at_any_event(tmp_path: Path) -> None:
+    pages, fetched = [*PAGES, "mill"], list[str]()
+    texts = {page: f"The {page} opened in {1801 + number}." for number, page in enumerate(pages)}
+    quotes = [(f"r{number}:reader/r1", text) for number, text in enumerate(texts.values(), 1)]
+
+    @tool(read_only=True)
+    async def fetch(page: str) -> str:
+        """Fetch a page."""
+        fetched.append(page)
+        return texts[page]
+
+    def note(view: RequestView) -> Turn:
+        page = view.question.split()[-1]
+        return say(f"It says {texts[page]}") if texts[page] in view.text else call("fetch", page=page)
+
+    def lead(view: RequestView) -> Turn:
+        if all(text in view.text for text in texts.values()):
+            return report(*quotes)
+        if "Started as r4" in view.text:
+            return call("wait", handles=["r1", "r2", "r3", "r4"])
+        return Turn(calls=[call("reader", task=f"Read {page}") for page in pages])
+
+    def agent() -> Agent[Any, Report]:
+        reader = Agent(ScriptedClient(note), [fetch], home=False).as_tool("reader", "Reads.", background=True)
+        return Agent(ScriptedClient(lead), [reader], answer=Report, home=tmp_path)
+
+    whole = agent().run_sync("When?", run_id="run")
+    assert (found(whole), sorted(fetched)) == ([handle for handle, _ in quotes], sorted(pages))
+    for kept in cuts(tmp_path, 2):
+        ended = [row.event for row in open_store(tmp_path).rows("run") if isinstance(row.event, ToolFinished)]
+        before = {page for page in pages if any(texts[page] in str(each) for each in ended if each.name == "fetch")}
+        fetched.clear()
+        resumed = agent().resume_sync("run")
+        assert resumed.answer == whole.answer, kept
+        assert found(resumed) == [handle for handle, _ in quotes], kept
+        assert sorted(fetched) == sorted({*pages} - before), kept
 
 
 def test_under_flow_rules(home: Path) -> None:

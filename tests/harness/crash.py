@@ -4,7 +4,8 @@ Run as a script: it forks a child for each kill point, so that the dead process 
 The scenario is "run"; "waiting", where every payment needs an approval and there are questions; "fork", where the run
 that is killed is a fork of a finished one; "timers", where tools wait for signals and times; "asking_old" and
 "asking_new", where an MCP server of an older or the newest protocol asks during its calls; "asking_task", where it
-answers a call with a task; "program", where the model writes programs; "waiting_program", where the payments of a
+answers a call with a task; "research", where readers work in the background and the report quotes what they have read;
+"program", where the model writes programs; "waiting_program", where the payments of a
 program need approvals; or "map", "session" and "serve", where two tasks that wait, pay and leave files are a sweep, a
 conversation, or requests to a server. With a stride only every so many events are tried. The homes are folders, or
 schemas of the database whose address is in HARNESS_DATABASE.
@@ -28,7 +29,7 @@ from typing import Any
 
 from database_homes import end_leases, home_of, remove_home
 
-from closeout import Agent, File, RunContext, ToolOutput, tool
+from closeout import Agent, File, Report, RunContext, ToolOutput, tool
 from closeout.errors import RunNotFound
 from closeout.journal import run_journal as journal_module
 from closeout.journal.copying import copy_runs
@@ -37,7 +38,7 @@ from closeout.journal.sent_signals import send_signal
 from closeout.journal.store import Row, Store, close_stores, open_store
 from closeout.run.result import RunResult
 from closeout.run.waits.waiting import pending_decisions
-from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 from closeout.tools.builtin import ask_user
 
 ASKING = Path(__file__).parents[1] / "mcp_servers" / "asking.py"
@@ -104,7 +105,8 @@ PLANS = {
     "asking_new": ASKING_PLAN,
     "asking_task": TASK_PLAN,
 }
-SCENARIOS = (*PLANS, "program", "waiting_program", *PARTS)
+READERS = ("p1", "p2", "p3", "p4")  # pages
+SCENARIOS = (*PLANS, "research", "program", "waiting_program", *PARTS)
 
 
 def act(plan: list[list[tuple[str, str]]], view: RequestView) -> Turn:
@@ -131,6 +133,18 @@ def _next(name: str, key: str, text: str) -> Any:
         return call(name, **({"task": f"pay {key}"} if name in ("clerk", "watch") else {"key": key}))
     unsure = text.rfind("Interrupted") > text.rfind(f"{key} is not paid")
     return call("was_paid", key=key) if unsure else call(name, **{"key" if name == "pay" else "item": key})
+
+
+def write_report(view: RequestView) -> Turn:
+    """Send a reader for each page, wait for all, and quote each."""
+    handles = [f"r{number}" for number in range(1, len(READERS) + 1)]
+    if all(f"[{page}] done" in view.text for page in READERS):
+        quotes = [[{"text": f"[{page}] done", "handle": at}] for page, at in zip(READERS, handles, strict=True)]
+        claims = [{"text": "So.", "quotes": each} for each in quotes]
+        return say(json.dumps({"title": ANSWER, "claims": claims}))
+    if f"Started as {handles[-1]}" in view.text:
+        return Turn(calls=[call("wait", handles=handles)])
+    return Turn(calls=[call("clerk", task=f"read {page}") for page in READERS])
 
 
 def next_program(view: RequestView) -> str:
@@ -199,6 +213,9 @@ def agent_for(folder: Path, scenario: str = "run") -> Agent:
             else act([[("expect", key)]], view)
         )
 
+    if scenario == "research":
+        reader = clerk.as_tool("clerk", "Reads a page.", background=True)
+        return Agent(ScriptedClient(write_report, name="main"), [reader], answer=Report, home=home_of(folder))
     watcher = Agent(ScriptedClient(watchers_turn, name="watcher"), [expect], home=home_of(folder))
     turn = act_in_part if scenario in PARTS else lambda view: act(PLANS[scenario], view)
     main = ScriptedClient(turn, name="main")
@@ -300,6 +317,10 @@ def lead(folder: Path, resume: bool, scenario: str) -> str:
         return asyncio.run(lead_parts(folder, scenario))
     result = asyncio.run(all_of_it())
     check_signals(result.read_rows())
+    if scenario == "research":
+        opened = [citation.source is not None and not citation.problem for citation in result.citations]
+        assert opened == [True] * len(READERS), "a citation does not open"
+        return f"{result.status}: {result.answer}"
     asked = [row.event for row in result.read_rows() if isinstance(row.event, DecisionRequested)]
     questions = [(each.request.partition(".q")[0], each.digest) for each in asked if ".q" in each.request]
     assert len(questions) == len(set(questions)), "a server's question was asked twice in one call"
