@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import TestClient
 
 from cli_process import here
 from closeout import Agent, RunContext, tool
@@ -18,6 +19,7 @@ from closeout.fleet.chores import change_schedule, list_schedules, next_times
 from closeout.homes import Home
 from closeout.journal.store import open_store
 from closeout.testing import ScriptedClient, answer, call
+from harness.recurring_runs import announced, recurring
 
 YEAR = datetime(2027, 1, 1, tzinfo=UTC)
 
@@ -190,3 +192,24 @@ async def test_schedules_are_listed_and_changed_on_the_command_line(home: Path) 
     assert (await asyncio.to_thread(here, "runs", "schedules", "daily", "--remove")).err == "0 schedules.\n"
     done = await asyncio.to_thread(here, "runs", "schedules", "daily", "--remove")
     assert "There is no schedule 'daily'." in done.sentence
+
+
+async def test_the_viewer_lists_them(client: TestClient, home: Path) -> None:
+    await reporter(home).submit("Report.", run_id="daily", every="0 7 * * *", start_at=YEAR)
+    found = await (await client.get("/viewer/api/runs")).json()
+    (schedule,) = found["schedules"]
+    assert (schedule["name"], schedule["next"], schedule["paused"]) == ("daily", 1798786800.0, 0)
+    assert found["unsent"] == []
+
+
+@pytest.mark.slow
+def test_instances_that_are_killed_begin_each_run_once(home: Path, tmp_path: Path) -> None:
+    runs, wanted, kills = recurring(home, tmp_path, first=date(2027, 3, 11), days=5, kill_every=5)
+    assert (runs, kills >= 3) == (wanted, True)
+
+
+@pytest.mark.slow
+def test_instances_that_are_killed_announce_each_end(home: Path) -> None:
+    names, receiver, kills = announced(home, runs=60, kill_every=40)
+    assert {name.rpartition(".")[0] for name in receiver.received} == names
+    assert (kills >= 2, receiver.tries > 60) == (True, True)

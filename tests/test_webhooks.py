@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from closeout.fleet.announcing import DELAYS, unsent_ends
 from closeout.homes import Home
 from closeout.journal.store import close_store, open_store
 from closeout.run.cancelling import cancel_run
+from closeout.server.serve.host import AgentHost
 from closeout.testing import ScriptedClient, answer, call
 
 KEY = b"k" * 32
@@ -36,6 +38,7 @@ class Receiver:
     def __init__(self, status: Callable[[str, int], int] = lambda notice, tries: 204) -> None:
         self.tries, self.received = Counter[str](), dict[str, Any]()
         self.url, self._status = "", status
+        self.news = asyncio.Event()
 
     async def _post(self, request: web.Request) -> web.Response:
         name, at, body = request.headers["webhook-id"], request.headers["webhook-timestamp"], await request.read()
@@ -45,6 +48,7 @@ class Receiver:
         status = self._status(name, self.tries[name])
         if status < 300:
             assert self.received.setdefault(name, json.loads(body)) == json.loads(body)  # each try says the same
+            self.news.set()
         return web.Response(status=status)
 
     @asynccontextmanager
@@ -99,6 +103,20 @@ async def test_the_wait_and_the_end_of_a_run_are_sent_once_each(any_home: Home) 
     }
     assert set(receiver.tries.values()) == {1}
     assert unsent_ends(open_store(any_home)) == []
+
+
+async def test_a_server_begins_recurring_runs_and_announces_their_ends(any_home: Home) -> None:
+    async with Receiver().listening() as receiver:
+        client = ScriptedClient(lambda view: answer("done"))
+        agent = Agent(client, home=any_home, name="shop", webhook=receiver.webhook())
+        start = datetime(2026, 1, 1, tzinfo=UTC)
+        await agent.submit("Report.", run_id="daily", every="0 7 * * *", user="ann", start_at=start)
+        async with AgentHost(agent) as host, asyncio.timeout(30):
+            await receiver.news.wait()
+            run = await host.find("daily.20260101T070000Z")  # it is the server's, as any other one
+    (notice,) = receiver.received.values()
+    assert (notice["data"]["run_id"], notice["data"]["status"]) == (run.run_id, "answered")
+    assert (run.started.user, run.started.origin["schedule"]["name"]) == ("ann", "daily")
 
 
 async def test_an_end_that_no_agent_records_is_sent_too(any_home: Home) -> None:

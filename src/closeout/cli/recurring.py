@@ -55,4 +55,4 @@ def webhooks_command(*, retry: bool, as_json: bool) -> int:
 
 
 def _local(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at < sys.maxsize else "never"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -249,7 +249,7 @@ class Chores:
         except CloseoutError as problem:  # a server that is busy
             log.warning("The schedule %s begins its run later: %s", schedule.name, problem)
             return now + LOOK_SECONDS
-        following = next(times(now), math.inf)
+        following = next(times(now))
         values = (following, run_id or schedule.last, error, schedule.name, schedule.next)
         await self.store.off_loop(self.store.transact, lambda db: db.execute(_ADVANCE, values))
         return following

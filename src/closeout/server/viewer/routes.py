@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice
@@ -16,6 +17,8 @@ from aiohttp import web
 
 from closeout.codec import encode_json
 from closeout.errors import DecisionRefused, JournalError, JournalLocked, MessageRefused, RunNotFound, UsageError
+from closeout.fleet.announcing import unsent_ends
+from closeout.fleet.chores import list_schedules
 from closeout.homes import Home
 from closeout.journal.events import ModelRequested
 from closeout.journal.following import follow
@@ -199,12 +202,16 @@ class _Viewer:
                 shape = {**run_shape(record, totals.get(record.run_id)), "reason": run_reason(store, record)}
                 shape |= about_shape(store.beginning(record.run_id))
                 shapes.append(shape if hit is None else {**shape, "hit": hit_shape(hit)})
+            schedules = [{**asdict(each), "task": ""} for each in list_schedules(store)]
+            unsent = unsent_ends(store)[:20]
         return {
             "runs": shapes,
             "more": len(wanted) > limit,
             "indexed": state.indexed,
             "total": state.runs,
             "evaluations": [] if text else evaluations,
+            "schedules": schedules,
+            "unsent": unsent,
         }
 
     def _index_more(self) -> None:

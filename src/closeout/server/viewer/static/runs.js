@@ -1,7 +1,7 @@
 // The list of runs: live, filtered, searched.
 
 import { h, marked, replaceChildren } from "./dom.js";
-import { ago, cost, count, duration, moment, percent, short } from "./format.js";
+import { ago, cost, count, duration, moment, percent, short, until } from "./format.js";
 import { t } from "./language.js";
 import { aboutRun, statusChip } from "./parts.js";
 import { listRuns } from "./source.js";
@@ -44,6 +44,7 @@ class RunsPage {
       STATUSES.map((status) => h("option", { value: status, selected: status === this.filters.status }, t(status || "any status"))));
     this.list = h("div.runs", { role: "list" });
     this.grouped = h("p.grouped.quiet");
+    this.beside = h("div");
     this.end = h("div.list-end");
     this.note = h("p.foot", { role: "status" });
     this.compare = h("div.compare-bar", { hidden: true });
@@ -54,7 +55,7 @@ class RunsPage {
     replaceChildren(this.main, h("div.runs-page", null,
       h("h1.unseen", null, t("Runs")),
       h("form.filters", { role: "search", submit: (event) => event.preventDefault() }, this.search, this.status, this.newer, this.named),
-      this.grouped,
+      this.grouped, this.beside,
       h("div.runs-head", { "aria-hidden": "true" }, ["Task", "Turns", "Tokens", "Cached", "Cost", "Time"].map((name) => h("span", null, t(name)))),
       this.list, this.end, this.note, this.compare));
     await this.load();
@@ -124,6 +125,7 @@ class RunsPage {
   finish(found, more) {
     this.more = more;
     this.drawGrouped(found.evaluations);
+    this.drawBeside(found);
     // The end may still be in sight: an observer reports that only if it observes it again.
     this.observer.unobserve(this.end);
     this.observer.observe(this.end);
@@ -133,6 +135,18 @@ class RunsPage {
     else if (!more) note = t(this.rows.size === 1 ? "1 run" : "{n} runs", { n: count(this.rows.size) });
     if (this.indexing) note += ` · ${t("indexed {n} of {m}", { n: count(found.indexed), m: count(found.total) })}`;
     replaceChildren(this.note, note);
+  }
+
+  /** The recurring runs, and the webhooks that have failed so far. */
+  drawBeside({ schedules, unsent }) {
+    const next = (each) => (each.paused ? t("paused") : until(each.next));
+    const recurring = schedules.map((each) => h("span", { dir: "auto", title: `${each.every} ${each.timezone} ${each.last} ${each.error}` },
+      `${each.name} (${next(each)}${each.error ? `, ${t("failed")}` : ""}) `));
+    const failed = unsent.map((each) => h("a", { href: `#/run/${encodeURIComponent(each.run_id)}`, dir: "auto", title: each.error },
+      `${each.run_id}${each.due === null ? ` (${t("given up")})` : ""} `));
+    replaceChildren(this.beside,
+      recurring.length ? h("p.grouped.quiet", null, t("Recurring:"), " ", recurring) : null,
+      failed.length ? h("p.grouped.quiet", null, t("Webhooks that failed:"), " ", failed) : null);
   }
 
   /** The evaluations, whose trials are not in the list: a search alone finds them here. */
