@@ -179,8 +179,8 @@ class World:
         offered = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
         text = "\n".join(map(text_of, messages))
         receipts = dict(RECEIPT.findall(text))
-        if not offered:
-            return {"content": self._facts(text)}
+        if not offered or (messages[-1]["role"] == "user" and "no tools" in text_of(messages[-1])):
+            return {"content": self._facts(text)}  # asked for a summary
         if "pay" not in offered and has_handed_over(messages):  # some runtimes ask once more before they hand over
             return {"content": "The clerk takes over."}
         missing = [invoice for invoice in self.invoices if invoice not in receipts]
