@@ -115,6 +115,7 @@ FINDS_AGAIN = {
 BEGINS = {"Agent.run", "Agent.run_sync", "Agent.stream", "Agent.submit", "Agent.fork", "Orchestrator.run_main_agent"}
 ACTS_ON_ONE = {
     *("Agent.cancel", "Agent.follow", "Agent.result", "Agent.resume", "Agent.resume_sync", "Agent.send"),
+    "Agent.decide",
     "Agent.undo",  # once for each call of a run: tests/test_undo.py
     *("delete_data", "export_data", "find_data", "TaskLog.logs_run", "Config.get"),
 }

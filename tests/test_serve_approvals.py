@@ -404,17 +404,17 @@ async def test_a_server_looks_again_after_an_error_but_not_at_once_and_says_it_o
         run_id = await submitted(served)
         await served.host.wait(run_id)
         store, looks = served.host.store, 0
-        due_runs = store.due_runs
+        look = store.look
 
-        def failing(now: float) -> Any:
+        def failing(*arguments: Any, **options: Any) -> Any:
             nonlocal looks
             looks += 1
             if looks < 3:
                 raise JournalError("the disk is full")
-            return due_runs(now)
+            return look(*arguments, **options)
 
         await asyncio.sleep(0.2)  # the loop has seen all there is
-        monkeypatch.setattr(store, "due_runs", failing)
+        monkeypatch.setattr(store, "look", failing)
         send_signal(store, run_id, "付款", 7)
         assert await answered(served, run_id) == [("time", "clock"), ("7", "signal")]
     assert caplog.messages.count("No runs can be found: the disk is full") == 1

@@ -183,3 +183,18 @@ async def test_an_idle_instance_takes_what_is_queued_at_another_one(any_home: Ho
         assert (one.host.active, two.host.ended) == (1, {"answered": 1})
         await two.host.cancel(ids[0])
         assert (await two.host.state(ids[0]), open_store(any_home).run(ids[0]).status) == ("", "cancelled")
+
+
+async def test_a_server_continues_open_runs_of_an_older_version_and_no_run_that_no_client_comes_back_for(
+    any_home: Home, tmp_path: Path
+) -> None:
+    store = open_store(any_home)
+    for name, api, server in (("kept", "runs", "clerk"), ("lost", "chat", "clerk"), ("other", "runs", "bank")):
+        notes = {"serve": {"agent": server, "api": api}}
+        await clerk(tmp_path, any_home).submit(name, run_id=name, origin=notes)
+    store.transact(lambda db: db.execute("UPDATE runs SET agent='' WHERE run_id='kept'"))  # as it was noted then
+    async with serving(clerk(tmp_path, any_home), name="clerk") as served:
+        await served.host.wait("kept")
+        await until(lambda: "lost" in served.host._left_alone)
+        assert [await served.host.state(name) for name in ("kept", "lost")] == ["", ""]
+    assert [store.run(name).status for name in ("kept", "lost", "other")] == ["answered", "interrupted", "interrupted"]

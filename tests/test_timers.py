@@ -17,7 +17,7 @@ import pytest
 from cli_process import here
 from closeout import Agent, RunContext, tool
 from closeout.errors import DecisionRefused, RateLimited, RunNotFound, SignalRefused, ToolError, UsageError
-from closeout.fleet.due import DueRuns
+from closeout.fleet.due import DueRuns, due_runs
 from closeout.homes import DatabaseHome, Home
 from closeout.journal import events as ev
 from closeout.journal.sent_signals import MAX_PAYLOAD, open_signals
@@ -183,18 +183,23 @@ async def test_looking_for_due_runs_reads_no_run_that_only_waits(
     store, now = open_store(any_home), datetime.now(UTC).timestamp()
     read: list[str] = []
     monkeypatch.setattr(store, "rows", lambda run_id: read.append(run_id) or iter(store.read(run_id).rows))
-    due = DueRuns(store)
-    assert (list(due.find()), read) == ([], [])
-    assert now + 30 < due.next_time < now + 90, "the time at which the wait for the payment ends"
-    assert (list(due.find(now + 90)), read) == (["paid"], [])
-    assert now + 7000 < due.next_time
+    assert (due_runs(store), read) == ([], [])
+    _, others = store.ready(agent.name, now)
+    assert now + 30 < others.next_due < now + 90, "the time at which the wait for the payment ends"
+    assert (due_runs(store, now + 90), read) == (["paid"], [])
     await agent.signal("paid", "payment", 5)
     record_decisions(store, "decided", {"r1": True})
-    assert list(due.find()) == list(due.find()) == ["decided", "paid"]
-    assert read == ["paid"], "what it waits for, once"
+    assert sorted(due_runs(store)) == ["decided", "paid"]
+    assert read == ["paid"]
+    _, others = store.ready(agent.name, now)
+    waits = DueRuns(store)
+    assert waits.among(others.unsure, now) == waits.among(others.unsure, now) == ["paid"]
+    assert read == ["paid"] * 2, "what it waits for, once"
     store.transact(lambda db: db.execute("UPDATE runs SET due=0"))  # as a journal of an older version has it
-    assert sorted(due.find()) == ["decided", "paid"]
-    assert sorted(due.find(now + 7300)) == ["decided", "paid", "r0", "r1", "r2"]
+    assert sorted(due_runs(store)) == ["decided", "paid"]
+    assert sorted(due_runs(store, now + 7300)) == ["decided", "paid", "r0", "r1", "r2"]
+    store.transact(lambda db: db.execute("UPDATE runs SET agent=NULL"))  # so has one of a still older version
+    assert sorted(await agent.ready_runs()) == ["decided", "paid"]
 
 
 async def test_a_wrong_clock_of_a_worker_neither_ends_a_wait_nor_prolongs_it(

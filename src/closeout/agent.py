@@ -843,7 +843,7 @@ class Agent(Generic[Deps, Value]):
         return await store.off_loop(record_decisions, store, run_id, decisions, by=by)
 
     async def ready_runs(self) -> list[str]:
-        """Return the ids of the agent's runs that a leg would continue now, in no particular order.
+        """Return the ids of the agent's runs that a leg would continue now, in the order of their priorities.
 
         These are the runs that were submitted, those whose process is gone, and the waiting ones whose time, signal,
         login or decisions have come. An engine that schedules the runs asks from time to time.
@@ -851,10 +851,10 @@ class Agent(Generic[Deps, Value]):
         Raises:
             JournalError: The runs cannot be read.
         """
-        from closeout.fleet.legs import ready_runs
+        from closeout.fleet.due import ready_runs
 
         store = self._kept_runs()
-        return await store.off_loop(ready_runs, self.plan(), store)
+        return list(await store.off_loop(ready_runs, self.plan(), store))
 
     async def undo(self, run_id: str, call: str) -> ToolOutput:
         """Undo a call of a recorded run by the `undo` function of its tool, which gets its arguments and its result.

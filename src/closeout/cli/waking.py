@@ -90,11 +90,11 @@ def resume_due_runs(source: str | None, model: str | None, base_url: str | None,
 
 
 def _due_runs() -> Sequence[str]:
-    from closeout.fleet.due import DueRuns
+    from closeout.fleet.due import due_runs
     from closeout.journal.readonly import open_to_read
 
     with open_to_read(home_folder()) as store:
-        return list(DueRuns(store).find())
+        return due_runs(store)
 
 
 async def _resumed(agent: Agent[Any], run_id: str) -> RunResult[Any]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from closeout.errors import CloseoutError, JournalError, JournalLocked, RunNotFound
 from closeout.journal.events import RunEnded, RunStarted
-from closeout.journal.sent_signals import waiting_with_signals
-from closeout.journal.store import Row, Store
+from closeout.journal.store import Row, Store, executor_of
 from closeout.journal.subscribers import Listener
 from closeout.run.handoff import is_run_of
 from closeout.run.plan import AgentPlan
@@ -21,7 +19,7 @@ from closeout.run.resuming import resume_run
 from closeout.run.waits.waiting import PendingDecision, due_time, pending_decisions
 from closeout.tools.mcp.mcp_logins import login_changed
 
-__all__ = ["DueRuns", "has_login", "resume_due", "waits_since"]
+__all__ = ["DueRuns", "due_runs", "has_login", "name_executor", "ready_runs", "resume_due", "waits_since"]
 
 log = logging.getLogger("closeout")
 
@@ -47,32 +45,17 @@ def has_login(pending: PendingDecision, since: float) -> bool:
 
 @dataclass(slots=True)
 class DueRuns:
-    """Finds the waiting runs of a store that can continue, by the clock that its processes share.
+    """Finds the waiting runs that can continue according to their events, which it reads once.
 
-    The store knows when. Only of runs that have a signal, that wait for a login or that an older version suspended, the
-    events are read, once.
+    These are runs that have a signal, that wait for a login, or that an older version suspended. Of others the store
+    knows when.
 
     Attributes:
         store: Where the runs are kept.
-        next_time: When the next of them can continue without a signal, in seconds since the epoch; infinity if none.
     """
 
     store: Store
-    next_time: float = math.inf
     _waits: dict[str, _Wait] = field(default_factory=dict)  # those that were read
-
-    def find(self, now: float | None = None) -> Iterator[str]:
-        """Yield the ids of the runs that can continue: those whose time has come, in its order, and those signalled."""
-        now = self.store.clock(exact=True) if now is None else now
-        self.next_time = self.store.next_due(now)
-        due = self.store.due_runs(now)
-        unsure = [(run_id, version, "") for run_id, is_known, version in due if not is_known]
-        signalled = [(run_id, version, name) for run_id, name, version in waiting_with_signals(self.store)]
-        over = dict.fromkeys(self.among([*unsure, *signalled], now))
-        found = [run_id for run_id, is_known, _ in due if is_known or run_id in over]
-        if found := [*dict.fromkeys((*found, *over))]:
-            imported = self.store.imported_runs()
-            yield from (run_id for run_id in found if run_id not in imported)
 
     def among(self, unsure: Iterable[tuple[str, int, str]], now: float) -> list[str]:
         """Return those of some waiting runs that can continue according to their events: see `Look.unsure`."""
@@ -102,6 +85,53 @@ def _is_over(wait: _Wait, now: float) -> bool:
     return due_time(wait.pending) <= now or any(has_login(each, wait.since) for each in wait.pending)
 
 
+def ready_runs(plan: AgentPlan, store: Store, now: float | None = None) -> dict[str, str]:
+    """Return the runs of an agent that can continue and that nobody executes, each with its status.
+
+    Args:
+        plan: The agent.
+        store: Where the runs are kept.
+        now: The time that counts.
+    """
+    now = store.clock(exact=True) if now is None else now
+    ready, others = store.ready(plan.name, now)
+    named = [name_executor(plan, store, run_id) for run_id in others.unnamed]
+    if any(named):
+        ready, others = store.ready(plan.name, now)
+    return ready | dict.fromkeys(DueRuns(store).among(others.unsure, now), "waiting")
+
+
+def due_runs(store: Store, now: float | None = None) -> list[str]:
+    """Return the waiting runs of all agents and servers that can continue, now or at a time."""
+    now, due, waits = now or store.clock(exact=True), list[str](), DueRuns(store)
+    executors = store.query("SELECT DISTINCT agent FROM runs WHERE status='waiting' AND agent<>''")
+    unnamed: list[str] = []
+    for (executor,) in executors or [("",)]:
+        ready, others = store.ready(executor, now)
+        due += [run_id for run_id, status in ready.items() if status == "waiting"]
+        due += waits.among(others.unsure, now)
+        unnamed = others.unnamed
+    due += waits.among([(run_id, 0, "") for run_id in unnamed], now)
+    return list(dict.fromkeys(due))
+
+
+def name_executor(plan: AgentPlan, store: Store, run_id: str) -> bool:
+    """Note what executes a run of an older version, or one that began after a handoff. Returns False if unknown."""
+    try:
+        rows = store.rows_from(run_id, 0, 1)
+    except RunNotFound:
+        return False
+    started = rows[0].event if rows else None
+    if not isinstance(started, RunStarted):
+        return False
+    executor = executor_of(started)
+    if executor is None and is_run_of(plan, started):
+        executor = plan.name
+    if executor is not None:
+        store.name_agent(run_id, executor)
+    return executor is not None
+
+
 async def resume_due(
     plan: AgentPlan, store: Store, listeners: Sequence[Listener] = (), *, limit: int = 10, now: datetime | None = None
 ) -> list[RunResult]:
@@ -109,7 +139,8 @@ async def resume_due(
     at = None if now is None else now.timestamp()
     if at is not None:
         plan = replace(plan, clock=lambda: at)
-    due = iter(await store.off_loop(lambda: list(DueRuns(store).find(at))))
+    ready = await store.off_loop(ready_runs, plan, store, at)
+    due = iter([run_id for run_id, status in ready.items() if status == "waiting"])
     results: list[RunResult] = []
 
     async def work() -> None:
@@ -125,11 +156,8 @@ async def resume_due(
 
 
 async def _resumed(plan: AgentPlan, store: Store, run_id: str, listeners: Sequence[Listener]) -> RunResult | None:
-    """Resume a run. None: it is another agent's or is being executed, or it cannot be resumed, which is logged."""
+    """Resume a run. None: it is being executed, or it cannot be resumed, which is logged."""
     try:
-        rows = await store.off_loop(store.rows_from, run_id, 0, 1)
-        if not rows or not isinstance(rows[0].event, RunStarted) or not is_run_of(plan, rows[0].event):
-            return None
         seen = await store.off_loop(store.run, run_id)
         if seen.status != "waiting":  # another process was faster
             return None

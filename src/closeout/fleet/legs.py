@@ -10,14 +10,13 @@ from datetime import UTC, datetime
 from closeout.errors import UsageError
 from closeout.fleet.due import DueRuns
 from closeout.fleet.interruptions import ended_in_vain
-from closeout.journal.events import DecisionRequested, RunStarted
+from closeout.journal.events import DecisionRequested
 from closeout.journal.locks import locked
 from closeout.journal.sent_signals import open_signals
-from closeout.journal.store import RunRecord, Store, executor_of
+from closeout.journal.store import RunRecord, Store
 from closeout.journal.subscribers import Listener
 from closeout.records import record
-from closeout.run.cancelling import forget_requests, hand_over, handed_over, is_handed_over
-from closeout.run.handoff import is_run_of
+from closeout.run.cancelling import forget_requests, hand_over, is_handed_over
 from closeout.run.lifecycle import as_recorded
 from closeout.run.loading import load_result
 from closeout.run.plan import AgentPlan
@@ -25,7 +24,7 @@ from closeout.run.result import RunResult
 from closeout.run.resuming import resume_run
 from closeout.run.waits.waiting import Decisions, PendingDecision, due_time, pending_decisions, pending_of
 
-__all__ = ["Leg", "check_same_run", "execute_leg", "next_leg", "ready_runs", "recorded_result"]
+__all__ = ["Leg", "check_same_run", "execute_leg", "next_leg", "recorded_result"]
 
 
 @record(kw_only=True)
@@ -108,16 +107,6 @@ async def _next_leg(
     elif seen.status == "waiting":  # everything is decided
         return await execute_leg(plan, store, run_id, listeners, seen=seen)
     return _leg(await recorded_result(plan, store, run_id), pending)
-
-
-def ready_runs(plan: AgentPlan, store: Store) -> list[str]:
-    """Return the runs of an agent that can continue and that nobody executes: see `Agent.ready_runs`."""
-    found = dict.fromkeys([*DueRuns(store).find(), *store.interrupted_runs(), *handed_over(store)])
-    return [run_id for run_id in found if _is_own(plan, store.beginning(run_id))]
-
-
-def _is_own(plan: AgentPlan, began: RunStarted | None) -> bool:
-    return began is not None and executor_of(began) != "" and is_run_of(plan, began)
 
 
 def _can_continue(store: Store, run_id: str, pending: Sequence[PendingDecision]) -> bool:

@@ -7,23 +7,22 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
-from closeout.errors import CloseoutError, JournalError, JournalLocked, LeaseLost, RunNotFound
+from closeout.errors import CloseoutError, JournalLocked, LeaseLost, RunNotFound
 from closeout.fleet.chores import Chores
 from closeout.fleet.interruptions import ended_in_vain
 from closeout.fleet.legs import execute_leg, recorded_result
 from closeout.fleet.lookout import Lookout
 from closeout.fleet.made_deps import DepsMaker
-from closeout.journal.claims import ClaimedRun, Look, SuspectsGo
+from closeout.journal.claims import ClaimedRun
 from closeout.journal.events import RunEnded, RunStarted
 from closeout.journal.following import follow, news_of, wait_until
-from closeout.journal.store import SERVED, Row, Store, executor_of
+from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Listener
-from closeout.run.cancelling import cancel_requests, forget_requests, hand_over
-from closeout.run.handoff import is_run_of
+from closeout.run.cancelling import forget_requests, hand_over
 from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
 
@@ -86,15 +85,12 @@ class AgentWorker:
     failures: dict[str, RunFailure] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)  # run → when it may be tried again
-    _strange: set[str] = field(default_factory=set)  # runs that no agent is named for, and that are not this one's
-    _suspects: set[str] = field(default_factory=set)  # those of the runs at work that were interrupted repeatedly
-    _suspects_go: SuspectsGo = "last"  # they and fresh runs take turns
     _open: dict[str, str] = field(default_factory=dict)  # run → the outcome that another one may replace
     _left: set[str] = field(default_factory=set)  # runs that are handed over
     _lookout: Lookout = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lookout = Lookout(self.store, self._tasks, self._take, as_worker=True)
+        self._lookout = Lookout(self.store, self.plan, self._tasks, self._take)
 
     @property
     def executing(self) -> int:
@@ -144,61 +140,16 @@ class AgentWorker:
         """Begin to execute runs, as many as there are places. Returns the runs that somebody asked to cancel."""
         now = time.monotonic()
         self._not_before = {run_id: at for run_id, at in self._not_before.items() if at > now}
-        looking = asyncio.create_task(asyncio.to_thread(self._claimed, self.limit - len(self._tasks)))
-        try:
-            found, claims = await asyncio.shield(looking)
-        except asyncio.CancelledError:
-            with suppress(JournalError):
-                for claim in (await looking)[1]:
-                    self.store.unclaim(claim.number)
-            raise
+        claims, cancelled = await self._lookout.claim(self.limit - len(self._tasks), exclude=self._not_before)
         for claim in claims:
-            if claim.is_suspect:
-                self._suspects.add(claim.run_id)
             task = self._tasks[claim.run_id] = asyncio.create_task(self._execute(claim), name=f"run {claim.run_id}")
             task.add_done_callback(self._forget)
-        if claims:
-            self._suspects_go = "last" if any(claim.is_suspect for claim in claims) else "first"
-        return await cancel_requests(self.store, found.cancelled)
-
-    def _claimed(self, places: int) -> tuple[Look, list[ClaimedRun]]:
-        """Look for runs and claim as many as there are places: of a process, one that was interrupted repeatedly.
-
-        If the process dies again, it is clear of which run.
-        """
-        suspects: SuspectsGo = "nowhere" if self._suspects else self._suspects_go
-        found = self.store.look(self.plan.name, places, suspects=suspects, exclude=self._not_before)
-        claims, due = list(found.claims), self._lookout.due
-        due.next_time = found.next_due
-        for run_id in due.among(found.unsure, self.store.clock()):
-            if len(claims) < places and run_id not in self._not_before:
-                claim = self.store.try_claim(run_id)
-                claims += [claim] if claim is not None else []
-        for run_id in found.unnamed:
-            if run_id not in self._strange and not self._named(run_id):
-                self._strange.add(run_id)
-        return found, claims
-
-    def _named(self, run_id: str) -> bool:
-        """Note whose workers execute a run of an older version, or one that began after a handoff."""
-        try:
-            rows = self.store.rows_from(run_id, 0, 1)
-        except RunNotFound:
-            return True
-        started = rows[0].event if rows else None
-        if not isinstance(started, RunStarted):
-            return False
-        agent = executor_of(started) if not is_run_of(self.plan, started) else self.plan.name
-        if agent is not None:
-            self.store.name_agent(run_id, "" if SERVED in started.origin else agent)
-            self._lookout.news.set()
-        return agent is not None
+        return cancelled
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         run_id = task.get_name().removeprefix("run ")
         self._tasks.pop(run_id, None)
-        self._suspects.discard(run_id)
-        self._lookout.news.set()  # there is a place for another run
+        self._lookout.forget(run_id)
         if self.chores is not None:
             self.chores.tell()
 

@@ -63,11 +63,13 @@ class Look:
 
 
 # Each part has the columns id, run_id, status, tries, due, priority, rank, at. `rank`: interrupted runs and those that
-# can continue precede fresh ones. The values of a part: the agent, a JSON list of excluded ids, the limit.
+# can continue precede fresh ones. The values of a part: the agent, a JSON list of excluded ids, the limit. The age of
+# fresh runs precedes theirs.
 _OPEN = """
 r.agent=? AND r.run_id NOT IN (SELECT value FROM {values}) AND NOT EXISTS
   (SELECT 1 FROM notes n WHERE n.name IN ('imported ' || r.run_id, 'cancel ' || r.run_id)){free}
 """
+_TRUSTED = "NOT EXISTS (SELECT 1 FROM notes n WHERE n.name='imported ' || r.run_id)"
 _SELECT = "SELECT r.id, r.run_id, r.status, r.tries, r.due, r.priority"
 _CONTINUING = f"""
 {_SELECT}, 0 AS rank, r.due AS at FROM runs r WHERE r.id IN (
@@ -78,7 +80,8 @@ AND {_OPEN} ORDER BY r.priority DESC, r.due, r.id LIMIT ?
 """  # noqa: S608 - constants
 _FRESH = f"""
 {_SELECT}, CASE WHEN r.tries=0 THEN 2 ELSE 0 END AS rank, 1.0*r.id AS at
-FROM runs r WHERE r.status='running' AND r.tries<2 AND {_OPEN} ORDER BY r.priority DESC, (r.tries=0), r.id LIMIT ?
+FROM runs r WHERE r.status='running' AND r.tries<2 AND (r.tries>0 OR r.started<={{now}}-?) AND {_OPEN}
+ORDER BY r.priority DESC, (r.tries=0), r.id LIMIT ?
 """
 _SUSPECT = f"""
 {_SELECT}, {{rank}} AS rank, 1.0*r.id AS at
@@ -110,10 +113,12 @@ def facts(now: str) -> str:
     return f"""
     SELECT 'cancelled' AS kind, substr(name, 8) AS run_id, 0.0 AS number, '' AS name
     FROM notes WHERE name>='cancel ' AND name<'cancel!' UNION ALL
-    SELECT 'unsure', r.run_id, {place}, '' FROM runs r WHERE r.status='waiting' AND r.due=0 AND r.agent=? UNION ALL
+    SELECT 'unsure', r.run_id, {place}, '' FROM runs r
+    WHERE r.status='waiting' AND r.due=0 AND r.agent=? AND {_TRUSTED} UNION ALL
     SELECT 'unsure', r.run_id, {place}, s.name FROM signals s JOIN runs r ON r.run_id=s.run_id
-    WHERE s.received=0 AND r.status='waiting' AND r.agent=? UNION ALL
-    SELECT 'unnamed', run_id, 0.0, '' FROM runs WHERE agent IS NULL AND status IN ('running', 'waiting') UNION ALL
+    WHERE s.received=0 AND r.status='waiting' AND r.agent=? AND {_TRUSTED} UNION ALL
+    SELECT 'unnamed', run_id, 0.0, '' FROM runs r
+    WHERE agent IS NULL AND status IN ('running', 'waiting') AND {_TRUSTED} UNION ALL
     SELECT 'unnamed', run_id, 0.0, '' FROM runs JOIN notes ON run_id=substr(name, 13)
     WHERE name>='handed over ' AND name<'handed over!' AND status='cancelled' AND agent IS NULL UNION ALL
     SELECT 'due', '', min(due), '' FROM runs WHERE status='waiting' AND due>{now}

@@ -184,7 +184,9 @@ class JournalDatabase(Protocol):
     def version(self) -> int:
         """Return a number that changes when anything in the journal does, in whatever process."""
 
-    def look(self, agent: str, places: int, *, suspects: SuspectsGo, exclude: Collection[str]) -> Look:
+    def look(
+        self, agent: str, places: int, *, suspects: SuspectsGo, exclude: Collection[str], fresh_age: float
+    ) -> Look:
         """Look for the work of a worker, and take the runs that it may execute: see `Store.look`."""
 
     def tell(self, number: int) -> None:

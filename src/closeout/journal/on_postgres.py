@@ -231,15 +231,18 @@ class PostgresJournal:
 
     # -------------------------------------------------------------------------------------------- looking for work
 
-    def look(self, agent: str, places: int, *, suspects: SuspectsGo, exclude: Collection[str]) -> Look:
+    def look(
+        self, agent: str, places: int, *, suspects: SuspectsGo, exclude: Collection[str], fresh_age: float
+    ) -> Look:
         """Look for the work of a worker, and take the runs that it may execute, in one statement."""
         excluded, before = to_json(list(exclude)).decode(), time.monotonic()
         limits = places, places, 0 if suspects == "nowhere" else min(places, 1)
+        continuing, fresh, suspect = ((agent, excluded, limit) for limit in limits)
         worker = 0 if self._reader.pooled else self._worker  # behind a pooler nobody could wake it
         found = self._reader.repeated(
             _LOOKS[suspects],
             (
-                *(value for limit in limits for value in (agent, excluded, limit)),
+                *(*continuing, fresh_age, *fresh, *suspect),
                 *(places, self.locks.owner, self.home.lease, worker, agent, places, agent, agent),
             ),
         )

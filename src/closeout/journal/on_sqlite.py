@@ -42,7 +42,6 @@ _INSERT_EVENTS = "INSERT INTO events VALUES (?,?,?)"
 _REPLACE_EVENTS = "INSERT OR REPLACE INTO events VALUES (?,?,?)"
 _DELETIONS = "journal.deletions"  # a note that changes when runs are deleted
 _REFERENCE = re.compile(rb'"([0-9a-f]{64})"')  # refers to a body by its hash
-_NOW = "((julianday('now') - 2440587.5) * 86400.0)"  # seconds since the epoch
 _NO_RUNS: frozenset[int] = frozenset()
 
 
@@ -153,15 +152,19 @@ class SqliteJournal:
 
     # -------------------------------------------------------------------------------------------- looking for work
 
-    def look(self, agent: str, places: int, *, suspects: SuspectsGo, exclude: Collection[str]) -> Look:
+    def look(
+        self, agent: str, places: int, *, suspects: SuspectsGo, exclude: Collection[str], fresh_age: float
+    ) -> Look:
         """Look for the work of a worker, and take the runs that it may execute."""
-        parts = candidates(suspects, values=self.values_of, now=_NOW)
+        now = repr(self.clock())
+        parts = candidates(suspects, values=self.values_of, now=now)
         best = f"SELECT * FROM ({') UNION ALL SELECT * FROM ('.join(parts)}) ORDER BY priority DESC, rank, at"  # noqa: S608
         excluded, limit = to_json(list(exclude)).decode(), places + 50
         claims: list[ClaimedRun] = []
         while places:
             limits = limit, limit, 0 if suspects == "nowhere" else limit
-            rows = self.query(best, [value for each in limits for value in (agent, excluded, each)])
+            continuing, fresh, suspect = ((agent, excluded, each) for each in limits)
+            rows = self.query(best, [*continuing, fresh_age, *fresh, *suspect])
             for number, run_id, *state in rows:
                 claim = ClaimedRun(run_id, number, state[0], state[1])
                 is_second = claim.is_suspect and any(each.is_suspect for each in claims)
@@ -173,7 +176,7 @@ class SqliteJournal:
             if len(claims) == places or len(rows) < limit:
                 break
             limit *= 8  # others execute the first ones
-        return look_of(self.query(facts(_NOW), (agent, agent)), claims)
+        return look_of(self.query(facts(now), (agent, agent)), claims)
 
     # -------------------------------------------------------------------------------------------- reading
 

@@ -26,7 +26,6 @@ __all__ = [
     "mark_received",
     "open_signals",
     "send_signal",
-    "waiting_with_signals",
 ]
 
 MAX_PAYLOAD = 2**20  # characters of JSON: what is larger belongs into a file or a database, and its address here
@@ -37,11 +36,6 @@ _SELECT_SENT = "SELECT name, payload, sent FROM signals WHERE run_id=? AND id=?"
 _SELECT_OPEN = (
     "SELECT id, name, payload, sent FROM signals "
     "WHERE run_id=? AND name IN (SELECT value FROM {values}) AND received=0 ORDER BY seq"
-)
-_SELECT_NAMES = "SELECT DISTINCT run_id, name FROM signals WHERE received=0"
-_SELECT_WAITING = (
-    "SELECT run_id, (SELECT max(place) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32) "
-    "FROM runs r WHERE status='waiting' AND run_id IN (SELECT value FROM {values})"
 )
 _MARK = "UPDATE signals SET received=1, payload='' WHERE run_id=? AND id=? AND received=0"
 
@@ -120,20 +114,6 @@ def open_signals(store: Store, run_id: str, *names: str) -> list[SentSignal]:
         return []
     query = _SELECT_OPEN.format(values=store.database.values_of)
     return [SentSignal(*row) for row in store.query(query, (run_id, to_json(names).decode()))]
-
-
-def waiting_with_signals(store: Store) -> list[tuple[str, str, int]]:
-    """Return the suspended runs that have signals which are not known to be received.
-
-    Returns:
-        The run, the name of the signal, and a number that changes with the record of the run.
-    """
-    found = store.query(_SELECT_NAMES) if _exists(store) else []
-    if not found:
-        return []
-    names = to_json([run_id for run_id, _ in found]).decode()
-    waiting = dict(store.query(_SELECT_WAITING.format(values=store.database.values_of), (names,)))
-    return [(run_id, name, waiting[run_id] or 0) for run_id, name in found if run_id in waiting]
 
 
 def mark_received(store: Store, run_id: str, ids: Iterable[str]) -> None:

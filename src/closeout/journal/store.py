@@ -26,7 +26,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from closeout.errors import JournalError, JournalLocked, LeaseLost, RunExists, RunNotFound
 from closeout.file_values import File
 from closeout.homes import DatabaseHome, Home
-from closeout.journal.claims import PROGRESS, ClaimedRun, Look, SuspectsGo
+from closeout.journal.claims import PROGRESS, ClaimedRun, Look, SuspectsGo, candidates, facts, look_of
 from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted, is_unreadable, read_event, unreadable
 from closeout.journal.journal_database import (
     MESSAGE_LOCK,
@@ -52,6 +52,7 @@ __all__ = [
     "close_stores",
     "executor_of",
     "open_store",
+    "server_name",
 ]
 
 P = ParamSpec("P")
@@ -78,12 +79,8 @@ _SELECT_BEGINNINGS = (
     "SELECT id, run_id, (SELECT body FROM events e WHERE e.place=r.id<<32 AND ({contains} OR {contains})) "
     "FROM runs r WHERE id<? ORDER BY id DESC LIMIT 1000"
 )
-_SELECT_DUE = (
-    "SELECT run_id, due, (SELECT max(place) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32) "
-    "FROM runs r WHERE status='waiting' AND due<=? ORDER BY due, id"
-)
-_SELECT_NEXT_DUE = "SELECT min(due) FROM runs WHERE status='waiting' AND due>?"
-_SELECT_RUNNING = "SELECT id, run_id FROM runs WHERE status='running' AND id>? ORDER BY id LIMIT ?"
+# More runs than can wait or be interrupted.
+_ALL_RUNS = 1 << 40
 _NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO UPDATE SET value=excluded.value"
 NEW_NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO NOTHING"
 _SELECT_LAST = "SELECT body FROM events WHERE place>=? AND place<? ORDER BY place DESC LIMIT 1"
@@ -306,21 +303,46 @@ class Store:
 
     # -------------------------------------------------------------------------------------------- work
 
-    def look(self, agent: str, places: int, *, suspects: SuspectsGo = "last", exclude: Collection[str] = ()) -> Look:
-        """Look for the work of a worker, and claim the runs that it may execute: `reopen_run`, or else `unclaim`.
+    def look(
+        self,
+        agent: str,
+        places: int,
+        *,
+        suspects: SuspectsGo = "last",
+        exclude: Collection[str] = (),
+        fresh_age: float = -math.inf,
+    ) -> Look:
+        """Look for the work of a process, and claim the runs that it may execute: `reopen_run`, or else `unclaim`.
 
         Args:
-            agent: The name of its agent.
+            agent: What executes the runs: see `executor_of`.
             places: How many more runs it may execute.
             suspects: Where runs come that were interrupted repeatedly; at most one of them is claimed.
             exclude: The ids of runs that are not to be claimed.
+            fresh_age: For how many seconds a fresh run must have been recorded.
 
         Raises:
             JournalError: The journal cannot be read.
         """
-        found = self.database.look(agent, places, suspects=suspects, exclude=exclude)
+        found = self.database.look(agent, places, suspects=suspects, exclude=exclude, fresh_age=fresh_age)
         self._claimed.update(claim.number for claim in found.claims)
         return found
+
+    def ready(self, agent: str, now: float) -> tuple[dict[str, str], Look]:
+        """Find what a look would find at a time, without claims.
+
+        Returns:
+            The runs that could be claimed, each with its status, and everything else that a look finds.
+        """
+        time = repr(now)
+        parts = candidates("last", values=self.database.values_of, now=time)
+        union = " UNION ALL ".join(f"SELECT * FROM ({part}) AS part" for part in parts)  # noqa: S608 - constants
+        statement = f"SELECT id, run_id, status FROM ({union}) AS found ORDER BY priority DESC, rank, at"  # noqa: S608
+        values = agent, "[]", _ALL_RUNS
+        found = self.query(statement, (*values, -math.inf, *values, *values))
+        held = self.database.locks.held_of([number for number, *_ in found])
+        ready = {run_id: status for number, run_id, status in found if number not in held}
+        return ready, look_of(self.query(facts(time), (agent, agent)), [])
 
     def try_claim(self, run_id: str) -> ClaimedRun | None:
         """ClaimedRun a waiting run. Returns None if it does not wait any more, or another process has it."""
@@ -340,9 +362,9 @@ class Store:
             self.release(number)
 
     def name_agent(self, run_id: str, agent: str) -> None:
-        """Note whose workers execute a run of an older version, or that none do: ''."""
+        """Note what executes a run: see `executor_of`."""
         values = (_storable(agent), _storable(run_id))
-        self.transact(lambda db: db.execute("UPDATE runs SET agent=? WHERE run_id=? AND agent IS NULL", values))
+        self.transact(lambda db: db.execute("UPDATE runs SET agent=? WHERE run_id=?", values))
 
     def add_events(
         self,
@@ -754,18 +776,6 @@ class Store:
             return None
         return event if isinstance(event, RunStarted) else None
 
-    def interrupted_runs(self) -> Iterator[str]:
-        """Iterate over the ids of the runs that nobody executes and that have no end, the oldest first.
-
-        Runs that came from a file are left out until a person trusts them.
-        """
-        last, page = 0, 200  # most workers need the first ones only
-        imported = self.imported_runs()
-        while rows := self.query(_SELECT_RUNNING, (last, page)):
-            held = self.database.locks.held_of([number for number, _ in rows])
-            yield from (run_id for number, run_id in rows if number not in held and run_id not in imported)
-            last, page = rows[-1][0], 10_000
-
     def imported_runs(self) -> Collection[str]:
         """Return the ids of the runs that came from a file and that nobody trusts yet."""
         return frozenset(self.notes_that_begin_with(IMPORTED))
@@ -774,19 +784,6 @@ class Store:
         """Treat an imported run as one that began here."""
         self.forget_notes(f"{IMPORTED}{run_id}")
         self.flush()
-
-    def due_runs(self, now: float) -> list[tuple[str, bool, int]]:
-        """Return the suspended runs that can continue at a time, in order of theirs. Signals are not looked at.
-
-        Returns:
-            The id of each, whether its time is known, or else its events say so, and a number that changes with these.
-        """
-        return [(run_id, due > 0, place or 0) for run_id, due, place in self.query(_SELECT_DUE, (now,))]
-
-    def next_due(self, now: float) -> float:
-        """Return when the next suspended run can continue after a time without a signal; infinity if none can."""
-        found = self.query(_SELECT_NEXT_DUE, (now,))[0][0]
-        return math.inf if found is None else float(found)
 
     def clock(self, *, exact: bool = False) -> float:
         """Return the time in seconds since the epoch, by the clock that all processes of this home share.
@@ -1114,10 +1111,20 @@ def _has_ended(rows: Sequence[Row]) -> bool:
 
 
 def executor_of(started: RunStarted) -> str | None:
-    """Return the agent whose workers execute a run: '' if none do, None if only an agent with its handoffs can tell."""
-    if SERVED in started.origin or LAB in started.origin:
+    """Return the agent whose workers execute a run, or the `server_name` of its server.
+
+    It is '' if nobody does, and None if only an agent with the handoffs of the run can tell.
+    """
+    if SERVED in started.origin:
+        return server_name(started.origin[SERVED].get("agent", ""))
+    if LAB in started.origin:
         return ""
     return None if started.handed else started.name
+
+
+def server_name(name: str) -> str:
+    """Return what executes the runs of servers of a name."""
+    return f"{SERVED}:{name}"
 
 
 def _time(at: Any) -> float | None:

@@ -24,7 +24,6 @@ __all__ = [
     "cancel_run",
     "forget_requests",
     "hand_over",
-    "handed_over",
     "is_handed_over",
     "is_to_be_cancelled",
     "request_cancel",
@@ -166,19 +165,6 @@ class CancelWatch:
 def hand_over(store: Store, run_id: str) -> None:
     """Leave a run that this process is about to cancel to other processes."""
     store.note(f"{_HAND_OVER}{run_id}", "1")
-
-
-def handed_over(store: Store) -> list[str]:
-    """Return the cancelled runs that were left to other processes. Raises JournalError."""
-    found: list[str] = []
-    for run_id in store.notes_that_begin_with(_HAND_OVER):
-        with suppress(RunNotFound):
-            status = store.run(run_id).status
-            if status == "cancelled":
-                found.append(run_id)
-            elif status not in ("running", "interrupted"):  # it ended after all
-                forget_requests(store, run_id)
-    return found
 
 
 def is_handed_over(store: Store, run_id: str) -> bool:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, nullcontext, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -25,26 +25,26 @@ from closeout.errors import (
     UsageError,
 )
 from closeout.file_values import File
-from closeout.fleet.interruptions import ended_in_vain, interruptions, is_suspect
+from closeout.fleet.interruptions import ended_in_vain
 from closeout.fleet.lookout import Lookout
 from closeout.fleet.made_deps import CLIENT_NOTE, ClientRequest
+from closeout.journal.claims import ClaimedRun
 from closeout.journal.events import Noted, RunEnded, RunStarted
 from closeout.journal.following import Wakeup, follow, news_of, waited
 from closeout.journal.holds import check_not_held
 from closeout.journal.retention import delete_ended, delete_runs
 from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import new_run_id
-from closeout.journal.store import SERVED, Row, Store
+from closeout.journal.store import SERVED, Row, Store, server_name
 from closeout.journal.subscribers import RunInfo
 from closeout.run.cancelling import (
-    cancel_requests,
     cancel_run,
     forget_requests,
     hand_over,
-    handed_over,
     is_handed_over,
     request_cancel,
 )
+from closeout.run.plan import AgentPlan
 from closeout.run.resuming import check_continues, resume_run
 from closeout.run.subagents import servers_of
 from closeout.run.waits.waiting import Decisions, PendingDecision, record_decisions
@@ -69,7 +69,6 @@ UNNAMED = "unnamed"  # the user of a request that names none
 ORIGIN = SERVED  # the server keeps its own notes under this key of a run's origin
 POLL_SECONDS = 0.5  # seconds between two looks at a run that another process executes
 CANCEL_SECONDS = 10.0  # seconds to wait for another process that ends a run
-SCAN_SECONDS = 1.0  # seconds between two looks for runs that another process has left
 GRACE_SECONDS = 1.0  # seconds that the host which recorded a run has to begin it, before others do
 RETRY_SECONDS = 30.0  # seconds until a run is tried again that could not be read or written
 PRUNE_SECONDS = 86_400.0  # seconds between two deletions of old runs
@@ -134,16 +133,14 @@ class AgentHost:
         self._user_budget = user_budget
         self._budget_of("")  # refuses a limit that is not valid
         self._slots = asyncio.Semaphore(max_runs)
-        self._suspects = asyncio.Lock()  # if the server dies again, it is clear of which run
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wakeups: dict[str, Wakeup] = {}
         self._executing: set[str] = set()
-        self._lookout = Lookout(self.store, self._tasks, self._take_runs)
+        self._lookout = Lookout(self.store, agent.plan(), self._tasks, self._take_runs, executor=server_name(self.name))
         self._beside = agent.chores(self._begin_recurring)
         self._chores: list[asyncio.Task[None]] = []
-        self._left_alone: set[str] = set()  # runs of others, and those that no client comes back for
-        self._free_from: dict[str, float] = {}  # run that nobody executes → when this host may take it
-        self._next_scan = 0.0  # when to look for them again
+        self._left_alone: set[str] = set()  # runs that no client comes back for
+        self._not_before: dict[str, float] = {}  # run → when it may be tried again
         self._failures: dict[str, str] = {}  # why a run could not be executed
         self._streamed: set[str] = set()  # runs that a client follows as a stream, and whose replies are answers
         self._recorder = ReplyRecorder(self._streams_text, lambda: self.agent.plan().spec.forms)
@@ -153,6 +150,7 @@ class AgentHost:
     async def __aenter__(self) -> Self:
         await self.agent.__aenter__()
         try:
+            await asyncio.to_thread(self._name_older_runs)
             await self._beside.begin()
             await self._take_runs(grace=0.0)
         except BaseException:
@@ -188,20 +186,14 @@ class AgentHost:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), *self._chores, return_exceptions=True)
 
-    async def _continue(self, run_id: str) -> bool:
-        """Resume a run that nobody executes. Returns whether it is one of this host's that a client can come for."""
-        try:
-            rows = await asyncio.to_thread(self.store.rows_from, run_id, 0)
-        except RunNotFound:
-            return False  # it was deleted meanwhile
-        except JournalError as error:
-            log.warning("Run %s cannot be read: %s", run_id, error)
-            return True
-        if not self._is_own(rows) or not _is_awaited(rows):
-            return False
-        if run_id not in self._tasks and not self.stopping:
-            self._launch(run_id, streamed=bool(_notes(rows).get("stream")), interrupted=interruptions(rows))
-        return True
+    def _name_older_runs(self) -> None:
+        """Note what executes the open runs of an older version, which noted that no worker does."""
+        for (run_id,) in self.store.query(
+            "SELECT run_id FROM runs WHERE agent='' AND status IN ('running', 'waiting')"
+        ):
+            rows = self.store.rows_from(run_id, 0, 1)
+            if self._is_own(rows) and _is_awaited(rows):
+                self.store.name_agent(run_id, server_name(self.name))
 
     async def _keep_looking(self) -> None:
         """Take the runs that can continue, also because of another process, and end those that it was asked to end."""
@@ -222,33 +214,46 @@ class AgentHost:
             await asyncio.sleep(PRUNE_SECONDS)
 
     async def _take_runs(self, grace: float = GRACE_SECONDS) -> Collection[str]:
-        """Resume the waiting runs that can continue, and those that nobody executes, while there is room.
+        """Execute the runs that can continue, and those that nobody executes, while there is room.
 
         Args:
-            grace: Seconds for which nobody must have executed a run: its own host may be about to.
+            grace: Seconds for which nobody must have executed a fresh run: its own host may be about to.
 
         Returns:
             The runs that somebody asked to cancel.
         """
-        cancelled = await cancel_requests(self.store)
-        for run_id in await asyncio.to_thread(lambda: list(self._lookout.due.find())):
-            await self._take(run_id)
         now = time.monotonic()
-        if now >= self._next_scan:
-            left = await asyncio.to_thread(lambda: [*self.store.interrupted_runs(), *handed_over(self.store)])
-            self._free_from = {each: self._free_from.get(each, now + grace) for each in left if self._is_new(each)}
-            self._next_scan = now + SCAN_SECONDS
-        for run_id, free_from in list(self._free_from.items()):
-            if free_from <= now and len(self._tasks) < self._max_runs:
-                await self._take(run_id)
+        self._not_before = {run_id: at for run_id, at in self._not_before.items() if at > now}
+        exclude = {*self._tasks, *self._failures, *self._not_before}
+        places = 0 if self.stopping else max(0, self._max_runs - len(self._tasks))
+        claims, cancelled = await self._lookout.claim(places, exclude=exclude, fresh_age=grace)
+        for claim in claims:
+            if not await self._begin(claim):
+                self._lookout.forget(claim.run_id)
+                self.store.submit(self.store.unclaim, claim.number)
         return cancelled
+
+    async def _begin(self, claim: ClaimedRun) -> bool:
+        """Execute a claimed run. Returns False if that is not to be done."""
+        try:
+            rows = await self.rows(claim.run_id)
+        except RunNotFound:
+            return False  # it was deleted meanwhile
+        except JournalError as error:
+            log.warning("Run %s cannot be read: %s", claim.run_id, error)
+            self._not_before[claim.run_id] = time.monotonic() + RETRY_SECONDS
+            return False
+        if not _is_awaited(rows):
+            self._left_alone.add(claim.run_id)
+            await self.store.off_loop(self.store.name_agent, claim.run_id, "")
+            return False
+        if claim.run_id in self._tasks or self.stopping:
+            return False
+        self._launch(claim.run_id, streamed=bool(_notes(rows).get("stream")), claim=claim)
+        return True
 
     def _is_new(self, run_id: str) -> bool:
         return run_id not in self._tasks and run_id not in self._left_alone and run_id not in self._failures
-
-    async def _take(self, run_id: str) -> None:
-        if self._is_new(run_id) and not await self._continue(run_id):
-            self._left_alone.add(run_id)
 
     def _streams_text(self, run: RunInfo) -> bool:
         """Return whether a client follows a run as a stream, and the whole of a reply is the answer."""
@@ -361,11 +366,11 @@ class AgentHost:
         if len(self._tasks) >= self._max_active:
             raise Busy(f"{len(self._tasks)} runs are executed or queued, which is the limit. Try again later.")
 
-    def _launch(self, run_id: str, *, streamed: bool, interrupted: int = 0, again: bool = False) -> None:
+    def _launch(self, run_id: str, *, streamed: bool, claim: ClaimedRun | None = None, again: bool = False) -> None:
         self._wakeups[run_id] = Wakeup()
         if streamed:
             self._streamed.add(run_id)
-        execution = self._execute(run_id, interrupted, again)
+        execution = self._execute(run_id, claim, again)
         task = self._tasks[run_id] = asyncio.create_task(execution, name=f"run {run_id}")
         task.add_done_callback(lambda _: self._forget(run_id))
 
@@ -377,25 +382,24 @@ class AgentHost:
         wakeup = self._wakeups.pop(run_id, None)
         if wakeup is not None:
             wakeup.wake()
-        self._lookout.news.set()
+        self._lookout.forget(run_id)
 
-    async def _execute(self, run_id: str, interrupted: int, again: bool) -> None:
+    async def _execute(self, run_id: str, claim: ClaimedRun | None, again: bool) -> None:
         try:
-            async with self._suspects if is_suspect(interrupted) else nullcontext(), self._slots:
+            async with self._slots:
                 if self.stopping:
                     return  # it waits in the journal
-                seen = await self.store.off_loop(self.store.run, run_id)
-                startable = {"interrupted", "waiting", "cancelled"} | ({"failed"} if again else set())
-                if seen.status not in startable:
-                    return  # another process was faster
-                is_cancelled = seen.status == "cancelled" and not again
-                if is_cancelled and not await asyncio.to_thread(is_handed_over, self.store, run_id):
-                    return  # while it was queued
+                seen = None
+                if claim is None:
+                    seen = await self.store.off_loop(self.store.run, run_id)
+                    if seen.status not in {"interrupted", "waiting"} | ({"failed", "cancelled"} if again else set()):
+                        return  # another process was faster, or it was cancelled while it was queued
                 self._executing.add(run_id)
-                started = (await asyncio.to_thread(self.store.rows_from, run_id, 0, 1))[0].event
+                rows = await self.rows(run_id)
+                started = rows[0].event
                 assert isinstance(started, RunStarted)
-                rows = await self.rows(run_id) if seen.status == "interrupted" else ()
-                if rows and await ended_in_vain(self.store, run_id, rows, seen=seen):
+                is_interrupted = bool(claim and claim.interruptions and claim.status == "running")
+                if is_interrupted and await ended_in_vain(self.store, run_id, rows):
                     self.ended["failed"] += 1
                     return
                 agent = self._agent_for(started.origin[ORIGIN])
@@ -403,15 +407,7 @@ class AgentHost:
                     self._streamed.discard(run_id)
                 listeners = (self._wakeups[run_id], self._recorder, self.figures)
                 async with AsyncExitStack() as stack:
-                    try:
-                        notes = started.origin[ORIGIN]
-                        plan = await self.deps.given(agent.plan(streamed=True), stack, run_id, notes)
-                    except UsageError as error:
-                        cause = error.__cause__
-                        failure = Failure.of(cause if isinstance(cause, Exception) else error, str(error))
-                        end = RunEnded("main", "failed", "failed", error=failure.message, error_kind=failure.kind)
-                        await self._end(run_id, end)
-                        raise
+                    plan = await self._with_deps(agent.plan(streamed=True), stack, run_id, started)
                     result = await resume_run(plan, self.store, run_id, listeners, seen=seen)
             if result.error_kind == LeaseLost.__name__:
                 raise LeaseLost(result.error)
@@ -427,10 +423,24 @@ class AgentHost:
         except (JournalDamaged, ResumeRefused) as error:
             self._fail(run_id, error)
         except JournalError as error:  # a database that is away for a while
-            self._free_from[run_id] = time.monotonic() + RETRY_SECONDS
+            self._not_before[run_id] = time.monotonic() + RETRY_SECONDS
             log.warning("Run %s is tried again in %g seconds: %s", run_id, RETRY_SECONDS, error)
         except Exception as error:
             self._fail(run_id, error)
+        finally:
+            if claim is not None:
+                self.store.submit(self.store.unclaim, claim.number)
+
+    async def _with_deps(self, plan: AgentPlan, stack: AsyncExitStack, run_id: str, started: RunStarted) -> AgentPlan:
+        try:
+            return await self.deps.given(plan, stack, run_id, started.origin[ORIGIN])
+        except UsageError as error:
+            cause = error.__cause__
+            failure = Failure.of(cause if isinstance(cause, Exception) else error, str(error))
+            await self._end(
+                run_id, RunEnded("main", "failed", "failed", error=failure.message, error_kind=failure.kind)
+            )
+            raise
 
     def _fail(self, run_id: str, error: Exception) -> None:
         self.ended["failed"] += 1
