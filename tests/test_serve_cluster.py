@@ -150,7 +150,7 @@ async def test_what_a_stopping_instance_has_not_ended_is_continued_by_another_on
         assert (await followed)["status"] == "answered"
         async with two.http.get(f"{two.base_url}/runs/{run_id}") as response:
             assert (await response.json())["answer"] == "seen, after 1"
-        assert open_store(any_home).notes_that_begin_with("handed over ") == []
+        await until(lambda: open_store(any_home).notes_that_begin_with("handed over ") == [])
     assert (tmp_path / "booked").read_text("utf-8").split() == ["房间"]
 
 
