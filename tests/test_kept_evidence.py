@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_a_deleted_source_is_said_to_be_deleted() -> None:
     assert here("data", "delete", "--user", "ann", "--yes").code == 0
     shown = here("runs", "cite", run_id)
     assert shown.code == 2
-    assert "If the run was deleted, so were its sources." in shown.err
+    assert f"Run {run_id} was deleted on {time.strftime('%Y-%m-%d')}, and its sources with it." in shown.err
 
 
 @pytest.mark.parametrize("answer", [Report])

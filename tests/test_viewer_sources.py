@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 from aiohttp.test_utils import TestClient
 
-from closeout import Agent, Check, Report, cited, tool
+from closeout import Agent, Check, Report, cited, delete_data, tool
 from closeout.journal.readonly import open_to_read
+from closeout.journal.store import open_store
 from closeout.messages import ModelReply
 from closeout.server.viewer.page_export import export_run
 from closeout.testing import ScriptedClient, call
@@ -74,6 +76,16 @@ async def test_a_page_is_sent_as_it_was_read_with_the_quoted_passages_marked(cli
     )
     response = await client.get(f"/viewer/api/runs/{run_id}/sources?handle=r9")
     assert response.status == 400
+
+
+async def test_a_page_of_a_deleted_person_is_said_to_be_deleted(client: TestClient, home: Path) -> None:
+    agent = Agent(ScriptedClient([call("fetch", url="x"), "[r1: “30 May 1832”]"]), [fetch], home=home)
+    run_id = (await agent.run("When?", user="ann")).run_id
+    await get(client, f"runs/{run_id}/sources")
+    await asyncio.to_thread(delete_data, "ann", home=home)
+    refused = await client.get(f"/viewer/api/runs/{run_id}/sources")
+    assert (refused.status, "was deleted on" in await refused.text()) == (404, True)
+    assert run_id not in str(open_store(home).query("SELECT * FROM notes"))
 
 
 def test_the_viewer_opens_each_source_at_its_passage(viewer: Viewer, home: Path) -> None:

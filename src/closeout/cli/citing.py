@@ -8,7 +8,7 @@ from closeout.answers.citations import Citation, citations_in
 from closeout.cli import exits
 from closeout.cli.terminal import print_json, printable
 from closeout.config import home_folder
-from closeout.errors import RunNotFound, UsageError
+from closeout.errors import UsageError
 from closeout.journal.events import RunEnded
 from closeout.journal.readonly import open_to_read
 
@@ -18,10 +18,7 @@ __all__ = ["cite_command"]
 def cite_command(run_id: str, *, as_json: bool) -> int:
     """Print every quote of the answer with its source. Return UNANSWERED if one is in no result, otherwise OK."""
     with open_to_read(home_folder()) as store:
-        try:
-            rows = store.read(run_id).rows
-        except RunNotFound as error:
-            raise RunNotFound(f"{error} If the run was deleted, so were its sources.") from None
+        rows = store.read(run_id).rows
     ended = next((row.event for row in reversed(rows) if isinstance(row.event, RunEnded)), None)
     if ended is None or ended.answer is None:
         raise UsageError(f"Run {run_id} has no answer. closeout runs {run_id} shows what it has done.")

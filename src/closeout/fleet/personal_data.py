@@ -28,7 +28,7 @@ from closeout.journal.persons import (
 )
 from closeout.journal.readonly import has_journal, open_to_read
 from closeout.journal.retention import delete_runs
-from closeout.journal.store import Row, RunRecord, Store, open_store
+from closeout.journal.store import Row, RunRecord, Store, open_store, tombstone
 from closeout.records import record
 
 __all__ = ["PersonalData", "delete_data", "export_data", "find_data", "list_persons", "named_others"]
@@ -221,6 +221,9 @@ def delete_data(
     delete_runs(store, found)
     if not found:  # texts of runs that a client or an import removed
         store.database.delete_unused_bodies()
+    for run_id in found:
+        store.note(tombstone(run_id), time.strftime("%Y-%m-%d"))
+    store.flush()
     for key in data.budget_keys:
         forget_key(folder, key)
     store.database.wipe()  # an earlier deletion may have been disturbed

@@ -53,6 +53,7 @@ __all__ = [
     "executor_of",
     "open_store",
     "server_name",
+    "tombstone",
 ]
 
 P = ParamSpec("P")
@@ -732,6 +733,8 @@ class Store:
     def number_of(self, run_id: str) -> int:
         """Return the number of a run. Raises RunNotFound."""
         found = self.query("SELECT id FROM runs WHERE run_id=?", (_storable(run_id),))
+        if not found and (day := self.noted(tombstone(run_id))):
+            raise RunNotFound(f"Run {run_id} was deleted on {day}, and its sources with it.")
         if not found:
             raise RunNotFound(f"No run {run_id} in {self.name}. `closeout runs` lists them.")
         return int(found[0][0])
@@ -1011,6 +1014,11 @@ class Store:
             self.flush()
         self._writer.shutdown()
         self.database.close()
+
+
+def tombstone(run_id: str) -> str:
+    """Return the name of the note that says when a person's run was deleted. It does not tell the id."""
+    return f"deleted:{hashlib.sha256(run_id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
 def _database_of(home: Home) -> JournalDatabase:
