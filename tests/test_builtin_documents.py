@@ -7,6 +7,7 @@ import os
 import sqlite3
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from closeout.errors import ToolError, UsageError
 from closeout.results.html_text import main_text, plain_text
 from closeout.tools.builtin import document_index as index_module
 from closeout.tools.builtin import document_text as extract_module
-from closeout.tools.builtin import document_tools, documents
+from closeout.tools.builtin import document_tools, documents, openai_embeddings
 from closeout.tools.builtin.document_index import PASSAGE_CHARACTERS, DocumentIndex, cut
 from closeout.tools.builtin.document_text import decode_text, extract_text
+from raw_server import Seen, http, raw_server
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "documents"
 
@@ -569,3 +571,52 @@ def test_a_long_plain_passage_loses_the_ends_that_have_no_word_of_the_query() ->
     assert len(trimmed) <= documents.LONGEST_PLAIN
     assert documents._trimmed(first + told + last, "who paid") == first + told + last
     assert documents._trimmed(told + " It is short.", "opening") == told + " It is short."
+
+
+# ------------------------------------------------------------------------------------------------ found by meaning
+
+MEANINGS = {"automobile": 0, "car": 0, "bread": 1, "loaf": 1}
+
+
+def embed_meanings(texts: Sequence[str]) -> list[list[float]]:
+    meant = [[MEANINGS.get(word.strip(".").lower()) for word in text.split()] for text in texts]
+    return [[each.count(0), each.count(1), 0.01] for each in meant]
+
+
+async def test_passages_are_found_by_meaning_beside_their_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, {"red.md": "The automobile was red.", "baker.md": "The bread was warm.", "car.md": "A car key."})
+    embedded: list[str] = []
+
+    def embed(texts: Sequence[str]) -> list[list[float]]:
+        embedded.extend(texts)
+        return embed_meanings(texts)
+
+    search, _ = document_tools(tmp_path, embed=embed)
+
+    async def found(query: str) -> list[str]:
+        return [each["source"].partition(":")[0] for each in await search.call({"query": query, "limit": 2})]
+
+    assert await found("car") == ["car.md", "red.md"]  # both rankings have the first
+    assert (await found("warm loaf"))[0] == "baker.md"
+    assert len(embedded) == 3 + 2, "each passage is embedded once"
+    broken, _ = document_tools(tmp_path, embed=lambda _: [])
+    assert [each["source"] for each in await broken.call({"query": "car"})] == ["car.md:1-1"]
+    assert "searched by words only: embed failed: ValueError" in caplog.text
+
+
+async def test_an_openai_compatible_endpoint_embeds(tmp_path: Path) -> None:
+    write(tmp_path, {"red.md": "The automobile was red."})
+
+    def reply(number: int, seen: Seen) -> bytes:
+        vectors = embed_meanings(seen.sent[number]["input"])
+        return http({"data": [{"index": at, "embedding": vector} for at, vector in enumerate(vectors)]})
+
+    async with raw_server(reply) as server:
+        embed = openai_embeddings("e5", base_url=server.url, api_key="k")
+        search, _ = document_tools(tmp_path, embed=embed)
+        assert [each["source"] for each in await search.call({"query": "car"})] == ["red.md:1-1"]
+    assert "/embeddings" in server.heads[0]
+    assert "Bearer k" in server.heads[0]
+    assert server.sent[0]["model"] == "e5"

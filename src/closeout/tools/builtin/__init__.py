@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from closeout.tools.builtin.ask import ask_tool, ask_user
     from closeout.tools.builtin.calculator import calculate
     from closeout.tools.builtin.documents import document_tools
+    from closeout.tools.builtin.embeddings import openai_embeddings
     from closeout.tools.builtin.media import ask_about_image, reasoning, transcribe
     from closeout.tools.builtin.python_runner import python_tool, run_python
     from closeout.tools.builtin.quarantine import extract
@@ -32,6 +33,7 @@ __all__ = [
     "extract",
     "extract_tool",
     "fetch_url",
+    "openai_embeddings",
     "python_tool",
     "reasoning",
     "run_python",
@@ -49,6 +51,7 @@ _HOMES = {
     "ask": ("ask_tool", "ask_user"),
     "calculator": ("calculate",),
     "documents": ("document_tools",),
+    "embeddings": ("openai_embeddings",),
     "media": ("ask_about_image", "reasoning", "transcribe"),
     "python_runner": ("python_tool", "run_python"),
     "quarantine": ("extract",),

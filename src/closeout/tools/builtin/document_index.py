@@ -6,6 +6,8 @@ links are not entered.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import re
 import sqlite3
@@ -13,14 +15,18 @@ import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest
+from operator import mul
 from pathlib import Path
 
 from closeout.errors import ToolError, UsageError
 from closeout.language.text_index import TextIndex, lacks_fts5
 from closeout.language.words import telling_words, words
 from closeout.tools.builtin.document_text import TABLE_SUFFIXES, extract_text, looks_like_text
+from closeout.tools.builtin.embeddings import Embed
 
 __all__ = [
     "Document",
@@ -34,6 +40,7 @@ __all__ = [
     "title_of",
 ]
 
+logger = logging.getLogger("closeout")
 PASSAGE_CHARACTERS = 700  # about 170 tokens: a few of them fit into any context, one holds a fact with its context
 
 _HEADING = re.compile(r"(#{1,6})\s+(.+?)\s*#*$")
@@ -207,12 +214,21 @@ CREATE TABLE IF NOT EXISTS passages (
     id INTEGER PRIMARY KEY, document INTEGER NOT NULL, heading TEXT NOT NULL, first INTEGER NOT NULL,
     last INTEGER NOT NULL, text TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS passages_of ON passages (document);
+CREATE TABLE IF NOT EXISTS vectors (passage INTEGER PRIMARY KEY, made_by TEXT NOT NULL, vector BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS about (root TEXT NOT NULL);
 """
 _PASSAGE = (
     "SELECT d.path, d.title, p.heading, p.text, p.first, p.last, ? "
     "FROM passages p JOIN documents d ON d.id = p.document WHERE p.id = ?"
 )
+_UNEMBEDDED = (
+    "SELECT p.id, d.title || char(10) || p.heading || char(10) || p.text FROM passages p "
+    "JOIN documents d ON d.id = p.document LEFT JOIN vectors v ON v.passage = p.id AND v.made_by = ? "
+    "WHERE v.passage IS NULL"
+)
+EMBEDDED = 64  # passages in one call of the embedding function
+# The constant of reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009).
+FUSION = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +242,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage that fits a query; `score` is SQLite's BM25, the lower the better."""
+    """A passage that fits a query; the lower its `score`, the better: SQLite's BM25, or of ranks that are fused."""
 
     path: str
     title: str
@@ -241,7 +257,12 @@ class DocumentIndex:
     """Opened on first use. Safe to use from several threads; several processes may share one cache file."""
 
     def __init__(
-        self, folder: str | Path, *, cache: str | Path | None = None, progress: Progress | None = None
+        self,
+        folder: str | Path,
+        *,
+        cache: str | Path | None = None,
+        progress: Progress | None = None,
+        embed: Embed | None = None,
     ) -> None:
         root = Path(folder).expanduser()
         if not root.is_dir():
@@ -250,6 +271,7 @@ class DocumentIndex:
         self.root = root.resolve()
         self._cache = Path(cache).expanduser() if cache is not None else None
         self._progress = progress
+        self._embed = embed
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._looked = float("-inf")
@@ -265,8 +287,32 @@ class DocumentIndex:
             db = self._open()
             found = _WORDS.ranked(db, asked, max(limit, CANDIDATES))
             hits = [Hit(*db.execute(_PASSAGE, (score, number)).fetchone()) for number, score in found]
+            alike = self._alike(db, query, max(limit, CANDIDATES))
         hits = sorted((_favoured(hit, asked) for hit in hits), key=lambda hit: hit.score)
-        return _spread([hit for hit in hits if hit.score <= hits[0].score * RELEVANT], limit)
+        hits = [hit for hit in hits if hit.score <= hits[0].score * RELEVANT]
+        return _spread(_fused(hits, alike) if alike else hits, limit)
+
+    def _alike(self, db: sqlite3.Connection, query: str, most: int) -> list[Hit]:
+        """Return the passages whose vectors are nearest to the query's; none if the embedding function fails."""
+        try:
+            return [] if self._embed is None else self._nearest(db, self._embed, query, most)
+        except Exception as error:  # of the user's function
+            logger.warning("Documents are searched by words only: embed failed: %s: %s", type(error).__name__, error)
+            return []
+
+    def _nearest(self, db: sqlite3.Connection, embed: Embed, query: str, most: int) -> list[Hit]:
+        made_by = f"{embed.__module__} {getattr(embed, '__qualname__', type(embed).__qualname__)}"
+        rows = db.execute(_UNEMBEDDED, (made_by,)).fetchall()
+        for start in range(0, len(rows), EMBEDDED):
+            batch = rows[start : start + EMBEDDED]
+            vectors = _vectors(embed, [text for _, text in batch])
+            with db:
+                made = ((number, made_by, vector.tobytes()) for (number, _), vector in zip(batch, vectors, strict=True))
+                db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)", made)
+        (asked,) = _vectors(embed, [query])
+        stored = db.execute("SELECT passage, vector FROM vectors WHERE made_by = ?", (made_by,))
+        near = nlargest(most, ((sum(map(mul, asked, array("f", vector))), number) for number, vector in stored))
+        return [Hit(*db.execute(_PASSAGE, (-score, number)).fetchone()) for score, number in near]
 
     def documents(self) -> list[Document]:
         """Return all documents, by path."""
@@ -396,9 +442,28 @@ def _forget(connection: sqlite3.Connection, path: str) -> None:
     found = connection.execute("SELECT id FROM documents WHERE path = ?", (path,)).fetchone()
     if found is None:
         return
-    connection.execute("DELETE FROM words WHERE rowid IN (SELECT id FROM passages WHERE document = ?)", found)
+    for column in ("words WHERE rowid", "vectors WHERE passage"):
+        connection.execute(f"DELETE FROM {column} IN (SELECT id FROM passages WHERE document = ?)", found)  # noqa: S608
     connection.execute("DELETE FROM passages WHERE document = ?", found)
     connection.execute("DELETE FROM documents WHERE id = ?", found)
+
+
+def _vectors(embed: Embed, texts: Sequence[str]) -> list[array[float]]:
+    """Return the vectors of some texts, each of length 1."""
+    found = [*map(list, embed(texts))]
+    if len(found) != len(texts):
+        raise ValueError(f"embed must return a vector for each of {len(texts)} texts, got {len(found)}.")
+    return [array("f", (each / (math.hypot(*vector) or 1.0) for each in vector)) for vector in found]
+
+
+def _fused(*rankings: Sequence[Hit]) -> list[Hit]:
+    """Return the hits of several rankings by reciprocal rank fusion, best first."""
+    scores: dict[Hit, float] = {}
+    for ranking in rankings:
+        for rank, hit in enumerate(ranking, 1):
+            same = replace(hit, score=0.0)
+            scores[same] = scores.get(same, 0.0) - 1 / (FUSION + rank)
+    return sorted((replace(hit, score=score) for hit, score in scores.items()), key=lambda hit: hit.score)
 
 
 def _favoured(hit: Hit, asked: list[str]) -> Hit:

@@ -12,6 +12,7 @@ from closeout.errors import ToolError
 from closeout.messages import ToolPolicy
 from closeout.tools.builtin.document_index import Document, DocumentIndex, Hit, Progress, query_words
 from closeout.tools.builtin.document_text import extract_text
+from closeout.tools.builtin.embeddings import Embed
 from closeout.tools.tool import Tool, tool
 
 __all__ = ["document_tools"]
@@ -48,7 +49,12 @@ _LINES = re.compile(r"^(.*):(\d+)(?:-\d+)?$")
 
 
 def document_tools(
-    folder: str | Path, *, cache: str | Path | None = None, progress: Progress | None = None, plain: bool = False
+    folder: str | Path,
+    *,
+    cache: str | Path | None = None,
+    progress: Progress | None = None,
+    plain: bool = False,
+    embed: Embed | None = None,
 ) -> tuple[Tool[..., Any], Tool[..., Any]]:
     """Make `search_documents` and `read_document` for the documents below a folder.
 
@@ -59,12 +65,13 @@ def document_tools(
             `pip install 'closeout[documents]'` PDF, Word and Excel.
         cache: An SQLite file that keeps the index; default: memory.
         progress: Called with done, total and name for each document that is read, in the thread that reads it.
+        embed: Returns a vector for each text. Passages are then found by meaning, too, and both rankings are fused.
         plain: A search returns the text of one to three passages instead of records. Small models read this best.
 
     Raises:
         UsageError: The folder does not exist.
     """
-    index = DocumentIndex(folder, cache=cache, progress=progress)
+    index = DocumentIndex(folder, cache=cache, progress=progress, embed=embed)
     reader = _DocumentReader(index)
 
     @tool(read_only=True, idempotent=True, timeout=600.0, aliases=_READ_ALIASES)
