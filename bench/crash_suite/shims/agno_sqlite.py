@@ -15,6 +15,7 @@ from agno.agent import Agent
 from agno.compression.manager import CompressionManager
 from agno.db.sqlite import SqliteDb
 from agno.models.openai import OpenAIChat
+from agno.run import RunStatus
 from agno.team import Team
 from agno.tools import tool
 
@@ -66,7 +67,7 @@ def shown(response: Any) -> kit.Shown:
     if response.is_paused:
         waiting = [f"{each.tool_execution.tool_name} {each.tool_execution.tool_args}" for each in asked(response)]
         return kit.Shown("waiting", waiting=waiting)
-    status = "answered" if response.status.value == "COMPLETED" else "failed"
+    status = "answered" if response.status == RunStatus.completed else "failed"
     history = kit.text_of([response.to_dict(), *(each.to_dict() for each in getattr(response, "member_responses", []))])
     return kit.Shown(status, str(response.content), history, note=str(response.content))
 
@@ -95,7 +96,7 @@ def resume() -> kit.Shown:
     known = main.get_run_output(run_id=kit.run_id(), session_id=kit.run_id())
     if known is None:  # killed before the first checkpoint
         return start()
-    if known.is_paused or known.status.value == "COMPLETED":
+    if known.is_paused or known.status == RunStatus.completed:
         return shown(known)
     return drive(main.continue_run, run_id=kit.run_id())
 
