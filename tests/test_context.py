@@ -509,18 +509,26 @@ def test_a_request_for_a_longer_history_copies_no_messages(name: str) -> None:
     assert "Act." not in dialect.render(seen.view(), Capabilities()).messages[-1].text
 
 
-async def test_a_call_whose_result_was_left_out_gets_it_again_without_running() -> None:
+@pytest.mark.parametrize("read_only", [True, False])
+async def test_a_call_whose_result_was_left_out_gets_it_again_without_running(read_only: bool) -> None:
     """Refusing it ("use its result") would leave a model that has lost a receipt to pay again."""
     ran: list[str] = []
 
-    @tool(read_only=True)
-    def lookup(key: str) -> str:
-        """Look up a key."""
+    @tool(read_only=read_only)
+    def pay(key: str) -> str:
+        """Pay an invoice."""
         ran.append(key)
-        return f"the value of {key}"
+        return f"the receipt of {key}"
+
+    @tool(read_only=True)
+    def read(key: str) -> str:
+        """Read a document."""
+        return f"the text of {key}"
 
     keys = [f"k{number}" for number in range(12)]
-    model = ScriptedClient([*(call("lookup", key=key) for key in keys), call("lookup", key="k0"), answer("done")])
-    result = await Agent(model, [lookup], keep_tool_result=1, home=False).run("What is k0?")
-    assert (result.answer, result.rollbacks, ran) == ("done", 0, keys)
-    assert "the value of k0" in model.requests[-1].text
+    reads = [call("read", key=key) for key in keys]
+    model = ScriptedClient([call("pay", key="k0"), *reads, call("pay", key="k0"), answer("done")])
+    result = await Agent(model, [pay, read], keep_tool_result=1, home=False).run("Pay k0.")
+    assert (result.answer, result.rollbacks, ran) == ("done", 0, ["k0"])
+    assert "the receipt of k0" not in model.requests[-2].text
+    assert "the receipt of k0" in model.requests[-1].text

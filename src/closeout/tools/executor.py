@@ -87,6 +87,7 @@ class PlannedCall:
     refusal: str = ""
     code: str = ""  # error code of the refusal; of a repeated call UNSURE, if the first one was interrupted
     repeated: bool = False  # the agent has seen its result
+    left_out: bool = False  # it has, and the result is not in view any more
     again: bool = False  # it was made before, and something has changed since: a person is asked
     earlier: CallOutcome | None = None
     made: EarlierCall | None = None  # an earlier attempt made it, and this one has not seen its result
@@ -248,8 +249,8 @@ class CallExecutor:
                 tool is read-only, and runs again if it is idempotent, or was cut off and is not destructive.
             handles: Returns the name under which the result of call number n is stored.
             turn: The number of the turn, for `execute_single_tool_call`.
-            shows: Returns whether the model still sees a result. A read-only call whose result has left the context
-                gets it again. None: the model sees all of them.
+            shows: Returns whether the model still sees a result. A call whose result has left the context gets it
+                again, and does not run. None: the model sees all of them.
         """
         toolbox = self._toolbox_of(agent)
         plans = [
@@ -715,25 +716,23 @@ def is_unsure(spec: ToolSpec | None, output: ToolOutput) -> bool:
 def _again_if_left_out(plan: PlannedCall, shows: Callable[[str], bool] | None) -> PlannedCall:
     """The plan of a repeated call as one that gets its earlier result, if the model does not see that any more."""
     earlier = plan.earlier
-    if shows is None or not plan.repeated or earlier is None or plan.spec is None or not plan.spec.policy.read_only:
+    if shows is None or not plan.repeated or plan.made is not None or earlier is None or shows(earlier.handle):
         return plan
-    return plan if shows(earlier.handle) else replace(plan, repeated=False)
+    return replace(plan, repeated=False, left_out=True)
 
 
 def _is_to_run(plan: PlannedCall, allow_duplicates: bool) -> bool:
-    if plan.refusal or plan.spec is None or plan.twin >= 0 or plan.made is not None:
+    if plan.refusal or plan.spec is None or plan.twin >= 0 or plan.made is not None or plan.left_out:
         return False
     policy = plan.spec.policy
     if plan.earlier is not None and policy.read_only:
         return False
-    if not plan.repeated:
-        return True
     # What a model insists on is done again if it has no effects, or if it was cut off, so that there is no result, and
     # neither destroys nor needs a person for that.
     may_repeat = policy.crash_rule == "rerun" or (
         plan.code == UNSURE and not policy.destructive and policy.crash_rule != "ask"
     )
-    return allow_duplicates and may_repeat
+    return not plan.repeated or (allow_duplicates and may_repeat)
 
 
 def _with_twins(plans: Sequence[PlannedCall]) -> list[PlannedCall]:
