@@ -219,6 +219,70 @@ async def test_any_other_intent_is_on_disk_while_the_effect_is_under_way(home: P
     await journal.effect(ev.ModelRequested("main", 0), effect)
 
 
+async def test_runs_of_a_loop_that_wait_share_one_commit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(home)
+    journals = [Journal.start(store, started()) for _ in range(20)]
+    commits = recorded_commits(store, monkeypatch)
+    await asyncio.gather(*(use(journal, "r1", [], report=True) for journal in journals))
+    assert [(rows, durable) for rows, durable, _ in commits] == [(20, True), (20, False)], "intents, then outcomes"
+
+
+async def test_a_loop_makes_quick_commits_itself_and_leaves_slow_ones_to_a_thread(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+    commits = recorded_commits(store, monkeypatch)
+    monkeypatch.setattr("closeout.journal.store.QUICK_SECONDS", 60.0)
+    await use(journal, "r1", [], report=True)
+    monkeypatch.setattr("closeout.journal.store.QUICK_SECONDS", 0.0)
+    monkeypatch.setattr("closeout.journal.store.PAUSE", 10**6)
+    await use(journal, "r2", [], report=True)
+    *quick, last, slow = [thread == threading.get_ident() for *_, thread in commits]
+    assert (quick, last, slow) == ([True, True], True, False)
+
+
+async def test_a_loop_leaves_large_events_to_a_thread(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+    commits = recorded_commits(store, monkeypatch)
+    journal.append(replied(0, "a" * 1_000_000))
+    await journal.committed()
+    assert [thread == threading.get_ident() for *_, thread in commits] == [False]
+
+
+async def test_an_outcome_is_synced_soon_also_if_nothing_follows(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, effects, synced = open_store(home), list[str](), asyncio.Event()
+    journal = Journal.start(store, started())
+    loop = asyncio.get_running_loop()
+
+    def noticed(write: Any) -> Any:
+        def act(*args: Any, **options: Any) -> Any:
+            found = write(*args, **options)
+            if options.get("durable") and effects:
+                loop.call_soon_threadsafe(synced.set)
+            return found
+
+        return act
+
+    for name in ("append", "transact"):
+        monkeypatch.setattr(store.database, name, noticed(getattr(store.database, name)))
+    await use(journal, "r1", effects, report=True)
+    await asyncio.wait_for(synced.wait(), 60)
+
+
+def recorded_commits(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool, int]]:
+    """Rows, durability and thread of each commit from now on."""
+    commits, append = list[tuple[int, bool, int]](), store.database.append
+
+    def write(rows: Any, **options: Any) -> Any:
+        commits.append((len(rows), options["durable"], threading.get_ident()))
+        return append(rows, **options)
+
+    monkeypatch.setattr(store.database, "append", write)
+    return commits
+
+
 async def test_a_recorded_outcome_is_returned_and_the_effect_is_not_repeated(home: Path) -> None:
     store, effects = open_store(home), list[int]()
     journal = Journal.start(store, started())

@@ -343,12 +343,12 @@ class FailingDisk(Store):
 
     failures = 0
 
-    def _write(self, batch: Any, updates: Any = ()) -> bool:
+    def _write(self, batch: Any, updates: Any = (), **options: Any) -> bool:
         below = any("/" in event.agent for entries in batch.events.values() for _, _, event in entries)
         if self.failures and below:
             self.failures -= 1
             raise JournalFull("The disk is full.")
-        return super()._write(batch, updates)
+        return super()._write(batch, updates, **options)
 
 
 def chief_and_clerk(home: Path, paid: list[str]) -> Agent:

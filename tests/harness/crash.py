@@ -247,9 +247,9 @@ def install(at: int, flushed: bool) -> Callable[[], int]:
         if number == at and flushed:  # meanwhile another thread may have begun to write
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def write(self: journal_module.Journal, event: Event, *, durable: bool = False) -> None:
+    def write(self: journal_module.Journal, event: Event, **options: bool) -> None:
         number = begin()
-        original(self, event, durable=durable)
+        original(self, event, **options)
         if number == at and flushed:
             self.flush()
         end(number)

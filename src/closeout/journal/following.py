@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from closeout.journal.events import Event
-from closeout.journal.run_journal import COMMIT_SECONDS
-from closeout.journal.store import Row, Store
+from closeout.journal.store import COMMIT_SECONDS, Row, Store
 from closeout.journal.subscribers import Progress
 
 __all__ = ["Wakeup", "follow", "news_of", "wait_until", "waited"]

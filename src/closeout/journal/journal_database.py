@@ -112,6 +112,7 @@ class JournalDatabase(Protocol):
 
     Attributes:
         name: The database as people read it, without secrets.
+        is_local: Whether a commit is often so quick that an event loop may make it.
         writing: Held while something is written.
         locks: Who executes which run.
         synced: The number of events of each run that are known to be safe.
@@ -122,6 +123,7 @@ class JournalDatabase(Protocol):
     """
 
     name: str
+    is_local: bool
     writing: threading.RLock
     contains: str
     values_of: str
@@ -142,6 +144,7 @@ class JournalDatabase(Protocol):
         updates: Sequence[RunUpdate] = (),
         durable: bool = False,
         again: bool = False,
+        waits: bool = True,
     ) -> Collection[int]:
         """Write rows of events with their bodies, and then the updates: all of it or nothing.
 
@@ -151,6 +154,7 @@ class JournalDatabase(Protocol):
             updates: Changes of runs.
             durable: Survive a power cut.
             again: An earlier try may have written some of the rows.
+            waits: Wait for the lock of another process. A local database raises JournalLocked without.
 
         Returns:
             The runs that another process has taken over. Of these, nothing is written.

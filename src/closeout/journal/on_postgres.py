@@ -124,6 +124,7 @@ class PostgresJournal:
         home: The database. Its tables are created, or brought up to date.
     """
 
+    is_local = False
     contains = "position(?::bytea IN e.body) > 0"
     values_of = _VALUES
     select_events = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
@@ -160,6 +161,7 @@ class PostgresJournal:
         updates: Sequence[RunUpdate] = (),
         durable: bool = False,
         again: bool = False,
+        waits: bool = True,
     ) -> Collection[int]:
         """Write rows of events with their bodies, and then the updates, of the runs whose lease this process has.
 

@@ -52,6 +52,7 @@ class SqliteJournal:
         folder: The folder. It is created.
     """
 
+    is_local = True
     contains = "instr(CAST(e.body AS BLOB), ?)"
     values_of = "json_each(?)"
     select_events = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
@@ -87,11 +88,14 @@ class SqliteJournal:
         updates: Sequence[RunUpdate] = (),
         durable: bool = False,
         again: bool = False,
+        waits: bool = True,
     ) -> Collection[int]:
         """Write rows of events with their bodies, and then the updates. The locks keep others from these runs."""
         db = self.db
         insert = _REPLACE_EVENTS if again else _INSERT_EVENTS
         try:
+            if not waits:
+                db.execute("PRAGMA busy_timeout=0")
             if durable or updates:
                 db.execute("PRAGMA synchronous=FULL")
             try:
@@ -109,6 +113,8 @@ class SqliteJournal:
             finally:
                 if durable or updates:
                     db.execute("PRAGMA synchronous=NORMAL")
+                if not waits:
+                    db.execute(f"PRAGMA busy_timeout={LOCK_SECONDS * 1000:.0f}")
         except sqlite3.Error as error:
             raise journal_error(error, self.path) from error
         if bodies:

@@ -42,10 +42,6 @@ __all__ = ["Journal", "cancel_again", "describe_damage"]
 
 logger = logging.getLogger("closeout")
 
-# How long an event may wait for others to be committed with it. A kill within that time costs at most a reply of the
-# model, which is then asked again; calls that must not be repeated do not wait.
-COMMIT_SECONDS = 0.025
-
 Decided = TypeVar("Decided", CallDecided, DecisionRequested, FlowDecided)
 
 LOGGED_LENGTH = 1000  # characters of a message in the log; the journal has all of it
@@ -101,8 +97,6 @@ class Journal:
         # Within a process the monotonic clock counts, so that a change of the wall clock moves no deadline.
         self._opened, self._opened_at = time.monotonic(), time.time() if store is None else store.clock()
         self.started_at = rows[0].time if rows else self._opened_at  # seconds since the epoch
-        self._timer: asyncio.TimerHandle | None = None  # calls the next commit
-        self._commit: Future[None] | None = None  # the last one that was begun
         self._failure: JournalError | None = None
         self.is_over = False
         self._is_closed = False  # the end is recorded: nothing follows it
@@ -384,8 +378,7 @@ class Journal:
             self._fail(error)
             self._raise_failure()
         self._next += 1
-        if self._timer is None:
-            self._plan_commit()
+        self._store.commit_soon()
 
     def _fail(self, error: BaseException) -> None:
         """Note why the record is incomplete. Every later write raises it: no tool and no sub-agent swallows it."""
@@ -397,38 +390,24 @@ class Journal:
 
     def _raise_failure(self) -> None:
         """Raise why an earlier commit failed, if one did."""
-        if self._failure is None and self._commit is not None and self._commit.done():
-            commit, self._commit = self._commit, None
-            if (error := commit.exception()) is not None:
-                self._fail(error)
         if self._failure is not None:
             raise self._failure
-
-    def _plan_commit(self) -> None:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            self.flush()
-            return
-        self._timer = loop.call_later(COMMIT_SECONDS, self._begin_commit)
-
-    def _begin_commit(self) -> None:
-        self._timer = None
-        if self._store is not None:
-            self._commit = self._store.commit()
 
     def flush(self) -> None:
         """Wait until all events so far are committed. Raises JournalError."""
         if self._store is not None:
             self._store.flush()
 
-    async def committed(self) -> None:
-        """Wait until all events so far are committed, without stopping the event loop. Raises JournalError."""
+    async def committed(self, *, syncs_soon: bool = False) -> None:
+        """Wait until all events so far are committed, without stopping the event loop. Raises JournalError.
+
+        Args:
+            syncs_soon: sync them with the next commit that is synced, or within `COMMIT_SECONDS`.
+        """
         if self._store is None:
             return
         try:
-            await asyncio.shield(asyncio.wrap_future(self._store.commit()))
-            self._store.check_held(self._number)
+            await self._store.committed(self._number, syncs_soon=syncs_soon)
         except Exception as error:
             self._fail(error)
             self._raise_failure()
@@ -449,9 +428,10 @@ class Journal:
         Args:
             started: the intent.
             run: does the effect and returns its outcome.
-            interrupted: for an effect that must not be repeated. Its intent is synced to disk before it begins, its
-                outcome before anything follows from it. If only the intent is recorded, because the process died in
-                between, `interrupted()` is the outcome. Without it, the effect is done again.
+            interrupted: for an effect that must not be repeated. Its intent is synced to disk before it begins. Its
+                outcome is written before anything follows from it, and synced with the next intent or soon after. If
+                only the intent is recorded, because the process died in between, `interrupted()` is the outcome.
+                Without it, the effect is done again.
             below: called with each recorded event of the sub-agents of a call whose outcome is recorded: they do not
                 run again.
             failed: called with each recorded failure after which the effect was tried again.
@@ -493,8 +473,8 @@ class Journal:
         if started_before:
             return self.append(interrupted())
         await self.committed()
-        finished = self.append(await run(), durable=True)
-        await self.committed()
+        finished = self.append(await run())
+        await self.committed(syncs_soon=True)
         return finished
 
     def _doing(self, started: Event, run: Callable[[], Awaitable[Event]]) -> Callable[[], Awaitable[Event]]:
@@ -518,7 +498,6 @@ class Journal:
             ended: The end.
             due: When a run that waits can continue without a signal; 0 if its events say so.
         """
-        self._stop_timer()
         self.is_over = True
         recorded = self._recorded.match(ended)
         try:
@@ -526,7 +505,6 @@ class Journal:
                 await self._end(ended, due, is_new=recorded is None)
         finally:
             self._is_closed = True
-            self._stop_timer()
             self.inbox.end()
         told = ended if recorded is None else recorded
         if self._failure is not None:
@@ -558,7 +536,6 @@ class Journal:
 
     def abandon(self) -> None:
         """Release the run without an end: what was recorded so far is kept, and it can be resumed."""
-        self._stop_timer()
         self.is_over = True
         self.inbox.end()
         if self._store is not None:
@@ -566,11 +543,6 @@ class Journal:
                 self._store.flush()
             self._store.forget(self._number)  # another process may write this run now
             self._store.release(self._number)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def rows(self) -> list[Row]:
         """Return all events of the run so far, in order, with their times."""

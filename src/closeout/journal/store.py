@@ -1,8 +1,9 @@
 """The store: the runs kept in one home, written by one thread and read beside it.
 
-One connection per process and home writes, in a thread of its own, so that neither a slow disk nor another process's
-lock stops the event loop. Everything that has been put goes into one commit, in order. The statements are the same for
-SQLite and PostgreSQL; a `JournalDatabase` executes them.
+One connection per process and home writes, and everything that has been put goes into one commit, in order. While
+commits are quick, an event loop makes them itself, one for all of its runs; otherwise a thread does, so that neither a
+slow disk nor another process's lock stops the loop. The statements are the same for SQLite and PostgreSQL; a
+`JournalDatabase` executes them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ from closeout.errors import JournalError, JournalLocked, LeaseLost, RunExists, R
 from closeout.file_values import File
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.claims import PROGRESS, ClaimedRun, Look, SuspectsGo, candidates, facts, look_of
-from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted, is_unreadable, read_event, unreadable
+from closeout.journal.events import (
+    Event,
+    ModelRequested,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    is_unreadable,
+    read_event,
+    unreadable,
+)
 from closeout.journal.journal_database import (
     MESSAGE_LOCK,
     SEQ_BITS,
@@ -62,6 +72,14 @@ T = TypeVar("T")
 BODY_LIMIT = 1024  # characters: a longer field is stored once, by hash
 BODY_PART = 1 << 20  # characters of a body that are handled in one call, which holds the interpreter's lock
 RETRY_SECONDS = 0.05  # seconds until a failed commit is repeated
+# How long an event may wait for others to be committed with it. A kill within that time costs at most a reply of the
+# model, which is then asked again; calls that must not be repeated do not wait.
+COMMIT_SECONDS = 0.025
+# A commit that takes longer is followed by a pause, this many times as long, in which a thread commits: slow commits
+# stop an event loop for a twentieth of its time at most.
+QUICK_SECONDS = 0.002
+PAUSE = 20
+LARGE = 1 << 18  # characters of an event: writing more takes too long for an event loop
 GLANCE_SECONDS = 0.5  # Seconds for which notes that were read count as the latest.
 _INSERT_RUN = (
     "INSERT INTO runs (run_id, started, status, task, model, agent, priority, tries) VALUES (?,?,?,?,?,?,?,?) "
@@ -83,6 +101,7 @@ _SELECT_BEGINNINGS = (
 # More runs than can wait or be interrupted.
 _ALL_RUNS = 1 << 40
 _NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO UPDATE SET value=excluded.value"
+_SYNCED = "journal.synced"  # a note that changes when there is something to sync and nothing to write
 NEW_NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO NOTHING"
 _SELECT_LAST = "SELECT body FROM events WHERE place>=? AND place<? ORDER BY place DESC LIMIT 1"
 # Messages to runs, as JSON. Their places are made as those of events. The first message makes the table.
@@ -149,6 +168,16 @@ class _EventBatch:
         updates = [*self.updates, *later.updates]
         return _EventBatch(self.events, self.durable or later.durable, self.contents | later.contents, updates)
 
+    @property
+    def is_large(self) -> bool:
+        """True if it takes long to encode."""
+        events = (event for entries in self.events.values() for _, _, event in entries)
+        return bool(self.contents) or any(
+            (isinstance(event, ModelRequested) and event.size - event.shared > LARGE)
+            or any(len(getattr(event, name) or "") > LARGE for name in event.bodies)
+            for event in events
+        )
+
 
 class Store:
     """The runs kept in one home. Get one from `open_store`: all runs of the process share it.
@@ -166,6 +195,11 @@ class Store:
         self._batch = _EventBatch()
         self._in_commit: _EventBatch | None = None
         self._job: Future[None] | None = None  # the next commit, until it begins
+        self._planned_by: asyncio.AbstractEventLoop | None = None  # calls the next commit
+        self._waiters: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}  # for the next commit of a loop
+        self._loops_rest_until = 0.0  # by the monotonic clock: until then commits are made in the writing thread
+        self._syncs_soon = False  # the next commit of the timer must be synced
+        self._failures: dict[int, BaseException] = {}  # why the last commit of a run's events failed
         self._notes: dict[str, str] = {}
         self._glances: dict[str, tuple[float, Collection[str]]] = {}
         self._glancing: set[str] = set()  # what is being read
@@ -523,8 +557,9 @@ class Store:
 
         Raises:
             LeaseLost: another process has taken the run over.
+            JournalError: an earlier commit of the run's events failed.
         """
-        if self._lost:
+        if self._lost or self._failures:
             self.check_held(run)
         with self._state:
             if self._ends and run in self._ends:  # it was no end
@@ -555,6 +590,96 @@ class Store:
             except RuntimeError:
                 pass
         return _called_here(self._commit)
+
+    def commit_soon(self) -> None:
+        """Have everything that has been put committed within `COMMIT_SECONDS`; at once outside of an event loop.
+
+        One timer serves all runs of a loop. The next `put` of a run raises why its events could not be written.
+        """
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self.flush()
+            return
+        if self._planned_by is not loop:
+            self._planned_by = loop
+            loop.call_later(COMMIT_SECONDS, self._commit_planned, loop)
+
+    def _commit_planned(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._planned_by = None
+        with self._state:
+            self._batch.durable |= self._syncs_soon
+            is_empty = not self._batch.events
+        if not is_empty:
+            self._commit_for(loop)
+        elif self._syncs_soon:
+            self.submit(self._sync)
+
+    def _sync(self) -> None:
+        """Sync what was committed without. SQLite syncs a transaction that writes something, and all before it."""
+        self._syncs_soon = False
+        self.database.transact(lambda db: db.execute(_NOTE, (_SYNCED, str(time.time_ns()))), durable=True)
+
+    async def committed(self, run: int, *, syncs_soon: bool = False) -> None:
+        """Wait until everything that has been put is committed, without stopping the event loop.
+
+        What the runs of a loop wait for at the same time is one commit, and wakes the loop once.
+
+        Args:
+            run: the number of the run that waits.
+            syncs_soon: sync it with the next commit that is durable, or that of the timer.
+
+        Raises:
+            JournalError: the run's events could not be written, or another process has taken it over.
+        """
+        loop = asyncio.get_running_loop()
+        self._syncs_soon |= syncs_soon
+        waiters = self._waiters.get(loop)
+        if waiters is None:
+            waiters = self._waiters[loop] = []
+            loop.call_soon(self._commit_for, loop)
+        waiter = loop.create_future()
+        waiters.append(waiter)
+        await waiter
+        self.check_held(run)
+
+    def _commit_for(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Commit what the runs of a loop have put, and wake those that wait for it."""
+        waiters = self._waiters.pop(loop, ())
+        with self._state:
+            runs = list(self._batch.events)
+        if self._commit_here():
+            _wake(waiters)
+            return
+
+        def done(job: Future[None]) -> None:
+            if (error := job.exception()) is not None:
+                self._failures.update(dict.fromkeys(runs, error))
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(_wake, waiters)
+
+        self.commit().add_done_callback(done)
+
+    def _commit_here(self) -> bool:
+        """Commit in the thread of an event loop if that is quick, and return whether it was done."""
+        began = time.monotonic()
+        if not self.database.is_local or self._job is not None or began < self._loops_rest_until:
+            return False
+        with self._state:
+            if self._batch.is_large:
+                return False
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            self._commit_once(waits=False)
+        except Exception:
+            return False  # the writing thread tries again, and tells why it fails
+        finally:
+            self._writing.release()
+            took = time.monotonic() - began
+            if took > QUICK_SECONDS:
+                self._loops_rest_until = began + PAUSE * took
+        return True
 
     def flush(self) -> None:
         """Wait until everything that has been put is committed. Raises JournalError."""
@@ -611,7 +736,12 @@ class Store:
             raise locked(run_id)
 
     def check_held(self, number: int) -> None:
-        """Raise LeaseLost if another process has taken over a run that this one executes. Then nothing is written."""
+        """Raise LeaseLost if another process has taken over a run that this one executes. Then nothing is written.
+
+        Raises also why the last commit of its events failed, once.
+        """
+        if number in self._failures:
+            raise self._failures.pop(number)
         if number in self._lost:
             raise LeaseLost(
                 "Another process has taken this run over, because this one was silent for longer than its lease. "
@@ -624,6 +754,7 @@ class Store:
             self.database.locks.drop(number)
             self._lost.discard(number)
             self._tried.discard(number)
+            self._failures.pop(number, None)
 
     def forget(self, run: int) -> None:
         """Drop events that could not be written of a run that is over, so that they do not hold up other runs."""
@@ -644,15 +775,17 @@ class Store:
             time.sleep(RETRY_SECONDS)
             self._commit_once(*updates)
 
-    def _commit_once(self, *updates: RunUpdate) -> None:
+    def _commit_once(self, *updates: RunUpdate, waits: bool = True) -> None:
         with self._writing:
             with self._state:
                 self._job = None
                 batch = self._in_commit = self._batch
                 self._batch = _EventBatch()
+                if batch.durable:
+                    self._syncs_soon = False
             try:
                 if batch.events or updates:
-                    self._write(batch, (*batch.updates, *updates))
+                    self._write(batch, (*batch.updates, *updates), waits=waits)
             except BaseException:
                 # Nothing is lost: the next commit tries again. A write that Ctrl-C interrupted may have succeeded.
                 self._tries_again = True
@@ -665,13 +798,13 @@ class Store:
             if batch.durable:
                 self.database.synced.mark({run: entries[-1][0] + 1 for run, entries in batch.events.items()})
 
-    def _write(self, batch: _EventBatch, updates: Sequence[RunUpdate] = ()) -> bool:
+    def _write(self, batch: _EventBatch, updates: Sequence[RunUpdate] = (), *, waits: bool = True) -> bool:
         """Write a batch and updates. Return whether a run was lost to another process, of which nothing is written."""
         bodies = _Bodies()
         bodies.update((digest, [data]) for digest, data in batch.contents.items())
         rows = [_row(run, entries, bodies) for run, entries in batch.events.items()]
         lost = self.database.append(
-            rows, bodies=bodies, updates=updates, durable=batch.durable, again=self._tries_again
+            rows, bodies=bodies, updates=updates, durable=batch.durable, again=self._tries_again, waits=waits
         )
         self._lost.update(lost)
         return bool(lost)
@@ -1037,6 +1170,12 @@ def _called_here(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Futu
     except BaseException as error:
         done.set_exception(error)
     return done
+
+
+def _wake(waiters: Iterable[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():  # cancelled
+            waiter.set_result(None)
 
 
 def _row(run: int, entries: Sequence[_Entry], bodies: _Bodies) -> EventRow:
