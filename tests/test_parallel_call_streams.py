@@ -63,6 +63,10 @@ BOTH = {
         piece(2, None, None, MILK[4:]),
     ],
     "a whole call again": [piece(0, "a", "price", TEA), piece(0, "a", "price", TEA), piece(1, "b", "stock", MILK)],
+    "pieces that repeat those before": [
+        *(piece(0, "a", "price", TEA[:length]) for length in (1, 5, len(TEA))),
+        *(piece(1, "b", "stock", MILK[:length]) for length in (5, len(MILK))),
+    ],
     "an empty piece at the end": [piece(0, "a", "price", TEA), piece(1, "b", "stock", MILK), piece(2, None, None, "")],
     "an index as text": [piece("0", "a", "price", TEA), piece("1", "b", "stock", MILK)],
     "the name after the arguments": [

@@ -220,6 +220,12 @@ FULL = ModelRequest(messages=[USER], tools=(ODD, PLAIN), temperature=0.2, max_to
         (lambda body: "tool_choice" in body, VAGUE, 1, set()),
         (lambda body: body.get("max_tokens", 0) > 4096, "max_tokens 9000 > 4096", 1, {"temperature", "tool_choice"}),
         (
+            lambda body: body.get("max_tokens", 0) > 4096,
+            "The maximum tokens you requested exceeds the model limit of 4096.",
+            1,
+            {"temperature", "tool_choice"},
+        ),
+        (
             lambda body: any("pattern" in each for each in schemas(body["tools"][0])),
             VAGUE,
             2,

@@ -270,6 +270,8 @@ def test_what_has_one_reading_is_repaired(text: str, value: object) -> None:
         '{"a": 1;"b":2}',
         '{"a"- "b", "c": 3}',
         '{"a""b"}',
+        '{"a": "b",{"a": "b", "c": 1}',
+        '{"a": "b"{"a": "b", "c": 1}',
         "{“a”：“b”，“c”：３}",
         '{"a": “b”，“c”}',
         '｛"a": {"b": 1}, "c": x"y｝',

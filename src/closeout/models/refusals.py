@@ -173,8 +173,8 @@ class RefusalSearch:
             if (not self._accepted(each.part) or (each.named and each.part == "limit")) and is_new(each.rewrite(rules))
         ]
         named = [(each,) for each in possible if each.named]
-        if refusal.overflow:  # the run makes room: see ContextOverflow
-            return [*named]
         shared = [each for each in possible if not each.alone]
+        if refusal.overflow:  # the run makes room: see ContextOverflow
+            return [*named, *((each,) for each in shared if each.part == "limit" and not each.named)]
         groups = [group for parts in GROUPS if (group := tuple(each for each in shared if each.part in parts))]
         return [*named[: max(2, self._tries - len(groups))], *groups, tuple(shared)]

@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from closeout.codec import decode_json, join_surrogates
@@ -132,6 +133,14 @@ class _CallParts:
     _quoted: bool = False
     _escaped: bool = False
     _whole: bool = False
+
+    @property
+    def text(self) -> str:
+        """The arguments: the pieces together, or the last one if each repeats all that came before it."""
+        pieces, text = self.arguments.pieces, self.arguments.whole()
+        if len(pieces) > 1 and all(later.startswith(piece) for piece, later in pairwise(pieces)):
+            return pieces[-1] if _json(text) is None and _json(pieces[-1]) is not None else text
+        return text
 
     @property
     def begun(self) -> bool:
@@ -352,7 +361,7 @@ class ReplyBuilder:
             finish = "malformed_call" if finish in FINISHED else finish
         else:
             for index, parts in self._calls.items():
-                text = parts.arguments.whole()
+                text = parts.text
                 if parts.name or text.strip():  # else it is a piece without content
                     calls.append(ToolCall(parts.name, text, ids[index], text=text))
         return ModelReply(

@@ -232,9 +232,10 @@ _BODY_RAW = {opening: re.compile(rf"[^{re.escape(closers)}]*+") for opening, clo
 _ATOM = r"(?:-?\d|(?:true|false|null|True|False|None)\b)"
 
 
-# A quote that closes and one that opens with nothing but separators between them: one string, or two?
+# A quote that closes and one that opens with nothing but separators, or the start of an object, between them: one
+# string, or two?
 _TORN = {
-    opening: re.compile(rf"(?<!\\)[{re.escape(closers)}][\s,;+，]*+(?<!\\){re.escape(opening)}")
+    opening: re.compile(rf"(?<!\\)[{re.escape(closers)}][\s,;+，]*+[{{\[]?(?<!\\){re.escape(opening)}")
     for opening, closers in QUOTES.items()
 }
 
