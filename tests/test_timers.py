@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -633,6 +634,31 @@ def agent():
     play = lambda view: answer(view.text[view.text.index("paid "):]) if "paid" in view.text else call("await_payment")
     return Agent(ScriptedClient(play), [await_payment], home=Path(HOME), name="shop")
 """
+
+
+BUSY_SERVER = """
+from closeout import Agent
+from closeout.errors import ServerFailed
+from closeout.testing import ScriptedClient, answer
+
+def agent():
+    busy = ServerFailed("Daily quota reached", status=429, retry_after=7200)
+    return Agent(ScriptedClient([busy, answer("done")] if FAILS else [answer("done")]), name="desk")
+"""
+
+
+def test_a_wait_for_a_models_server_is_ended_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "busy_desk.py").write_text(BUSY_SERVER.replace("FAILS", "True"))
+    (tmp_path / "free_desk.py").write_text(BUSY_SERVER.replace("FAILS", "False"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert import_module("busy_desk").agent().run_sync("Go.", run_id="r").status == "waiting"
+    assert "closeout resume r --now" in here("runs", "r").out
+    done = here("resume", "r", "--now", "-a", "free_desk:agent", "--quiet")
+    assert (done.code, done.out) == (0, "done\n")
+    assert "has no wait that --now could end" in here("resume", "r", "--now", "-a", "free_desk:agent").sentence
+    assert "Leave out the RUN_ID, --force and --now" in here("resume", "--due", "--now").sentence
 
 
 def test_signals_and_due_runs_on_the_command_line(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,6 +291,16 @@ class Agent(Generic[Deps, Value]):
     def __repr__(self) -> str:
         return f"Agent(name={self.name!r})"
 
+    def _repr_html_(self) -> str:
+        from closeout.assembly.agent_picture import as_svg, picture_of
+        from closeout.errors import CloseoutError
+        from closeout.notebook import html_table
+
+        try:
+            return as_svg(picture_of(self.plan()))
+        except CloseoutError as error:  # its model has no key, for example
+            return html_table(self.name, [("error", error)])
+
     @classmethod
     def from_yaml(
         cls,
@@ -383,6 +393,14 @@ class Agent(Generic[Deps, Value]):
             gate: Delays, counts or refuses requests, also those of sub-agents. None admits every request.
         """
         return self._assembled(self._assembler.gated(gate))
+
+    def with_approved(self, rule: ApprovalRule) -> Agent[Deps, Value]:
+        """Return this agent with one more rule that approves calls. The two share everything else.
+
+        Args:
+            rule: The rule, as for `Agent(approved=[…])`.
+        """
+        return self._assembled(self._assembler.approving(rule))
 
     def _assembled(self, assembler: Assembler) -> Agent[Deps, Any]:
         from copy import copy

@@ -56,7 +56,7 @@ from closeout.run.strategy import Strategy
 from closeout.run.subagents import PageModel, as_tool, check_flow_names, read_result_tool, sub_agent_tool
 from closeout.spec import AgentSpec
 from closeout.strategies.small_model import SmallModel
-from closeout.tools.approval_rules import read_rules
+from closeout.tools.approval_rules import ApprovalRule, read_rules
 from closeout.tools.builtin.documents import document_tools
 from closeout.tools.builtin.program_sandbox import require_sandbox, sandbox_installed
 from closeout.tools.foreign import AdaptedManager, is_foreign_manager
@@ -247,6 +247,11 @@ class Assembler:
             UsageError: They are not of the agent's `deps_type`.
         """
         return self._planned(self.plan().given(deps))
+
+    def approving(self, rule: ApprovalRule) -> Assembler:
+        """Return the same with a rule that approves calls."""
+        plan = self.plan()
+        return self._planned(replace(plan, spec=replace(plan.spec, approved=(*plan.spec.approved, rule))))
 
     def _planned(self, plan: AgentPlan) -> Assembler:
         other = copy(self)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from closeout.cli.exits import OK, UNANSWERED, CommandGroup, guarded
 from closeout.cli.option_types import Json, Profile, Settings
-
-if TYPE_CHECKING:
-    from closeout.lab.learned_rules import MadeDecision
 
 __all__ = ["approvals_app"]
 
@@ -37,11 +34,14 @@ def suggest(
 
     from closeout.cli.options import read_settings
     from closeout.cli.terminal import amount, print_json
-    from closeout.lab.learned_rules import suggestions
+    from closeout.config import home_folder
+    from closeout.journal.readonly import open_to_read
+    from closeout.lab.learned_rules import recorded_decisions, suggestions
     from closeout.tools.approval_rules import read_rules
     from closeout.visible import visible
 
-    made = _decisions(agent)
+    with open_to_read(home_folder()) as store:
+        made = [*recorded_decisions(store, agent)]
     rules = read_rules(read_settings(tuple(config or ()), profile).tools.approved)
     contradicted = [
         (rule, each)
@@ -88,20 +88,3 @@ def suggest(
     hint = "To use a rule, put it into the settings." if found else "A rule rests on five approvals at least."
     print(f"{amount(len(made), 'decision')}, {amount(len(found), 'rule')} suggested. {hint}", file=sys.stderr)
     return UNANSWERED if contradicted else OK
-
-
-def _decisions(name: str | None) -> list[MadeDecision]:
-    from closeout.config import home_folder
-    from closeout.journal.events import RunStarted
-    from closeout.journal.readonly import open_to_read
-    from closeout.lab.learned_rules import decisions_of
-
-    found: list[MadeDecision] = []
-    with open_to_read(home_folder()) as store:
-        imported = store.imported_runs()  # what they say that somebody approved is not known to be true
-        for run in reversed([each for each in store.each_run() if each.run_id not in imported]):
-            rows = [*store.rows(run.run_id)]
-            began = rows[0].event if rows else None
-            if name is None or (isinstance(began, RunStarted) and began.name == name):
-                found += decisions_of(run.run_id, rows)
-    return found

@@ -33,6 +33,7 @@ def describe_pending(run_id: str, pending: Sequence[PendingDecision], agent: str
         command = f"closeout approve {run_id} {each.id}"
         if each.kind == "timer":
             lines += [f"{each.id} waits until {awaited(each)}", f"  closeout resume --due{agent}"]
+            lines += [f"  closeout resume {run_id} --now{agent}"] * each.may_end_early
         elif each.kind == "signal":
             lines.append(f"{each.id} waits for {awaited(each)}")
             lines += [f"  closeout runs signal {run_id} {shlex.quote(name)} '\"PAYLOAD\"'" for name in each.signals]

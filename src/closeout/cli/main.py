@@ -202,6 +202,7 @@ def resume(
     due: Annotated[bool, typer.Option("--due", help="Resume all waiting runs whose time or signal has come")] = False,
     on_change: OnChange = None,
     force: Annotated[bool, typer.Option(help="Resume even where the run cannot follow its record")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for the time that the model's server stated")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -216,13 +217,17 @@ def resume(
     if due:
         from closeout.cli.waking import resume_due_runs
 
-        if force or run_id is not None:
-            raise UsageError("--due resumes all that can continue. Leave out the RUN_ID and --force, or --due.")
+        if force or now or run_id is not None:
+            raise UsageError("--due resumes all that can continue. Leave out the RUN_ID, --force and --now, or --due.")
         return resume_due_runs(agent, model, base_url, as_json=json)
     if run_id is None:
         raise UsageError("resume needs the id of a run; `closeout runs` lists them. --due resumes what waited.")
     run_id = full_run_id(run_id)
     options = recorded_options(run_id, agent=agent).with_model(model, base_url)
+    if now:
+        from closeout.cli.waking import end_waits
+
+        end_waits(run_id)
     return resume_run(run_id, options, on_change=on_change, force=force, as_json=json, quiet=quiet)
 
 

@@ -14,7 +14,7 @@ from closeout.cli.deciding import describe_pending, read_json
 from closeout.cli.options import RunOptions, make_agent, recorded_options, with_own_deps
 from closeout.cli.terminal import amount, print_json, say_error
 from closeout.config import home_folder
-from closeout.errors import CloseoutError, JournalLocked
+from closeout.errors import CloseoutError, JournalLocked, UsageError
 from closeout.journal.next_steps import agent_option
 from closeout.stray_output import stray_output_to_stderr
 from closeout.visible import visible
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from closeout.agent import Agent
     from closeout.run.result import RunResult
 
-__all__ = ["resume_due_runs", "signal_command"]
+__all__ = ["end_waits", "resume_due_runs", "signal_command"]
 
 
 def signal_command(run_id: str, name: str, payload: str, *, id: str, as_json: bool) -> int:  # noqa: A002
@@ -50,6 +50,19 @@ def signal_command(run_id: str, name: str, payload: str, *, id: str, as_json: bo
         )
         print(f"Sent. {then}", file=sys.stderr)
     return exits.OK
+
+
+def end_waits(run_id: str) -> None:
+    """End the waits of a run for a model's server, or for its own start. Raises UsageError if there are none."""
+    from closeout.journal.store import open_store
+    from closeout.run.waits.waiting import end_wait, pending_decisions
+
+    store = open_store(home_folder())
+    waits = [each.id for each in pending_decisions(store.rows(run_id)) if each.may_end_early]
+    if not waits:
+        raise UsageError(f"Run {run_id} has no wait that --now could end: a tool's own wait keeps its time.")
+    for name in waits:
+        end_wait(store, run_id, name, by="terminal")
 
 
 def resume_due_runs(source: str | None, model: str | None, base_url: str | None, *, as_json: bool) -> int:

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from closeout.journal.events import DecisionMade, DecisionRequested, FlowDecided, ToolStarted
-from closeout.journal.store import Row
+import yaml
+
+from closeout.errors import UsageError
+from closeout.journal.events import DecisionMade, DecisionRequested, FlowDecided, RunStarted, ToolStarted
+from closeout.journal.store import Row, Store
 from closeout.records import record
+from closeout.shared_files import write_whole
 from closeout.tools.approval_rules import ApprovalRule, Condition, as_text, called
 
-__all__ = ["LEAST", "MadeDecision", "Suggestion", "decisions_of", "suggestions"]
+__all__ = [
+    "LEAST",
+    "MadeDecision",
+    "Suggestion",
+    "add_to_settings",
+    "decisions_of",
+    "recorded_decisions",
+    "rule_for",
+    "suggestions",
+]
 
 LEAST = 5  # approvals that a rule rests on, at least
 CHANCE = 0.01  # the highest probability that a rule saw no denial by chance
 MOST_VALUES = 12  # different values that a rule lists
 MOST_TESTS = 100  # ways to divide decisions by one argument that are tried
+MOST_RUNS = 1_000  # the latest runs whose decisions are looked at for a rule beside a question
 MOST_SPLITS = 6  # of the decisions on one tool, one within the other
 _BOUNDARIES = "/@.:_- "  # a common beginning or end of texts stops at one of these
 
@@ -95,6 +113,74 @@ def decisions_of(run_id: str, rows: Iterable[Row]) -> Iterator[MadeDecision]:
                     approved=approved,
                     counts=place not in by_flow,
                 )
+
+
+def recorded_decisions(store: Store, agent: str | None = None, most: int | None = None) -> Iterator[MadeDecision]:
+    """Yield what people decided in the runs of a store, the latest last.
+
+    Args:
+        store: The store.
+        agent: Only runs of the agent with this name.
+        most: Look only at so many runs.
+    """
+    imported = store.imported_runs()  # what they say that somebody approved is not known to be true
+    for run in reversed([*islice(store.each_run(), most)]):
+        if run.run_id not in imported:
+            rows = [*store.rows(run.run_id)]
+            began = rows[0].event if rows else None
+            if agent is None or (isinstance(began, RunStarted) and began.name == agent):
+                yield from decisions_of(run.run_id, rows)
+
+
+def rule_for(store: Store, run_id: str, call: str) -> Suggestion | None:
+    """Return the suggested rule that approves a call for whose approval a run waits; None if there is no such rule.
+
+    There is none for a call that flow rules ask about: a rule does not answer their question.
+    """
+    began = None
+    for event in (row.event for row in store.rows(run_id)):
+        if isinstance(event, RunStarted):
+            began = event
+        elif isinstance(event, DecisionRequested | FlowDecided):
+            name = event.request if isinstance(event, DecisionRequested) else event.handle
+            if f"{event.agent.partition('/')[2]}/{name}".lstrip("/") != call:
+                continue
+            if isinstance(event, FlowDecided) or event.kind != "approval" or began is None:
+                return None
+            given = json.loads(event.arguments or "{}")
+            made = recorded_decisions(store, began.name, MOST_RUNS)
+            named = (each for each in suggestions(made) if each.rule.tool.rpartition("/")[2] == event.name)
+            return next((each for each in named if each.rule.fits(each.rule.tool, given)), None)
+    return None
+
+
+def add_to_settings(path: Path, rule: ApprovalRule) -> None:
+    """Write a rule into a settings file, as one line under `tools.approved`. The rest of the file stays as it is.
+
+    Raises:
+        UsageError: The file has these keys in a form to which no line can be added.
+    """
+    before = path.read_text("utf-8")
+    wanted = yaml.safe_load(before) or {}
+    is_new = "tools" not in wanted
+    rules = wanted.setdefault("tools", {}).setdefault("approved", [])
+    if rule.written() in rules:
+        return
+    rules.insert(0, rule.written())
+    line, at, added = f"- {rule}\n", 0, ""
+    if is_new:
+        at, added = len(before), f"tools:\n  approved:\n    {line}"
+        added = added if before.endswith("\n") or not before else f"\n{added}"
+    elif found := re.search(r"^ +approved: *\n(?: *#.*\n)*(?=( *)- )", before, re.MULTILINE):
+        at, added = found.end(), found[1] + line
+    elif found := re.search(r"^tools: *\n(?: *#.*\n)*(?=( +)\S)", before, re.MULTILINE):
+        at, added = found.end(), f"{found[1]}approved:\n{found[1]}  {line}"
+    after = before[:at] + added + before[at:]
+    with suppress(yaml.YAMLError):
+        if yaml.safe_load(after) == wanted:
+            write_whole(path, after.encode())
+            return
+    raise UsageError(f"{path} has `tools.approved` in a form to which no line can be added. Add this one: {line}")
 
 
 def suggestions(decisions: Iterable[MadeDecision]) -> list[Suggestion]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from inspect import iscoroutinefunction
 from itertools import count
@@ -24,7 +25,7 @@ from closeout.tools.running import failed_output, stopped_output
 from closeout.tools.threads import run_in_thread
 from closeout.visible import visible
 
-__all__ = ["undo_call"]
+__all__ = ["undo_call", "undoable_calls"]
 
 _NOT_IN_NAMES = re.compile(r"\W+")
 
@@ -65,7 +66,7 @@ async def undo_call(plan: AgentPlan, store: Store, run_id: str, call: str) -> To
     )
     journal: Journal | None = None
     for number in count(1):
-        own_id = f"{run_id}.undo-{_NOT_IN_NAMES.sub('-', call)}" + (f"-{number}" if number > 1 else "")
+        own_id = _undo_id(run_id, call, number)
         try:
             journal = await Journal.begin(store, opening, run_id=own_id)
         except RunExists:
@@ -101,6 +102,31 @@ async def undo_call(plan: AgentPlan, store: Store, run_id: str, call: str) -> To
         ended = RunEnded("main", "failed", "error", error=made.note)
     await journal.end(ended)
     return ToolOutput.from_record(json.loads(made.record))
+
+
+async def undoable_calls(plan: AgentPlan, store: Store, run_id: str) -> dict[str, bool]:
+    """Return the calls of a run whose tools can undo them, and whether they have been undone."""
+
+    def read() -> dict[str, bool]:
+        rows, found = [*store.rows(run_id)], dict[str, bool]()
+        for event in (row.event for row in rows):
+            if isinstance(event, ToolFinished) and event.ok:
+                call = f"{event.agent.partition('/')[2]}/{event.handle}".lstrip("/")
+                with suppress(UsageError):
+                    _undo_of(plan, _call_in(rows, run_id, call)[0], call)
+                    found[call] = False
+        for call in found:
+            with suppress(RunNotFound):
+                for number in count(1):
+                    tried = store.run(_undo_id(run_id, call, number))
+                    found[call] = found[call] or tried.status == "answered"
+        return found
+
+    return await store.off_loop(read)
+
+
+def _undo_id(run_id: str, call: str, number: int) -> str:
+    return f"{run_id}.undo-{_NOT_IN_NAMES.sub('-', call)}" + (f"-{number}" if number > 1 else "")
 
 
 def _call_in(rows: Sequence[Row], run_id: str, call: str) -> tuple[ToolStarted, ToolFinished]:

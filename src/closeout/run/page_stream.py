@@ -33,12 +33,17 @@ from closeout.journal.events import (
 from closeout.journal.subscribers import Progress
 from closeout.run.waits.waiting import PendingDecision, awaited, pending_of
 
-__all__ = ["Chunk", "PageStream", "page_messages"]
+__all__ = ["Chunk", "PageStream", "page_messages", "rest_of"]
 
 Chunk: TypeAlias = dict[str, Any]
 
 MAX_RESULT = 32_000  # Characters of a tool's result that a page gets.
 WITHDRAWN = {"closeout": {"withdrawn": True}}
+
+
+def rest_of(text: str, shown: str) -> str | None:
+    """Return what is missing of a text of which a part was shown. None if what was shown is something else."""
+    return text[len(shown) :] if text.startswith(shown) else None
 
 
 class PageStream:
@@ -278,12 +283,11 @@ class PageStream:
 
     def _correct(self, text: str) -> None:
         """Write what is missing of the text of the turn, or all of it if something else was written."""
-        shown = self._text("text").strip()
-        if not text.startswith(shown):
+        rest = rest_of(text, self._text("text").strip())
+        if rest is None:
             self._withdraw("text")
-            shown = ""
-        if rest := text[len(shown) :]:
-            self._write("text", rest)
+        if missing := text if rest is None else rest:
+            self._write("text", missing)
 
     # ------------------------------------------------------------------------------------------ messages
 

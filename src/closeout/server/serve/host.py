@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from closeout.answers.contracts import Text
@@ -144,6 +145,12 @@ class AgentHost:
         self._failures: dict[str, str] = {}  # why a run could not be executed
         self._streamed: set[str] = set()  # runs that a client follows as a stream, and whose replies are answers
         self._recorder = ReplyRecorder(self._streams_text, lambda: self.agent.plan().spec.forms)
+
+    @property
+    def settings_file(self) -> Path | None:
+        """The settings file that the agent was made of, if there is one."""
+        named = (Path(str(each)) for each in self._origin.get("config") or ())
+        return next((each for each in named if each.is_file()), None)
 
     # ------------------------------------------------------------------------------------------ lifetime
 

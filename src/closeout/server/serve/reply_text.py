@@ -29,6 +29,7 @@ from closeout.journal.events import (
 from closeout.journal.story import Change
 from closeout.journal.subscribers import Callback, Progress, RunInfo
 from closeout.parsing.forms import Form
+from closeout.run.page_stream import rest_of
 from closeout.server.text_gate import TextGate
 
 __all__ = ["ReplyRecorder", "ReplyText", "TextChange"]
@@ -155,11 +156,11 @@ class ReplyText:
         return self._withdraw() if isinstance(event, _NO_ANSWER) else []
 
     def _end(self, answer: str) -> list[TextChange]:
-        shown = "".join(self._shown)
-        if not answer.startswith(shown):
+        rest = rest_of(answer, "".join(self._shown))
+        if rest is None:
             return [*self._withdraw(), TextChange(answer, ends=True)]
         self._shown.clear()
-        return [TextChange(answer[len(shown) :], ends=True)]
+        return [TextChange(rest, ends=True)]
 
     def _withdraw(self) -> list[TextChange]:
         if not self._shown:

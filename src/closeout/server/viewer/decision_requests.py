@@ -17,7 +17,16 @@ from closeout.parsing.numbers import exact_json
 from closeout.run.waits.waiting import Decision, PendingDecision
 from closeout.visible import visible
 
-__all__ = ["BY", "TOKEN_HEADER", "check_own_page", "pending_shape", "read_decision", "read_message", "read_name"]
+__all__ = [
+    "BY",
+    "TOKEN_HEADER",
+    "check_own_page",
+    "pending_shape",
+    "read_decision",
+    "read_message",
+    "read_name",
+    "read_rule",
+]
 
 TOKEN_HEADER = "X-Closeout-Token"  # noqa: S105 - the header's name
 BY = "viewer"
@@ -142,6 +151,14 @@ def read_name(body: bytes) -> str:
     if not isinstance(name, str):
         raise UsageError("Send the id of what the run waits for.")
     return name
+
+
+def read_rule(body: bytes) -> tuple[str, str]:
+    """Return the id of the call that a rule was shown beside, and the rule as it was shown. Raises UsageError."""
+    found = _object(body, "The rule")
+    if not isinstance(call := found.get("id"), str) or not isinstance(rule := found.get("rule"), str):
+        raise UsageError("Send the id of the call, and the rule as it was shown; both are texts.")
+    return call, rule
 
 
 def read_message(body: bytes) -> tuple[str, bool]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -42,6 +42,7 @@ from closeout.server.viewer.shapes import (
     without_messages,
 )
 from closeout.server.viewer.story_items import StoryItems
+from closeout.visible import visible
 
 if TYPE_CHECKING:
     from closeout.run.waits.waiting import PendingDecision
@@ -91,6 +92,10 @@ def add_viewer(app: web.Application, *, host: AgentHost | None = None) -> None:
     route.add_get("/viewer/api/runs/{run_id}/waiting", viewer.list_waiting)
     route.add_post("/viewer/api/runs/{run_id}/decisions", viewer.decide)
     route.add_post("/viewer/api/runs/{run_id}/resume", viewer.resume)
+    route.add_get("/viewer/api/runs/{run_id}/rule", viewer.show_rule)
+    route.add_post("/viewer/api/runs/{run_id}/rule", viewer.accept_rule)
+    route.add_get("/viewer/api/runs/{run_id}/undo", viewer.list_undoable)
+    route.add_post("/viewer/api/runs/{run_id}/undo", viewer.undo)
     route.add_post("/viewer/api/runs/{run_id}/login", viewer.sign_in)
     route.add_get("/viewer/login/callback", viewer.end_sign_in)
     route.add_post("/viewer/api/runs/{run_id}/messages", viewer.send_message)
@@ -319,6 +324,58 @@ class _Viewer:
         except (DecisionRefused, JournalLocked) as error:
             return error_response(409, str(error), "decision_refused")
         return json_response({"waiting": [pending_shape(each) for each in left], "continues": host is not None})
+
+    async def show_rule(self, request: web.Request) -> web.Response:
+        """The rule that past decisions suggest for a call that waits: `call`. Null if they suggest none."""
+        from closeout.lab.learned_rules import rule_for
+
+        def read(store: Store, run_id: str) -> dict[str, Any] | None:
+            found = rule_for(store, run_id, request.query.get("call", ""))
+            if found is None:
+                return None
+            return {"rule": visible(str(found.rule)), "approved": len(found.approved), "denied": found.denied}
+
+        host, shape = await self._host_of(request), await self._in_store(read, request)
+        file = None if host is None else host.settings_file
+        return json_response(shape and {**shape, "file": None if file is None else str(file)})
+
+    async def accept_rule(self, request: web.Request) -> web.Response:
+        """Write a rule that was shown into the settings of the served agent, whose calls it approves from now on."""
+        from closeout.lab.learned_rules import add_to_settings, rule_for
+        from closeout.server.viewer.decision_requests import check_own_page, read_rule
+
+        check_own_page(request, self._token)
+        call, rule = read_rule(await request.read())
+        host = await self._host_of(request)
+        if host is None or host.settings_file is None:
+            raise UsageError("The agent of this run has no settings file here. Put the rule into its settings.")
+        found = await self._in_store(partial(rule_for, call=call), request)
+        if found is None or visible(str(found.rule)) != rule:
+            return error_response(409, "Decisions since then suggest another rule. Reload the page.", "rule_changed")
+        await self._read(add_to_settings, host.settings_file, found.rule)
+        host.agent = host.agent.with_approved(found.rule)
+        return json_response({"file": str(host.settings_file)})
+
+    async def list_undoable(self, request: web.Request) -> web.Response:
+        """The calls of the run that can be undone here, and whether they have been."""
+        from closeout.lab.undoing import undoable_calls
+
+        host, run_id = await self._host_of(request), request.match_info["run_id"]
+        return json_response({} if host is None else await undoable_calls(host.agent.plan(), host.store, run_id))
+
+    async def undo(self, request: web.Request) -> web.Response:
+        """Undo a call of the run."""
+        from closeout.server.viewer.decision_requests import check_own_page, read_name
+
+        check_own_page(request, self._token)
+        call, host = read_name(await request.read()), await self._host_of(request)
+        if host is None:
+            raise UsageError("This viewer does not have the run's agent. Undo the call: closeout runs undo RUN CALL")
+        try:
+            output = await host.agent.undo(request.match_info["run_id"], call)
+        except JournalLocked as error:
+            return error_response(409, str(error), "being_undone")
+        return json_response({"undone": output.success, "text": output.summary.removeprefix("Error: ")})
 
     async def resume(self, request: web.Request) -> web.Response:
         """Continue a run that failed or was stopped, or one that waits for a time and need not."""

@@ -4,7 +4,7 @@ import { h, replaceChildren } from "./dom.js";
 import { moment, until } from "./format.js";
 import { t } from "./language.js";
 import { commandLine, longText } from "./parts.js";
-import { beginLogin, listWaiting, resumeRun, sendDecision } from "./source.js";
+import { acceptRule, beginLogin, listWaiting, resumeRun, sendDecision, suggestRule } from "./source.js";
 
 /** The requests of a waiting run. `update` fetches them; a form that somebody fills in stays as it is. */
 export class DecisionPanel {
@@ -121,7 +121,32 @@ export class DecisionPanel {
       open(fields, text, h("div.buttons", null, button(t("Deny"), () => send({ verdict: "deny", text: text.value }), "danger"), button(t("Cancel"), choices)));
     };
     choices();
+    if (!isQuestion) this.offerRule(request, element, send);
     return element;
+  }
+
+  /** Beside a question that people have always answered alike: the rule that would answer it from now on. */
+  async offerRule({ id }, element, send) {
+    const found = await suggestRule(this.runId, id).catch(() => null);
+    if (!found) return;
+    const problem = h("p.line.error", { role: "alert", hidden: true });
+    const accept = button(t("Approve, and from now on by this rule"), async () => {
+      accept.disabled = true;
+      try {
+        await acceptRule(this.runId, id, found.rule);
+        await send({ verdict: "approve" });
+      } catch (error) {
+        problem.hidden = false;
+        replaceChildren(problem, error.message);
+        accept.disabled = false;
+      }
+    });
+    element.append(h("details.from-now-on", null, h("summary", null, t("And from now on …")),
+      h("p.quiet", null, t("People have approved {n} calls that this rule fits, and denied none of them. It approves the next ones without a question. A denial ends it.", { n: found.approved })),
+      longText(found.rule, { marks: revealed }),
+      found.file
+        ? [h("p.quiet", { dir: "auto" }, t("It becomes a line of {file}.", { file: found.file })), h("div.buttons", null, accept), problem]
+        : h("p.quiet", null, t("To use it, add it to tools.approved in the settings of the agent."))));
   }
 
   /** Who asks, and for whom: the agent of the run, or the sub-agent that the id of the request names. */

@@ -1,11 +1,11 @@
 // How each item of a run's story is shown.
 
 import { beforeAndAfter } from "./diff.js";
-import { h, marked, occurrences } from "./dom.js";
+import { h, marked, occurrences, replaceChildren } from "./dom.js";
 import { count, duration, moment } from "./format.js";
 import { t } from "./language.js";
 import { argumentList, fieldOf, fold, longText, plainWord, pretty, resultText, tokenBar, usageLine } from "./parts.js";
-import { cutLength, textOf } from "./source.js";
+import { cutLength, textOf, undoCall } from "./source.js";
 import { usageOf } from "./story.js";
 
 /** The element of an item. `page` has runId, widest (tokens), and link (event number → address). */
@@ -142,6 +142,7 @@ function callElement(call, item, page) {
     h("span.tool-name", { dir: "auto" }, textOf(call.name) || "?"),
     call.handle && h("span.quiet", null, call.handle),
     label && h("span.state", null, label),
+    finished?.ok && undoButton(call, item, page),
     finished && h("span.quiet", null, duration(finished.ms)),
     finished?.labels?.length > 0 && h("span.quiet", { dir: "auto", title: t("Labels of the result") }, finished.labels.map(textOf).join(", ")),
     started && h("a.anchor", { href: page.link(started.seq) }, `#${started.seq}`),
@@ -153,6 +154,29 @@ function callElement(call, item, page) {
   for (const note of decisionNotes(call, waits)) element.append(note);
   if (finished || call.shown) element.append(resultElement(call, item, page));
   return element;
+}
+
+/** A button that undoes a call, if the server can; it asks once more before. */
+function undoButton(call, item, page) {
+  const name = [...item.agent.split("/").slice(1), call.handle].join("/");
+  if (!(name in page.undoable)) return null;
+  const place = h("span.undo");
+  const button = (label, click, kind = "") => h("button.button", { type: "button", class: kind, click }, label);
+  const draw = () => replaceChildren(place, page.undoable[name]
+    ? h("span.state", null, t("undone"))
+    : button(t("Undo"), () => replaceChildren(place, button(t("Undo this call"), undo, "danger"), button(t("Cancel"), draw))));
+  const undo = async () => {
+    try {
+      const { undone, text } = await undoCall(page.runId, name);
+      if (!undone) throw new Error(text);
+      page.undoable[name] = true;
+      draw();
+    } catch (error) {
+      replaceChildren(place, h("span.error-text", { role: "alert", dir: "auto" }, t("Not undone: {text}", { text: error.message })), button(t("Undo"), undo));
+    }
+  };
+  draw();
+  return place;
 }
 
 function decidedName({ verdict }) {

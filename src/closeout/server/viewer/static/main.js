@@ -87,7 +87,7 @@ function drawHeader() {
   const colours = t("Colours: {theme}", { theme: t(theme) });
   replaceChildren(
     header,
-    h("a.brand", { href: "#/" }, h("span.brand-mark", { "aria-hidden": "true" }, "✓"), h("span.brand-name", null, "Closeout")),
+    h("a.brand", { href: "#/", "aria-label": "Closeout" }, h("span.brand-mark", { "aria-hidden": "true" }, "✓"), h("span.brand-name", null, "Closeout")),
     exportedRun() ? h("span.quiet", null, t("exported run")) : h("nav", { "aria-label": t("Pages") },
       Object.entries(SECTIONS).map(([href, [name, ...pages]]) =>
         h("a", { href, "aria-current": pages.includes(readAddress().name) ? "page" : null }, t(name)))),

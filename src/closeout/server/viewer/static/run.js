@@ -9,7 +9,7 @@ import { itemElement } from "./items.js";
 import { t } from "./language.js";
 import { LongList } from "./list.js";
 import { aboutRun, copyFrom, longText, statusChip } from "./parts.js";
-import { exportAddress, exportedRun, fileAddress, followRun, listEvents, listFiles, loadTrial, textOf } from "./source.js";
+import { exportAddress, exportedRun, fileAddress, followRun, listEvents, listFiles, listUndoable, loadTrial, textOf } from "./source.js";
 import { loadMore, requestsOf, Story, usageOf } from "./story.js";
 
 const FIRST_EVENTS = 60; // enough for the first screen
@@ -62,6 +62,7 @@ class RunPage {
     this.verdict = h("div.verdict", { hidden: true });
     this.files = h("div.files", { hidden: true });
     this.filesAt = -1; // the number of events when the files were listed
+    this.undoable = {}; // call → whether it has been undone
   }
 
   async open() {
@@ -110,6 +111,7 @@ class RunPage {
     if (this.closed) return;
     this.drawFiles();
     if (exportedRun()) return;
+    if (this.isOver()) this.drawUndo();
     this.messages.update(this.record.status);
     if (this.record.status === "running") this.follow();
     else if (RESUMABLE.includes(this.record.status)) {
@@ -253,6 +255,15 @@ class RunPage {
     const list = (title, found) => found.length === 0 ? null : [h("h2", null, t(title)), h("ul", null, found.map((file) => this.file(file)))];
     this.files.hidden = files.length === 0;
     replaceChildren(this.files, list("Files", files.filter((file) => file.left)), list("Files of the task", files.filter((file) => !file.left)));
+  }
+
+  /** Show which calls this server can undo. */
+  async drawUndo() {
+    const found = await listUndoable(this.runId).catch(() => ({}));
+    if (JSON.stringify(found) === JSON.stringify(this.undoable)) return;
+    this.undoable = found;
+    for (const item of this.items) if (item.calls?.length) item.changed = true;
+    this.list.update(this.items);
   }
 
   file({ name, media_type: type, size: bytes, left, image }) {

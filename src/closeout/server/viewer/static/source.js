@@ -120,6 +120,26 @@ export function sendDecision(id, decision) {
   return post(`${runPath(id)}/decisions`, decision);
 }
 
+/** The rule that past decisions suggest for a call that waits: {rule, approved, denied, file}, or null. */
+export function suggestRule(id, call) {
+  return fetchJson(`${runPath(id)}/rule`, { call });
+}
+
+/** Write a rule that was shown into the settings of the run's agent. */
+export function acceptRule(id, call, rule) {
+  return post(`${runPath(id)}/rule`, { id: call, rule });
+}
+
+/** The calls that the server can undo: call → whether it has been undone. */
+export function listUndoable(id) {
+  return exportedData ? {} : fetchJson(`${runPath(id)}/undo`);
+}
+
+/** Undo a call: {undone, text}. */
+export function undoCall(id, call) {
+  return post(`${runPath(id)}/undo`, { id: call });
+}
+
 /** Begin to sign in to the server whose login the run waits for. Returns the address of the page to open, empty if none. */
 export async function beginLogin(id, name) {
   return (await post(`${runPath(id)}/login`, { id: name })).page;
