@@ -20,7 +20,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent.parent / "tests"
 sys.path.insert(0, str(TESTS))
-os.environ["PYTHONPATH"] = str(TESTS)  # that of the instances
+os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])  # that of the instances
 
 from closeout.homes import Home, as_home  # noqa: E402
 from harness.recurring_runs import announced, recurring  # noqa: E402

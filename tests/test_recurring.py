@@ -13,7 +13,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from cli_process import here
-from closeout import Agent, RunContext, tool
+from closeout import Agent, RunContext, delete_data, tool
 from closeout.errors import UsageError
 from closeout.fleet.chores import change_schedule, list_schedules, next_times
 from closeout.homes import Home
@@ -67,7 +67,7 @@ async def test_two_instances_begin_each_run_once(any_home: Home) -> None:
         times = takewhile(lambda each: each < end.timestamp(), next_times(every, zone, now.timestamp()))
         wanted |= {f"{name}.{datetime.fromtimestamp(each, UTC):%Y%m%dT%H%M%SZ}" for each in times}
     while now < end:
-        now += timedelta(hours=12)
+        now += timedelta(days=1)
         await asyncio.gather(*(each.chores().fire(now.timestamp()) for each in agents))
         await agents[0].work(until_idle=True)
     runs = [each.run_id for each in store.runs(1000)]
@@ -164,6 +164,13 @@ async def test_a_run_that_cannot_begin_is_left_out_and_the_schedule_says_why(hom
     await agent.chores().fire((YEAR + timedelta(days=2)).timestamp())
     (schedule,) = list_schedules(store)
     assert (schedule.error, schedule.last) == ("", "daily.20270102T070000Z")
+
+
+async def test_the_schedules_of_a_person_are_deleted_with_the_person(home: Path) -> None:
+    for user in ("ann", "bob"):
+        await reporter(home).submit("Report.", run_id=user, every="0 7 * * *", user=user)
+    delete_data("ann", home=home)
+    assert [each.name for each in list_schedules(open_store(home))] == ["bob"]
 
 
 async def test_what_cannot_recur_is_refused(home: Path) -> None:

@@ -116,7 +116,7 @@ class HalfReceiver:
 def _agent(home: Home, url: str) -> Agent[Any, Any]:
     announcing.DELAYS = (0.1,) * 60
     announcing.SECONDS = 0.5
-    webhook = Webhook(url, base64.b64encode(KEY).decode(), on="ended", allow_private=True) if url else None
+    webhook = Webhook(url, base64.b64encode(KEY).decode(), events="ended", allow_private=True) if url else None
     return Agent(ScriptedClient(lambda view: answer("done")), home=home, name="reporter", webhook=webhook)
 
 

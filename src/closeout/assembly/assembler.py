@@ -27,7 +27,6 @@ from closeout.assembly.checks import (
     check_part,
     check_strategy,
     check_text,
-    check_webhook,
 )
 from closeout.assembly.parts import Parts, without_parts
 from closeout.assembly.toolset import check_deps_types, check_sub_agents, configured_sub_agents, with_settings
@@ -37,6 +36,7 @@ from closeout.config import Config, LLMSettings, SubAgentSettings, home_folder, 
 from closeout.dialects.prompts import examples_slots, program_slots
 from closeout.dialects.protocol import Dialect, get_dialect, serves
 from closeout.errors import ConfigError, UsageError
+from closeout.fleet.announcing import Webhook
 from closeout.homes import Home, as_home
 from closeout.journal.readonly import open_to_read
 from closeout.journal.scratch import scratch_home
@@ -135,7 +135,7 @@ class Assembler:
             raise UsageError(f"The name of an agent must be a printable text, got {name!r:.80}.")
         if observe is not None and not callable(observe):
             raise UsageError(f"format_observation must be a function of a ToolOutput, got {observe!r:.80}.")
-        flow = spec.flow
+        flow, webhook = spec.flow, self.config.webhook
         instructions = parts.instructions() if spec.instructions is None else spec.instructions
         answer = parts.answer() if spec.answer is None else spec.answer
         contract = None if answer is None else contract_of(answer)
@@ -161,7 +161,7 @@ class Assembler:
             check=with_quotes_checked(read_checks(spec.check) or parts.checks(), contract),
             skills=parts.skills(check_list("skills", spec.skills, '["skills"]')),
             listeners=(*parts.listeners(), *check_listeners(spec.listeners)),
-            webhook=check_webhook(spec.webhook or self.config.webhook),
+            webhook=check_part("webhook", spec.webhook or (webhook and Webhook(**webhook.model_dump()))),
             version=check_text("version", spec.version),
             on_change=check_on_change(spec.on_change),
             middleware=check_middleware(spec.middleware),

@@ -18,7 +18,6 @@ from closeout.homes import DatabaseHome
 from closeout.spelling import suggestion
 
 if TYPE_CHECKING:
-    from closeout.fleet.announcing import Webhook
     from closeout.journal.subscribers import Listener
     from closeout.tools.flow import Flow
 
@@ -40,7 +39,6 @@ __all__ = [
     "check_text",
     "check_time",
     "check_user",
-    "check_webhook",
     "refuse_parameters",
     "refuse_unfamiliar",
     "refuse_unknown",
@@ -178,6 +176,7 @@ PARTS = {
         "an instance: MyFormatter()",
     ),
     "telemetry": ("a TelemetryCollector", ("record",), "an instance: TelemetryCollector()"),
+    "webhook": ("a Webhook", ("events", "send"), "webhook=Webhook(url, secret)"),
 }
 
 
@@ -361,19 +360,6 @@ def check_user(value: Any) -> str:
     """Return the name of the person for whom a run is."""
     if not isinstance(value, str) or len(value) > MAX_USER or not value.isprintable():
         raise UsageError(f"user must be a printable text of at most {MAX_USER} characters, got {value!r:.80}.")
-    return value
-
-
-def check_webhook(value: Any) -> Webhook | None:
-    """Return what announces the ends of runs, from a `Webhook`, its settings, or None."""
-    if value is None:
-        return None
-    from closeout.config import WebhookSettings
-    from closeout.fleet.announcing import Webhook
-
-    value = Webhook(**value.model_dump()) if isinstance(value, WebhookSettings) else value
-    if not isinstance(value, Webhook):
-        raise UsageError(f"webhook must be a Webhook, got {value!r:.80}. Pass webhook=Webhook(url, secret).")
     return value
 
 

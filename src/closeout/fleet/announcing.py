@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -58,7 +57,7 @@ class Webhook:
         url: The address of the receiver. Redirects are not followed, and proxies not used.
         secret: The key of the signature in Base64, 24 bytes or more, as `openssl rand -base64 32` prints one. It may
             begin with `whsec_`.
-        on: What is announced: "ended", "waiting".
+        events: What is announced: "ended", "waiting".
         allow_private: Which addresses outside the public internet the receiver may have: True for all, or networks such
             as "10.0.0.0/8".
 
@@ -72,16 +71,16 @@ class Webhook:
         url: str,
         secret: str,
         *,
-        on: str | Iterable[str] = ("ended", "waiting"),
+        events: str | Iterable[str] = ("ended", "waiting"),
         allow_private: bool | str | Iterable[str] = False,
     ) -> None:
-        self.url = Endpoint(url).url
-        self.on = (on,) if isinstance(on, str) else tuple(on)
-        if not self.on or not {*self.on} <= {"ended", "waiting"}:
-            raise UsageError(f"A webhook is sent on 'ended', 'waiting' or both, got {on!r:.80}.")
+        self._endpoint = Endpoint(url)
+        self.events = (events,) if isinstance(events, str) else tuple(events)
+        if not self.events or not {*self.events} <= {"ended", "waiting"}:
+            raise UsageError(f"The events of a webhook are 'ended', 'waiting' or both, got {events!r:.80}.")
         try:
-            self._key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
-        except binascii.Error:
+            self._key = base64.b64decode(str(secret).removeprefix("whsec_"), validate=True)
+        except ValueError:
             self._key = b""
         if len(self._key) < SHORTEST_KEY:
             text = f"The secret of a webhook must be {SHORTEST_KEY} bytes or more in Base64."
@@ -89,7 +88,7 @@ class Webhook:
         self._guard = AddressGuard(allow_private)
 
     def __repr__(self) -> str:
-        return f"Webhook({redact(self.url)!r}, on={self.on!r})"
+        return f"Webhook({self._endpoint.origin!r}, events={self.events!r})"  # a path may be a secret
 
     async def send(self, id: str, notice: Mapping[str, Any]) -> None:  # noqa: A002
         """Send a notice.
@@ -113,7 +112,7 @@ class Webhook:
             async with (
                 asyncio.timeout(SECONDS),
                 aiohttp.ClientSession(connector=connector, trust_env=False) as session,
-                session.post(self.url, data=body, headers=headers, allow_redirects=False) as response,
+                session.post(self._endpoint.url, data=body, headers=headers, allow_redirects=False) as response,
             ):
                 status = response.status
         except (TimeoutError, aiohttp.ClientError) as error:

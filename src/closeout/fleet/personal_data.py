@@ -14,6 +14,7 @@ from typing import Any
 
 from closeout.config import home_folder
 from closeout.errors import JournalLocked, UsageError
+from closeout.fleet.chores import change_schedule, list_schedules
 from closeout.homes import Home, as_home
 from closeout.journal.events import RunEnded, RunStarted, ToolFinished
 from closeout.journal.holds import check_not_held
@@ -174,7 +175,7 @@ def delete_data(
     leave_others: bool = False,
     dry_run: bool = False,
 ) -> PersonalData:
-    """Delete the data of a person or of a session: runs, their texts and signals, search words, budget counters.
+    """Delete the data of a person or of a session: runs, texts, signals, search words, schedules, budget counters.
 
     The bytes are overwritten in the home's files, not only marked as free, which takes as long as copying the files.
 
@@ -226,6 +227,9 @@ def delete_data(
     store.flush()
     for key in data.budget_keys:
         forget_key(folder, key)
+    for each in list_schedules(store):
+        if user and json.loads(each.task).get("user") == user:
+            change_schedule(store, each.name, paused=None)
     store.database.wipe()  # an earlier deletion may have been disturbed
     return data
 

@@ -125,7 +125,7 @@ class RunStarted(Event):
         version: the agent's version, as its author calls it.
         labels: the labels of what the run begins with, "trusted" or "untrusted" first; empty without flow rules.
         start_at: when the run is to begin, in seconds since the epoch.
-        announced: which of its ends are announced: "ended", "waiting".
+        announced: by what is announced ("ended", "waiting"), the agent whose processes do so.
     """
 
     bodies = ("task", "question", "earlier", "images", "texts", "tools", "own_tools", "instructions")
@@ -155,7 +155,7 @@ class RunStarted(Event):
     version: str = ""
     labels: tuple[str, ...] = ()
     start_at: float | None = None
-    announced: tuple[str, ...] = ()
+    announced: Mapping[str, str] = field(default_factory=dict)
 
 
 @record

@@ -18,7 +18,8 @@ _PUT = (
 
 def noted_end(started: RunStarted | None, ended: RunEnded, *, run_id: str, number: int, seq: int) -> list[RunUpdate]:
     """Return the change that notes the end or wait of a run, if the run announces it."""
-    if started is None or ("waiting" if ended.status == "waiting" else "ended") not in started.announced:
+    agent = started and started.announced.get("waiting" if ended.status == "waiting" else "ended")
+    if agent is None:
         return []
     notes = (f"handed over {run_id}", f"cancel {run_id}") if ended.status == "cancelled" else ("", "")
-    return [(number, _PUT, ((number << SEQ_BITS) + seq, started.name, *notes))]
+    return [(number, _PUT, ((number << SEQ_BITS) + seq, agent, *notes))]

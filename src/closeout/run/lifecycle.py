@@ -93,7 +93,7 @@ def _check_budget(plan: AgentPlan) -> None:
 
 def new_started(plan: AgentPlan, task: Task) -> RunStarted:
     """Return the first event of a run. The plan's tools must be open."""
-    tools = plan.offered_tools()
+    tools, first = plan.offered_tools(), (*plan.predecessors, plan)[0]
     return RunStarted(
         "main",
         task.text,
@@ -119,7 +119,7 @@ def new_started(plan: AgentPlan, task: Task) -> RunStarted:
         handed=task.handed,
         labels=written_labels(labels_of_task(plan.flows, task)) if plan.flows else (),
         start_at=task.start_at,
-        announced=plan.spec.webhook.on if plan.spec.webhook is not None else (),
+        announced={} if first.spec.webhook is None else dict.fromkeys(first.spec.webhook.events, first.name),
     )
 
 
