@@ -65,13 +65,17 @@ def text(event: Any) -> str:
     return "".join(part.text or "" for part in parts)
 
 
+def answers(session: Any) -> list[str]:
+    return [text(each) for each in session.events if each.author != "user" and each.is_final_response() and text(each)]
+
+
 async def drive() -> kit.Shown:
     """Begin the run, resume its invocation, or show its answer."""
     service = DatabaseSessionService(db_url=f"sqlite+aiosqlite:///{kit.folder()}/sessions.db")
     session = await service.get_session(**PLACE, session_id=kit.run_id())
     if session is None:
         session = await service.create_session(**PLACE, session_id=kit.run_id())
-    if not (session.events and session.events[-1].is_final_response() and text(session.events[-1])):
+    if not answers(session):
         given: dict[str, Any] = {"new_message": Content(role="user", parts=[Part(text=kit.task())])}
         if session.events:
             given = {"invocation_id": session.events[-1].invocation_id}
@@ -81,9 +85,8 @@ async def drive() -> kit.Shown:
             if event.partial:
                 kit.watch(text(event))
         session = await service.get_session(**PLACE, session_id=kit.run_id())
-    answers = [text(event) for event in session.events if event.is_final_response() and text(event)]
     history = kit.text_of([event.model_dump(mode="json") for event in session.events])
-    return kit.Shown("answered" if answers else "failed", answers[-1] if answers else "", history)
+    return kit.Shown("answered" if answers(session) else "failed", "".join(answers(session)[-1:]), history)
 
 
 start = resume = drive

@@ -73,16 +73,23 @@ def drive(given: Any = None) -> kit.Shown:
         status = "answered" if result.status.value == "completed" else "failed"
         return kit.Shown(status, texts[-1] if texts else "", kit.text_of([texts, [each.messages for each in agents]]))
     main = agent()
+    kept = main._interrupt_state  # the public result has gone with its process
+    if given is None and kept.activated:
+        return asked(kept.interrupts.values())
     result = main(given if given is not None or main.messages else kit.task())
     if result.stop_reason == "interrupt":
-        return kit.Shown("waiting", waiting=[f"{each.id} {each.reason}" for each in result.interrupts])
+        return asked(result.interrupts)
     return kit.Shown("answered", str(result).strip(), kit.text_of(main.messages))
+
+
+def asked(interrupts: Any) -> kit.Shown:
+    return kit.Shown("waiting", waiting=[f"{each.id} {each.reason}" for each in interrupts])
 
 
 start = resume = drive
 
 
 def decide() -> kit.Shown:
-    waiting = agent()._interrupt_state.interrupts  # the public result has gone with its process
-    answers = [{"interruptResponse": {"interruptId": each, "response": "yes"}} for each in waiting]
-    return drive(answers or None)
+    kept = agent()._interrupt_state
+    answers = [{"interruptResponse": {"interruptId": each, "response": "yes"}} for each in kept.interrupts]
+    return drive(answers if kept.activated else None)
