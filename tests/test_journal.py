@@ -144,6 +144,24 @@ def test_every_type_of_event_survives_the_journal(home: Path) -> None:
     assert len(written) > 15
 
 
+def test_a_row_leaves_out_what_is_empty_by_default(home: Path) -> None:
+    finished = ev.ToolFinished("main", "r1", "pay", ok=False, record="{}", ms=1.5)
+    journal = Journal.start(open_store(home), started(), run_id="r")
+    journal.append(finished)
+    rows = [row.event for row in journal.rows()]
+    *_, (_, _, values) = stored_events(home).values()
+    assert values == {"agent": "main", "handle": "r1", "name": "pay", "ok": False, "record": "{}", "ms": 1.5}
+    assert rows[-1] == finished
+    assert ev.read_event("ToolFinished", finished.values()) == finished  # as older versions wrote it
+
+
+def test_what_a_row_may_lack_keeps_its_default() -> None:
+    kept = (Path(__file__).parent / "data" / "empty_fields.txt").read_text("utf-8").splitlines()
+    kinds = ev.EVENT_TYPES.items()
+    found = [f"{name}.{each} {default!r}" for name, kind in kinds for each, default in kind.empty.items()]
+    assert sorted(found) == kept, "Add new fields. Any other change would change what older records say."
+
+
 def test_a_model_reply_comes_back_as_the_reply_it_was() -> None:
     call = ToolCall("add", '{"a": 1}', "c1", text='{"a": 1}')
     reply = ModelReply(

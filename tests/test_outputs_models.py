@@ -160,6 +160,12 @@ def test_a_lean_record_leaves_out_nothing_but_what_a_blank_output_has() -> None:
     assert not [name for name, value in ToolTelemetry() if getattr(telemetry, name) == value]
     assert full.lean_record() == full.to_record()
     assert ToolOutput().lean_record() == {"summary": "", "observation": "", "telemetry": {}}
+    # A text is in it once, and any other observation or summary as it is.
+    text = ToolOutput.of("3 rows <b>", "3 rows <b>", ToolTelemetry())
+    assert text.lean_record() == {"result": "3 rows <b>", "telemetry": {}}
+    for each in (text, text.with_written("Observation: none"), ToolOutput(result="a"), ToolOutput(summary="a")):
+        found = ToolOutput.from_record(each.lean_record())
+        assert (found.summary, found.observation) == (each.summary, each.observation)
 
 
 def test_a_record_holds_any_value_and_survives_unknown_and_missing_fields() -> None:

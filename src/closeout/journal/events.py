@@ -82,6 +82,7 @@ class Event:
         identity: the field that distinguishes this event from the agent's other events of the type. Empty if events
             of the type are numbered instead.
         names: the names of the fields.
+        empty: the fields that are empty by default.
         values: returns the fields by name, as they are stored.
     """
 
@@ -89,6 +90,7 @@ class Event:
     momentary: ClassVar[bool] = False
     identity: ClassVar[str] = ""
     names: ClassVar[tuple[str, ...]] = ("agent",)
+    empty: ClassVar[Mapping[str, Any]] = {}
     values: ClassVar[Callable[[Any], dict[str, Any]]]
 
     agent: str
@@ -889,6 +891,12 @@ def _register() -> dict[str, type[Event]]:
     types = {name: kind for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, Event)}
     for kind in types.values():
         kind.names, kind.values = tuple(f.name for f in fields(kind)), shallow_dict(kind)
+        # A row leaves these out. What they default to must never change.
+        kind.empty = {
+            each.name: default
+            for each in fields(kind)
+            if not (default := each.default_factory() if callable(each.default_factory) else each.default)
+        }
     return types
 
 

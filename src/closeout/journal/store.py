@@ -1198,11 +1198,12 @@ def _checksum(place: int, body: bytes | str) -> int:
 
 
 def _apart(event: Event, bodies: _Bodies) -> tuple[Any, ...]:
-    """An event as a row holds it: its fields, or its fields without the large ones and the hashes of those."""
-    values = event.values()
+    """An event as a row holds it: its fields that are not empty by default, and the hashes of the large ones."""
+    empty = event.empty
+    values = {name: each for name, each in event.values().items() if each or name not in empty or each != empty[name]}
     refs: dict[str, str] = {}
     for name in event.bodies:
-        text = values[name]
+        text = values.get(name)
         if text and len(text) > BODY_LIMIT:
             values[name], refs[name] = "", bodies.add(text)
     if added := values.get("added"):  # the messages of a request, each with a text of its own

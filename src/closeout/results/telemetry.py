@@ -63,7 +63,7 @@ class CallMeter:
         elapsed = time.perf_counter() - self._tried
         cpu, memory = _cpu_and_memory()
         cpu = cpu - self._cpu if self._thread_cpu is None else self._thread_cpu
-        self.latency_ms = elapsed * 1000
+        self.latency_ms = round(elapsed * 1000, 3)
         self.cpu_percent = min(100.0 * cpu / elapsed, 100.0) if elapsed > 0 and cpu > 0 else 0.0
         self.memory_mb = (memory - self._memory) / _RSS_PER_MB
 
@@ -78,7 +78,7 @@ class CallMeter:
             execution_id=str(uuid4()),
             timestamp=self.timestamp,
             latency_ms=self.latency_ms,
-            duration_ms=(time.perf_counter() - self._begun) * 1000,
+            duration_ms=round((time.perf_counter() - self._begun) * 1000, 3),
             memory_mb=self.memory_mb,
             cpu_percent=self.cpu_percent,
             **{"metrics": {}, **fields},

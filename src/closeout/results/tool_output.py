@@ -179,14 +179,26 @@ class ToolOutput(BaseModel):
             kept.add("response_format")
         whole = {"result": self.result, **self._record()}
         record = {name: value for name, value in whole.items() if name in kept or value != _BLANK_RECORD.get(name)}
+        if isinstance(self.result, str) and self.summary == self.result:
+            del record["summary"]
+        if self.summary and self.observation == observation_of(self.summary):
+            del record["observation"]
         measured = whole["telemetry"].items()
         record["telemetry"] = {name: value for name, value in measured if value != BLANK_TELEMETRY[name]}
         return record
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The output that a record is of. Fields that are missing get their defaults, unknown ones are ignored."""
-        output = cls.model_validate(dict(record))
+        """The output that a record is of. Fields that are missing get their defaults, unknown ones are ignored.
+
+        Without a summary, a text as the result is its own. Without an observation, it is written from the summary.
+        """
+        fields = dict(record)
+        if "summary" not in fields and isinstance(fields.get("result"), str):
+            fields["summary"] = fields["result"]
+        if "observation" not in fields and fields.get("summary"):
+            fields["observation"] = observation_of(fields["summary"])
+        output = cls.model_validate(fields)
         output.__dict__.update(record.get("own_fields", {}))  # attributes of a class that is not known here
         if not record.get("own_observation"):
             output.__pydantic_fields_set__.discard("observation")
