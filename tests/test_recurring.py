@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient
 
 from cli_process import here
 from closeout import Agent, RunContext, delete_data, tool
-from closeout.errors import UsageError
+from closeout.errors import ConfigError, UsageError
 from closeout.fleet.chores import change_schedule, list_schedules, next_times
 from closeout.homes import Home
 from closeout.journal.store import open_store
@@ -144,7 +144,7 @@ async def test_schedules_of_the_settings_are_kept_and_go_with_them(home: Path) -
     await reporter(home, config={"schedules": {"daily": daily}}).work(until_idle=True)
     assert [each.name for each in list_schedules(store)] == ["daily", "own"]
     other = Agent(ScriptedClient([]), home=home, name="other", config={"schedules": {"daily": daily}})
-    with pytest.raises(UsageError, match="Another agent has a schedule 'daily'"):
+    with pytest.raises(ConfigError, match=r"'schedules\.daily': Another agent has a schedule 'daily'"):
         await other.work(until_idle=True)
     await reporter(home).work(until_idle=True)
     assert [each.name for each in list_schedules(store)] == ["own"]

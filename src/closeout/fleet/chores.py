@@ -183,9 +183,12 @@ class Chores:
     _news: list[asyncio.Event] = field(default_factory=list)
 
     async def begin(self) -> None:
-        """Keep the schedules of the settings, in place of those that they had before. Raises UsageError."""
+        """Keep the schedules of the settings, in place of those that they had before. Raises ConfigError."""
         for name, options in self.configured.items():
-            await self.store.off_loop(save_schedule, self.store, self.agent, name, configured=True, **options)
+            try:
+                await self.store.off_loop(save_schedule, self.store, self.agent, name, configured=True, **options)
+            except UsageError as error:
+                raise ConfigError(f"'schedules.{name}': {error}") from None
         for each in await self.store.off_loop(list_schedules, self.store, self.agent):
             if each.configured and each.name not in self.configured:
                 await self.store.off_loop(partial(change_schedule, self.store, each.name, paused=None))
