@@ -3,7 +3,7 @@
 https://docs.agno.com/examples/agents/checkpointing/crash-recovery and …/examples/teams/checkpointing/crash-recovery:
 checkpoint="tool-batch", then continue_run(run_id=…, session_id=…) resumes the run that is still RUNNING.
 https://docs.agno.com/hitl/user-confirmation, …/teams/delegation (members; respond_directly for routing),
-…/context-compression, …/agents/streaming.
+…/compression/overview, …/agents/streaming.
 """
 
 from __future__ import annotations
