@@ -30,7 +30,7 @@ def schedules_command(name: str, *, changes: bool, paused: bool | None, as_json:
         return OK
     for each in found:
         begins = "paused" if each.paused else f"next {_local(each.next)}"
-        last = f", last {each.last}" if each.last else ""
+        last = f", last {each.last}{' (not ended)' if each.is_open else ''}" if each.last else ""
         problem = f", left out a run: {each.error}" if each.error else ""
         task = one_line(json.loads(each.task)["task"], 60)
         print(visible(f"{each.name}  {each.every} {each.timezone}, {begins}{last}{problem}  {each.agent}: {task}"))

@@ -165,12 +165,7 @@ async def _announced(webhook: Webhook, store: Store, place: int, tries: int, now
 def unsent_ends(store: Store, *, retry: bool = False) -> list[dict[str, Any]]:
     """Return the latest ends that could not be announced so far: `run_id`, `agent`, `tries`, `due`, `error`.
 
-    Args:
-        store: Where the runs are kept.
-        retry: Try those that were given up, whose `due` is None, again.
-
-    Raises:
-        JournalError: The journal cannot be read or written.
+    Those with `due` None were given up. With `retry` they are tried again.
     """
     if retry:
         _executed(store, [("UPDATE outbox SET due=0, tries=0 WHERE due IS NULL RETURNING place", ())])

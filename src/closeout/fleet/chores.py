@@ -14,13 +14,12 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from closeout.errors import CloseoutError, ConfigError, JournalError, RunExists, RunNotFound, UsageError
+from closeout.errors import CloseoutError, ConfigError, JournalError, RunExists, UsageError
 from closeout.fleet.announcing import Webhook, announce_ends
 from closeout.journal.following import waited
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Store
 from closeout.records import record
-from closeout.run.cancelling import is_handed_over
 
 __all__ = ["Chores", "Schedule", "change_schedule", "list_schedules", "next_times", "save_schedule"]
 
@@ -29,8 +28,12 @@ log = logging.getLogger("closeout")
 # Seconds between two looks for what other processes have changed. What this one does is seen at once.
 LOOK_SECONDS = 5.0
 COUNTED = 1000  # missed times that are counted
-_NO_END = ("running", "interrupted", "waiting")
 _COLUMNS = "name, agent, every, timezone, task, next, configured, paused, last, error"
+_SELECT = f"""
+SELECT {_COLUMNS}, EXISTS (SELECT 1 FROM runs r WHERE r.run_id=last AND (r.status IN ('running', 'waiting') OR
+r.status='cancelled' AND EXISTS (SELECT 1 FROM notes n WHERE n.name='handed over ' || last)))
+FROM schedules ORDER BY name
+"""  # noqa: S608 - constants
 # One with the same times stays paused, and keeps its next time.
 _SAVE = f"""
 INSERT INTO schedules ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,0,'','') ON CONFLICT (name) DO UPDATE SET
@@ -57,6 +60,7 @@ class Schedule:
         paused: None begins until it is continued.
         last: The id of the run that began last; empty before the first.
         error: Why the last one could not begin.
+        is_open: The last one has not ended.
     """
 
     name: str
@@ -69,13 +73,13 @@ class Schedule:
     paused: bool
     last: str
     error: str
+    is_open: bool
 
 
 def list_schedules(store: Store, agent: str = "") -> list[Schedule]:
     """Return the schedules of a home, or of one of its agents, by name. Raises JournalError."""
     is_there = store.database.has_table("schedules")  # unless an older version wrote it, and it is only read
-    rows = store.query(f"SELECT {_COLUMNS} FROM schedules ORDER BY name") if is_there else []  # noqa: S608 - constants
-    return [Schedule(*row) for row in rows if agent in ("", row[1])]
+    return [Schedule(*row) for row in (store.query(_SELECT) if is_there else ()) if agent in ("", row[1])]
 
 
 def change_schedule(store: Store, name: str, *, paused: bool | None) -> None:
@@ -132,7 +136,7 @@ def save_schedule(
     configured: bool = False,
     **task: Any,
 ) -> str:
-    """Keep a schedule, in place of one of its name. Returns the name; if it is empty, a new one.
+    """Keep a schedule, in place of one of its name. Returns the name; if it is empty, a new one. Raises UsageError.
 
     Args:
         store: Where it is kept.
@@ -143,10 +147,6 @@ def save_schedule(
         start: Earlier times do not count, in seconds since the epoch.
         configured: Settings define it.
         task: The arguments of `Agent.submit`.
-
-    Raises:
-        UsageError: It is not valid, or another agent has one of this name.
-        JournalError: It cannot be kept.
     """
     first = next(next_times(every, timezone, store.clock() if start is None else start), None)
     if first is None:
@@ -195,9 +195,7 @@ class Chores:
 
     async def keep(self) -> None:
         """Do what is to be done until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for act in (self.fire, self.announce):
-                group.create_task(self._repeat(act))
+        await asyncio.gather(self._repeat(self.fire), self._repeat(self.announce))
 
     async def _repeat(self, act: Callable[[], Awaitable[float]]) -> None:
         news = asyncio.Event()
@@ -229,7 +227,7 @@ class Chores:
         for each in await asyncio.to_thread(list_schedules, self.store, self.agent):
             if each.next > at:
                 following = following if each.paused else min(following, each.next)
-            elif not each.paused and not await asyncio.to_thread(_is_open, self.store, each.last):
+            elif not each.paused and not each.is_open:
                 following = min(following, await self._begin_run(each, at))
         return following
 
@@ -256,11 +254,3 @@ class Chores:
         values = (following, run_id or schedule.last, error, schedule.name, schedule.next)
         await self.store.off_loop(self.store.transact, lambda db: db.execute(_ADVANCE, values))
         return following
-
-
-def _is_open(store: Store, run_id: str) -> bool:
-    """Return whether a run has not ended yet."""
-    try:
-        return bool(run_id) and (store.run(run_id).status in _NO_END or is_handed_over(store, run_id))
-    except RunNotFound:
-        return False
