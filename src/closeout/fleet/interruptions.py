@@ -20,7 +20,7 @@ from closeout.journal.events import (
 from closeout.journal.run_journal import Journal
 from closeout.journal.store import Row, RunRecord, Store
 
-__all__ = ["MAX_INTERRUPTIONS", "ended_in_vain", "interruptions", "is_suspect"]
+__all__ = ["MAX_INTERRUPTIONS", "ended_in_vain", "interruptions"]
 
 log = logging.getLogger("closeout")
 
@@ -41,14 +41,6 @@ def interruptions(rows: Sequence[Row]) -> int:
         elif not isinstance(row.event, RunStarted):
             is_begun = True
     return count + is_begun
-
-
-def is_suspect(count: int) -> bool:
-    """Return True if a run was interrupted repeatedly.
-
-    The cause may be this run, or another one that was executed beside it. So a process executes one such run at a time.
-    """
-    return count > 1
 
 
 async def ended_in_vain(
