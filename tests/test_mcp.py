@@ -677,6 +677,7 @@ async def test_a_result_that_breaks_a_rule_is_shown_with_the_rule_and_counts_as_
             "wrong structure": "None is not of type 'string'",
             "unknown part": "hologram",
             "no content": "content: Field required",
+            "another field": "content: Field required",
         }
         for kind, rule in kinds.items():
             (outcome,) = await ToolExecutor(manager).execute_calls([ToolCall("order", {"item": kind})])
@@ -705,7 +706,7 @@ def forgetful_server(status: int, calls: Path) -> Iterator[str]:
         server.wait()
 
 
-@pytest.mark.parametrize("status", [404, 400])
+@pytest.mark.parametrize("status", [404, 400, 500])
 async def test_a_forgotten_session_is_initialised_again_and_only_a_safe_call_repeated(
     status: int, tmp_path: Path
 ) -> None:
@@ -722,8 +723,11 @@ async def test_a_forgotten_session_is_initialised_again_and_only_a_safe_call_rep
             assert await outcome("look") == "look in s2"
             await outcome("forget")
             refused = await outcome("pay")
-            assert "had forgotten its session and refused the call of pay" in refused
-            assert "Make the call again" in refused
+            if status < 500:
+                assert "had forgotten its session and refused the call of pay" in refused
+                assert "Make the call again" in refused
+            else:
+                assert "may or may not have taken effect" in refused
             assert await outcome("pay") == "pay in s3"
     assert calls.read_text().splitlines() == ["s1 look", "s1 forget", "s2 look", "s2 forget", "s3 pay"]
 

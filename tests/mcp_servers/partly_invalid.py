@@ -16,6 +16,7 @@ RESULTS = {
     "wrong structure": {"content": [TEXT], "structuredContent": {"order": None}},
     "unknown part": {"content": [TEXT, {"type": "hologram", "x": 1}], "structuredContent": {"order": "A-4711"}},
     "no content": {"structuredContent": {"order": "A-4711"}},
+    "another field": {"toolResult": "ordered, number A-4711", "isError": None},
 }
 
 for line in sys.stdin:

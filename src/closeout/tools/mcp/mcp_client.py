@@ -87,7 +87,9 @@ MAX_SCHEMA = 200_000
 CLOSED = "Connection closed"  # the library's message
 NO_RESULT = ("SSE stream", "Unexpected content type")  # how the library begins if an answer over HTTP has no result
 SESSION_HEADER = "mcp-session-id"
-SESSION_UNKNOWN = -32001  # the code that the specification's own servers use; others use it for a timeout
+# Codes of servers that do not know a session: that of the specification's own servers, which others use for a timeout,
+# and "invalid request".
+SESSION_UNKNOWN = (-32001, -32600)
 _UNDERSTOOD = re.compile(r"-3260[123]\b")  # the server read the message: no such method, invalid parameters, failed
 STDERR_KEPT = 4_000  # bytes of a server's error output that are kept for a message
 STDERR_SHOWN = 600  # characters of it in a message
@@ -418,7 +420,7 @@ class _ServerSession:
             if error.code == CONNECTION_CLOSED and error.message == CLOSED:  # servers use the code for their own errors
                 raise await self._lost(sent_call, answers) from None
             told = visible(redact(error.message, self.config.secrets)[:MAX_ERROR], keep="\n\t")
-            if self._errors.forgotten or (error.code == SESSION_UNKNOWN and self._errors.has_session):
+            if self._errors.forgotten or (error.code in SESSION_UNKNOWN and self._errors.has_session):
                 self._stop.set()
                 refused = self._errors.forgotten and (self._errors.post_status or 0) < 500
                 raise _Died(f" It said: {told}", is_forgotten=refused) from None
@@ -847,8 +849,7 @@ class _ErrorTail:
                 self.note_login(problem, is_missing=True, refused=response.request)
         self.has_session = self.has_session or SESSION_HEADER in response.request.headers
         # A new session shows if that is why: servers refuse an unknown one with any status and in any words.
-        other_reason = status is None or status in (403, 405, 429) or (status >= 500 and status != 503)
-        if other_reason or self.login is not None or SESSION_HEADER not in response.request.headers:
+        if status in (None, 403, 405, 429) or self.login is not None or SESSION_HEADER not in response.request.headers:
             return
         try:
             body = (await response.aread()).decode("utf-8", "replace")

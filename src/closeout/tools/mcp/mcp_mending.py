@@ -120,14 +120,18 @@ def _valid_tools(raw: dict[str, Any], version: str, refused: list[str]) -> dict[
 
 
 def _valid_result(raw: dict[str, Any], version: str) -> dict[str, Any]:
+    raw = {key: value for key, value in raw.items() if value is not None}
     rule = _problem("tools/call", version, raw)
     if not rule or raw.get("resultType") not in (None, "complete"):  # it asks for input, or became a task
         return raw
     parts = raw.get("content")
     found = parts if isinstance(parts, list) else [] if parts is None else [parts]
-    kept: dict[str, Any] = {key: raw[key] for key in ("isError", "resultType", "structuredContent") if key in raw}
-    if _problem("tools/call", version, {**kept, "content": []}):
-        found = [*found, kept.pop("structuredContent", None)]
+    named = [key for key in ("isError", "resultType", "structuredContent") if key in raw]
+    kept: dict[str, Any] = {
+        key: raw[key] for key in named if not _problem("tools/call", version, {"content": [], key: raw[key]})
+    }
+    rest = {key: raw[key] for key in raw if key not in (*kept, "content", "_meta")}
+    found = [*found, rest] if rest else found
     content = [part if not _problem("tools/call", version, {"content": [part]}) else _as_text(part) for part in found]
     mended: dict[str, Any] = {**kept, "content": content, "_meta": {_RULE: rule}}
     return raw if _problem("tools/call", version, mended) else mended
