@@ -54,6 +54,7 @@ def _has_chromium() -> bool:
 
 
 NEEDS = {
+    "notebook": Need(lambda: _imports("nbclient", "ipykernel"), "no notebooks: pip install nbclient ipykernel"),
     "bubblewrap": Need(lambda: _isolates("bubblewrap"), "bubblewrap does not work here: install bubblewrap"),
     "isolation": Need(lambda: _isolates("auto"), "nothing isolates scripts here: install bubblewrap"),
     "chromium": Need(_has_chromium, "no Chromium: apt install chromium, or set CHROME_PATH"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +67,50 @@ async def test_every_synchronous_method_names_the_one_to_await_in_a_running_loop
         with pytest.raises(UsageError, match=instead):
             method()
     assert asyncio.get_running_loop()
+
+
+def test_an_agent_is_a_picture() -> None:
+    agent = Agent(ScriptedClient([], name="<m>"), [pay], name="desk")
+    assert agent._repr_html_().startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    assert ">desk</text>" in agent._repr_html_()
+    assert "&lt;m&gt;" in agent._repr_html_()
+
+
+CELLS = {
+    """from closeout import Agent, evaluate, tool
+from closeout.testing import ScriptedClient, answer, call
+
+@tool(read_only=True)
+def count(word: str) -> int:
+    "Count."
+    return len(word)
+
+agent = Agent(ScriptedClient([call("count", word="abc"), answer("3")], by="question"), [count], home=HOME)
+agent""": ("<svg ", "Agent(name='agent')"),
+    "await agent.run('How many?')": ("<table>", "RunResult(status='answered', answer='3', "),
+    "session = agent.session('a')\nawait session.run('Hello.')\nsession": ("<table>", "Session('a')"),
+    "await evaluate(agent, [{'id': 'a', 'question': 'How?', 'answer': '3'}], name='e')": (
+        "<table>",
+        "EvalReport('e', ",
+    ),
+    "agent.run_sync('How many?')": (
+        "",
+        "UsageError: An event loop is running here, as in a notebook. Write `await agent.run",
+    ),
+}
+
+
+@pytest.mark.notebook
+def test_a_notebook_shows_pictures_tables_and_short_texts(home: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    cells = [nbformat.v4.new_code_cell(cell.replace("HOME", repr(str(home)))) for cell in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, timeout=60, kernel_name="python3", allow_errors=True).execute()
+    for cell, (page, text) in zip(notebook.cells, CELLS.values(), strict=True):
+        shown = [each for each in cell.outputs if each.output_type != "stream"][-1]
+        found = shown.data if shown.output_type != "error" else {"text/plain": f"{shown.ename}: {shown.evalue}"}
+        assert found["text/plain"].startswith(text)
+        assert found.get("text/html", "").startswith(page)
+        assert len(found["text/plain"]) < 200

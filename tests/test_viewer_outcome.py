@@ -16,6 +16,7 @@ from closeout.journal.store import open_store
 from closeout.server.serve.host import AgentHost
 from closeout.server.serving import agent_app
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+from many_trials import write_evaluation
 from test_viewer_decisions import decide, waiting_of
 from viewer_pages import Viewer, check_accessible, run_apart, texts, watched_viewer
 from viewer_server import get
@@ -44,6 +45,12 @@ def served(home: Path, agent: Agent[Any]) -> Callable[[Path], web.Application]:
 def refund(order: str) -> str:
     """Refund an order."""
     return "refunded"
+
+
+@tool(read_only=True)
+def read_page() -> str:
+    """Read a page."""
+    return "The bridge opened in 1932."
 
 
 async def test_a_wait_that_a_tool_began_keeps_its_time(client: TestClient, home: Path) -> None:
@@ -139,10 +146,17 @@ def test_no_button_stands_out_where_a_destructive_call_is_decided(viewer: Viewer
 def test_no_page_has_a_serious_problem_for_people_who_use_a_screen_reader(viewer: Viewer, home: Path) -> None:
     failed = run_apart(Agent(ScriptedClient(failing_once(AuthenticationFailed("No key"))), home=home), "How many?")
     waits = run_apart(Agent(ScriptedClient([call("refund", order="1")]), [refund], home=home), "Refund.", user="ann")
+    quotes = answer('It opened in 1932 [r1: "opened in 1932"].')
+    cites = run_apart(Agent(ScriptedClient([call("read_page"), quotes]), [read_page], home=home), "When?")
+    for name in ("first", "second"):
+        write_evaluation(home, name, tasks=4, epochs=2)
     page = viewer.open()
     for number, (path, seen) in enumerate(
         {
             "#/": ".run-row",
+            "#/evaluation/second": ".matrix-row",
+            f"#/compare/{failed}/{waits}": "h1",
+            f"#/run/{cites}/sources": "mark.current",
             f"#/run/{failed}": ".run-outcome",
             f"#/run/{waits}": ".request",
             f"#/run/{waits}/prompts": ".message",
@@ -153,6 +167,7 @@ def test_no_page_has_a_serious_problem_for_people_who_use_a_screen_reader(viewer
     ):
         page.goto(f"{viewer.address}?{number}{path}")
         page.wait_for_selector(seen)
-        for colours in ("light", "dark"):
+        for colours, width in (("light", 390), ("dark", 1280)):
             page.emulate_media(color_scheme=colours)
+            page.set_viewport_size({"width": width, "height": 844})
             check_accessible(page)

@@ -293,13 +293,8 @@ class Agent(Generic[Deps, Value]):
 
     def _repr_html_(self) -> str:
         from closeout.assembly.agent_picture import as_svg, picture_of
-        from closeout.errors import CloseoutError
-        from closeout.notebook import html_table
 
-        try:
-            return as_svg(picture_of(self.plan()))
-        except CloseoutError as error:  # its model has no key, for example
-            return html_table(self.name, [("error", error)])
+        return as_svg(picture_of(self.plan()))
 
     @classmethod
     def from_yaml(
