@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeAlias
 
@@ -24,6 +24,8 @@ from closeout.messages import Usage, UsageSum
 
 __all__ = ["NUMBERS", "RunUsage", "UsagePart", "totals_kept", "usage_of_run"]
 
+DAY = 86_400  # seconds
+_COUNTED = (AgentStarted, ModelFailed, ModelReplied, RunStarted, ToolFinished, TurnAccepted)
 _NO_USAGE = Usage()
 # The columns of a part. What it has in common with those of other runs is kept once.
 NUMBERS = (
@@ -89,26 +91,32 @@ class RunUsage:
         self._models: dict[str, str] = {"main": model}
         self._asked: dict[str, str] = {}  # of agents with a Fallback: the model that replied last
         self._names = {"main": ""}
+        self._groups: dict[tuple[str, float], _Group] = {}  # by agent and day, until one of the four above changes
         self._requests: dict[_Group, tuple[UsageSum, list[int]]] = {}
         # Calls, failures, seconds, tokens of results.
         self._tools: dict[tuple[_Group, str], list[float]] = {}
 
     def add(self, at: float, event: Event) -> None:
         """Add an event and its time, in seconds since the epoch."""
+        if not isinstance(event, _COUNTED):
+            return
         if isinstance(event, RunStarted):
             self._names["main"], self._user = event.name, event.user
             self._keys["main"] = set(event.settings.get("budget") or ())
         elif isinstance(event, AgentStarted):
             self._keys[event.agent] = _keys_of(event.agent, self._keys) | set(event.budget)
             self._models[event.agent], self._names[event.agent] = event.model, event.name
-        elif isinstance(event, ModelReplied | ModelFailed) and event.usage:
+            self._groups.clear()
+        elif isinstance(event, (ModelReplied, ModelFailed)) and event.usage:
             if isinstance(event, ModelReplied) and event.model in self._model_of(event.agent).split(" | "):
+                if self._asked.get(event.agent) != event.model:
+                    self._groups.clear()
                 self._asked[event.agent] = event.model  # whatever else the server calls it
             total, unpriced = self._requests.setdefault(self._group(event.agent, at), (UsageSum(), [0]))
-            usage = Usage(**event.usage)
-            if usage.cost_usd is None:
+            cost = event.usage.get("cost_usd")
+            usage = Usage(**{**event.usage, "cost_usd": cost or 0.0})
+            if cost is None:
                 unpriced[0] += usage.requests
-                usage = replace(usage, cost_usd=0.0)
             total.add(usage)
         elif isinstance(event, ToolFinished):
             self._add_call(event.name, event.agent, at, 1, not event.ok, event.ms / 1000, 0)
@@ -119,9 +127,13 @@ class RunUsage:
                     self._add_call(name, event.agent, at, 0, 0, 0, shown.get("tokens") or 0)
 
     def _group(self, path: str, at: float) -> _Group:
-        day = datetime.fromtimestamp(at, UTC).date().isoformat()
-        name = self._names.get(path) or path.rpartition(":")[2]
-        return day, tuple(sorted(_keys_of(path, self._keys))), self._asked.get(path) or self._model_of(path), name
+        place = path, at // DAY
+        if (found := self._groups.get(place)) is None:
+            day = datetime.fromtimestamp(at, UTC).date().isoformat()
+            name = self._names.get(path) or path.rpartition(":")[2]
+            keys, model = tuple(sorted(_keys_of(path, self._keys))), self._asked.get(path) or self._model_of(path)
+            found = self._groups[place] = day, keys, model, name
+        return found
 
     def _model_of(self, path: str) -> str:
         return self._models.get(path, self._model)

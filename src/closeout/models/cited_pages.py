@@ -70,8 +70,8 @@ def _text(value: Any) -> str:
 
 def _object(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = value.get(name)
-    return found if isinstance(found, Mapping) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _objects(value: Any) -> list[Mapping[str, Any]]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

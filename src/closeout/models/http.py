@@ -303,8 +303,8 @@ class HTTPClient(BaseClient):
 
     def _learn(self, rules: ServerRules, search: RefusalSearch) -> tuple[str, ...]:
         """Learn from a request that the server took by these rules. Returns a warning if they differ from ours."""
-        learned = learned_in(rules, self.rules)
-        if not (learned and search.told):
+        learned = learned_in(rules, self.rules) if search.told else {}
+        if not learned:
             return ()
         if search.may_have_passed:
             self._suspected[search.refused] = learned, search.told

@@ -58,12 +58,9 @@ def read_reply(
         repairs = (Repair("channels", "reply", reply.text[:80], after=split[1][:80]),)
         reply = replace(reply, text=split[1], reasoning=reasoning)
     reading = reader.close(reply)
-    reading = replace(
-        reading,
-        attached=reply.attached,
-        ends=reply.finish_reason == SHOULD_BREAK,
-        repairs=(*repairs, *reading.repairs),
-    )
+    ends = reply.finish_reason == SHOULD_BREAK
+    if reply.attached or ends or repairs:
+        reading = replace(reading, attached=reply.attached, ends=ends, repairs=(*repairs, *reading.repairs))
     if reading.calls:
         return reading
     if not (reply.finished or reading.defects):

@@ -154,7 +154,8 @@ class ModelSession:
             else:
                 self._note_accepted(request)
                 self._texts_taken = self._texts_taken or request.prompt is not None
-                if not self._plan.client.capabilities.grammar:  # the client has learned what the server takes
+                # The client has learned what the server takes.
+                if self.capabilities.grammar and not self._plan.client.capabilities.grammar:
                     self.capabilities = replace(self.capabilities, grammar=False)
                 return reading
 

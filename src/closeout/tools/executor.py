@@ -341,7 +341,7 @@ class CallExecutor:
     async def run_together(
         self, plans: Sequence[PlannedCall], run: Callable[[PlannedCall], Awaitable[tuple[PlannedCall, ToolOutput]]]
     ) -> dict[int, tuple[PlannedCall, ToolOutput]]:
-        """Run the calls that are to run, each in its own task, `max_parallel` at once.
+        """Run the calls that are to run: several each in its own task, `max_parallel` at once.
 
         Args:
             plans: The plans of one reply.
@@ -350,6 +350,9 @@ class CallExecutor:
         Returns:
             The plans as they were approved, and the outputs, by index.
         """
+        running = [(index, plan) for index, plan in enumerate(plans) if plan.runs]
+        if len(running) == 1:  # as most replies have: it needs no task
+            return {index: await run(plan) for index, plan in running}
         slots = asyncio.Semaphore(max(self.max_parallel, 1))
         outputs: dict[int, tuple[PlannedCall, ToolOutput]] = {}
         suspended: dict[int, Suspended] = {}
@@ -363,9 +366,8 @@ class CallExecutor:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for index, plan in enumerate(plans):
-                    if plan.runs:
-                        group.create_task(run_in_slot(index, plan))
+                for index, plan in running:
+                    group.create_task(run_in_slot(index, plan))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         if suspended:
