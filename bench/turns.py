@@ -4,23 +4,30 @@ The scripted HTTP server runs in another process, so that only the client's CPU 
 each round gives a ratio, and the median of the ratios counts, so that whatever else the machine does at a moment weighs
 on both alike.
 
-The tool is read-only and runs in the event loop. At 50 turns two others are measured as well: the same function
-declared read-only, which runs in a thread, and with no declaration, as most users write tools: then its intent and its
-outcome are also synced to disk, so that no call is made twice.
+The tool is read-only and runs in the event loop, or has no declaration, as most users write tools: then it runs in a
+thread, its intent is synced to disk, and its outcome is written before anything follows, so that no call is made twice.
+Both are measured with one run, and with 100 and 1,000 at once.
 
 `--long` runs 1,000 turns instead: what does a turn cost beside one of 100 turns, and how much memory does it keep?
 
-    python bench/turns.py [--quick] [--long]
+`--calls` counts the function calls of a turn, which is the same on every machine and at any load, and fails if they are
+more than 5 % above the share of the bare loop's that is recorded here.
+
+    python bench/turns.py [--quick] [--long] [--calls]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import cProfile
+import pstats
 import sys
 import tempfile
 import time
 import tracemalloc
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,10 +38,12 @@ import aiohttp
 
 from _bare import QUESTION, bare_run, found, served
 from closeout import Agent, tool
+from closeout.journal import store
 
 LENGTHS = (10, 50, 200)
 LONG = 1000
-KINDS_AT = 50  # turns
+CROWDS = {1: 50, 100: 20, 1000: 10}  # runs at once, and the turns of each
+CALLS = {"read-only": 4.6, "undeclared": 6.0}  # function calls of a turn, times the bare loop's (Python 3.11)
 
 
 @tool(read_only=True, inline=True)
@@ -56,11 +65,7 @@ def plainly(key: str) -> str:
     return found(key)
 
 
-TOOLS = {
-    "read-only, inline": lookup,
-    "read-only, in a thread": tool(name="lookup", read_only=True)(plainly),
-    "undeclared": tool(name="lookup")(plainly),
-}
+TOOLS = {"read-only": lookup, "undeclared": tool(name="lookup")(plainly)}
 
 
 def agent_for(url: str, home: Path, turns: int, with_tool: Any = lookup) -> Agent:
@@ -81,47 +86,96 @@ async def agent_turns(agent: Agent, question: str) -> int:
     return result.usage.requests
 
 
+async def at_once(runs: int, length: int, run: Callable[[str], Awaitable[int]], name: str) -> tuple[float, float]:
+    """Milliseconds of CPU a turn, and turns a second, of so many runs."""
+    began, cpu = time.perf_counter(), time.process_time()
+    turns = await asyncio.gather(*(run(f"{QUESTION} ({name}-{number})") for number in range(runs)))
+    assert set(turns) == {length}, (turns, length)
+    total = runs * length
+    return (time.process_time() - cpu) * 1000 / total, total / (time.perf_counter() - began)
+
+
 async def measure(
-    length: int, url: str, rounds: int, home: Path, with_tool: Any = lookup
-) -> tuple[float, float, float]:
-    """Milliseconds of CPU a turn, the bare loop and the agent; and the median of the rounds' ratios."""
-    spent: tuple[list[float], list[float]] = ([], [])
+    length: int, url: str, rounds: int, home: Path, with_tool: Any = lookup, runs: int = 1
+) -> tuple[float, float, float, float]:
+    """Milliseconds of CPU a turn, the bare loop and the agent; the medians of the rounds' ratios of CPU and speed."""
+    spent: list[tuple[float, float, float, float]] = []
     agent = agent_for(url, home, length, with_tool)
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         for number in range(rounds + 1):
-            for which in (0, 1):
-                question = f"{QUESTION} ({which}-{number})"
-                began = time.process_time()
-                run = agent_turns(agent, question) if which else bare_run(session, url, "k", question)
-                turns = await run
-                assert turns == length, (turns, length)
-                if number:  # the first round warms up
-                    spent[which].append((time.process_time() - began) * 1000 / turns)
-    return median(spent[0]), median(spent[1]), median(agent / bare for bare, agent in zip(*spent, strict=True))
+            bare = await at_once(runs, length, partial(bare_run, session, url, "k"), f"bare-{number}")
+            own = await at_once(runs, length, partial(agent_turns, agent), f"agent-{number}")
+            if number:  # the first round warms up
+                spent.append((bare[0], own[0], own[0] / bare[0], own[1] / bare[1]))
+    bare_ms, agent_ms, ratio, speed = (median(each) for each in zip(*spent, strict=True))
+    return bare_ms, agent_ms, ratio, speed
+
+
+def measured(length: int, rounds: int, with_tool: Any = lookup, runs: int = 1) -> tuple[float, float, float, float]:
+    with served(length - 1, by="question") as url, tempfile.TemporaryDirectory() as home:
+        return asyncio.run(measure(length, url, rounds, Path(home), with_tool, runs))
 
 
 def short_runs(quick: bool) -> None:
-    shares = []
+    work = 500 if quick else 2000  # turns of a measurement
+    shares, found = [], dict[str, list[str]]()
     for length in LENGTHS:
-        rounds = max(9, (500 if quick else 2000) // length)
-        with served(length - 1, by="question") as url, tempfile.TemporaryDirectory() as home:
-            bare, agent, ratio = asyncio.run(measure(length, url, rounds, Path(home)))
+        bare, agent, ratio, _ = measured(length, max(9, work // length))
         shares.append((length, ratio, agent))
         print(f"{length:>4} turns: bare loop {bare:.3f} ms CPU a turn, Agent {agent:.3f} ms, {ratio:.2f} times")
-    kinds = []
-    for kind, with_tool in TOOLS.items():
-        rounds = max(9, (500 if quick else 2000) // KINDS_AT)
-        with served(KINDS_AT - 1, by="question") as url, tempfile.TemporaryDirectory() as home:
-            _, agent, ratio = asyncio.run(measure(KINDS_AT, url, rounds, Path(home), with_tool))
-        kinds.append(f"{kind} {ratio:.2f}")
-        print(f"{KINDS_AT:>4} turns, tool {kind}: Agent {agent:.3f} ms, {ratio:.2f} times")
-    summary = ", ".join(f"{ratio:.2f} at {length}" for length, ratio, _ in shares)
+    for runs, length in CROWDS.items():
+        for kind, with_tool in TOOLS.items():
+            bare, agent, ratio, speed = measured(length, max(1, work // length // runs), with_tool, runs)
+            found.setdefault(kind, []).append(f"{ratio:.2f}")
+            print(
+                f"{runs:>5,} runs of {length} turns, tool {kind}: bare loop {bare:.3f} ms CPU a turn, Agent "
+                f"{agent:.3f} ms, {ratio:.2f} times; {speed:.0%} of its turns a second"
+            )
     flat = shares[-1][2] / shares[0][2]
+    crowds = ", ".join(f"{runs:,}" for runs in CROWDS)
     print(
-        f"bench turns: CPU a turn, times the bare aiohttp loop: {summary}; "
-        f"a turn at 200 costs {flat:.2f} of one at 10; "
-        f"by kind of tool at {KINDS_AT}: {', '.join(kinds)}"
+        f"bench turns: CPU a turn, times the bare aiohttp loop, with {crowds} runs at once: "
+        f"{'; '.join(f'tool {kind} ' + ', '.join(ratios) for kind, ratios in found.items())}; "
+        f"a turn at 200 costs {flat:.2f} of one at 10"
     )
+
+
+async def calls_of(run: Callable[[str], Awaitable[int]], name: str) -> float:
+    await run(f"{QUESTION} ({name} warms up)")
+    profile = cProfile.Profile()
+    profile.enable()
+    await run(f"{QUESTION} ({name})")
+    profile.disable()
+    return float(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+
+
+async def calls_of_both(length: int, url: str, home: Path, with_tool: Any) -> tuple[float, float]:
+    """Function calls of the bare loop and of the agent."""
+    async with aiohttp.ClientSession() as session:
+        bare = await calls_of(partial(bare_run, session, url, "k"), "bare")
+        return bare, await calls_of(partial(agent_turns, agent_for(url, home, length, with_tool)), "agent")
+
+
+def count_calls() -> None:
+    # Who commits, and how often, depends on the speed of the machine.
+    store.QUICK_SECONDS, store.COMMIT_SECONDS = float("inf"), 3600.0
+    found: dict[str, float] = {}
+    for kind, with_tool in TOOLS.items():
+        counts = []
+        for length in (20, 60):
+            with served(length - 1, by="question") as url, tempfile.TemporaryDirectory() as home:
+                counts.append(asyncio.run(calls_of_both(length, url, Path(home), with_tool)))
+        bare, agent = ((longer - shorter) / 40 for shorter, longer in zip(*counts, strict=True))
+        found[kind] = agent / bare
+        print(f"tool {kind}: bare loop {bare:.0f} function calls a turn, Agent {agent:.0f}")
+    ratios = ", ".join(f"tool {kind} {ratio:.2f}" for kind, ratio in found.items())
+    print(f"bench turns --calls: function calls of a turn, times the bare loop's: {ratios}")
+    for kind, ratio in found.items():
+        if ratio > CALLS[kind] * 1.05:
+            sys.exit(
+                f"A turn with a tool that is {kind} makes {ratio:.2f} times the calls of the bare loop's, over "
+                f"5 % more than the {CALLS[kind]:.2f} that are recorded in this file. Make it do less, or record it."
+            )
 
 
 class Watch:
@@ -151,7 +205,7 @@ def long_run() -> None:
     costs = []
     for length in (LONG // 10, LONG):
         with served(length - 1, by="question") as url, tempfile.TemporaryDirectory() as home:
-            bare, agent, _ = asyncio.run(measure(length, url, 5, Path(home)))
+            bare, agent, *_ = asyncio.run(measure(length, url, 5, Path(home)))
             costs.append((bare, agent))
             if length == LONG:
                 memory = asyncio.run(watched(url, Path(home)))
@@ -169,9 +223,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--long", action="store_true")
+    parser.add_argument("--calls", action="store_true")
     options = parser.parse_args()
     if options.long:
         long_run()
+    elif options.calls:
+        count_calls()
     else:
         short_runs(options.quick)
 
