@@ -9,6 +9,7 @@ import pytest
 from closeout import Agent, StreamHandler, tool
 from closeout.errors import JournalError, UsageError
 from closeout.journal.events import RunEnded
+from closeout.journal.on_sqlite import SqliteJournal
 from closeout.journal.store import Store
 from closeout.testing import ScriptedClient, answer, call
 from serving import serving
@@ -148,11 +149,11 @@ async def test_whatever_a_commit_raises_inside_a_sub_agent_ends_the_run(tmp_path
     def pay(invoice: str) -> str:
         """Pay an invoice."""
         paid.append(invoice)
-        monkeypatch.setattr(Store, "commit", broken)
+        monkeypatch.setattr(SqliteJournal, "append", broken)
         return "receipt"
 
-    def broken(self):
-        return self.submit(int, "no number")  # a ValueError in the writing thread
+    def broken(*_, **__):
+        raise ValueError("no number")
 
     clerk = Agent(ScriptedClient([call("pay", invoice="1"), answer("paid")] * 2), [pay], name="clerk")
     boss = [call("clerk", task="Pay 1"), call("clerk", task="Pay 1"), answer("done")]
