@@ -5,13 +5,15 @@ LOWEST ?= .venv-lowest
 BIN    := $(VENV)/bin
 Q      ?= How many years passed between the opening of the Rideau Canal and the opening of the Panama Canal?
 ARGS   ?=
+COVERED := 90
 
-.PHONY: help run test test-lowest test-models check docs bench bench-models bench-peers bench-conformance format clean
+.PHONY: help run test coverage test-lowest test-models check docs bench bench-models bench-peers bench-conformance format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run Q=\"…\"     answer a question with the embedded model over examples/documents"
 	@echo "make test          run the tests"
+	@echo "make coverage      run the tests and count the lines that they execute in their own processes"
 	@echo "make test-lowest   run the tests with the lowest versions of all dependencies"
 	@echo "make test-models   run the tests that use the embedded model (slow)"
 	@echo "make check         lint, types, layers, links of the documentation"
@@ -54,6 +56,10 @@ run: $(VENV)/.run
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+
+# What the processes that tests start execute is not counted.
+coverage: $(VENV)/.dev
+	@$(BIN)/python -m pytest -n 3 --dist worksteal --cov=closeout --cov-report= --cov-fail-under=$(COVERED) $(ARGS)
 
 test-lowest: $(LOWEST)/.dev
 	@$(LOWEST)/bin/python -m pytest -n 3 --dist worksteal $(ARGS)
