@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice, takewhile
 from pathlib import Path
@@ -13,13 +14,14 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from cli_process import here
-from closeout import Agent, RunContext, delete_data, tool
+from closeout import Agent, RunContext, Webhook, delete_data, tool
 from closeout.errors import ConfigError, UsageError
 from closeout.fleet.chores import change_schedule, list_schedules, next_times
 from closeout.homes import Home
 from closeout.journal.store import open_store
 from closeout.testing import ScriptedClient, answer, call
 from harness.recurring_runs import announced, recurring
+from viewer_pages import Viewer
 
 YEAR = datetime(2027, 1, 1, tzinfo=UTC)
 
@@ -207,6 +209,22 @@ async def test_the_viewer_lists_them(client: TestClient, home: Path) -> None:
     (schedule,) = found["schedules"]
     assert (schedule["name"], schedule["next"], schedule["paused"]) == ("daily", 1798786800.0, 0)
     assert found["unsent"] == []
+
+
+def test_the_page_of_runs_shows_them_and_the_webhooks_that_failed(viewer: Viewer, home: Path) -> None:
+    async def prepare() -> str:
+        webhook = Webhook("http://127.0.0.1:9/", "c" * 44, events="ended")
+        agent = reporter(home, webhook=webhook)
+        await agent.submit("Report.", run_id="daily", every="0 7 * * *")
+        run = await agent.run("Report.")
+        await agent.resume_due()
+        return run.run_id
+
+    with ThreadPoolExecutor(1) as pool:  # Playwright's event loop runs in this thread
+        run_id = pool.submit(asyncio.run, prepare()).result()
+    page = viewer.open()
+    page.wait_for_selector(f"text=Webhooks that failed: {run_id}")
+    assert "daily (in " in page.inner_text("p.grouped:has-text('Recurring:')")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import hmac
 import json
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -18,16 +19,17 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from cli_process import here
+from cli_process import here, start
 from closeout import Agent, Webhook, tool
 from closeout.errors import ConfigError, UsageError
 from closeout.fleet import announcing
 from closeout.fleet.announcing import DELAYS, unsent_ends
+from closeout.fleet.chores import list_schedules
 from closeout.homes import Home
 from closeout.journal.store import close_store, open_store
 from closeout.run.cancelling import cancel_run
 from closeout.server.serve.host import AgentHost
-from closeout.testing import ScriptedClient, answer, call
+from closeout.testing import ScriptedClient, answer, call, serve_script
 
 KEY = b"k" * 32
 SECRET = f"whsec_{base64.b64encode(KEY).decode()}"
@@ -118,6 +120,29 @@ async def test_a_server_begins_recurring_runs_and_announces_their_ends(any_home:
     (notice,) = receiver.received.values()
     assert (notice["data"]["run_id"], notice["data"]["status"]) == (run.run_id, "answered")
     assert (run.started.user, run.started.origin["schedule"]["name"]) == ("ann", "daily")
+
+
+async def test_a_worker_of_the_command_line_begins_recurring_runs_and_announces_their_ends(
+    home: Path, tmp_path: Path
+) -> None:
+    with serve_script(lambda view: answer("done")) as model:
+        async with Receiver().listening() as receiver:
+            file = tmp_path / "agent.yaml"
+            file.write_text(
+                f"agent: {{name: shop}}\nllm: {{model_name: x, base_url: '{model.base_url}', api_key: k}}\n"
+                f"webhook: {{url: '{receiver.url}', secret: {SECRET}, events: [ended], allow_private: [127.0.0.1]}}\n"
+                "schedules: {yearly: {task: Report., every: 0 7 1 1 *, timezone: Asia/Tokyo}}\n"
+            )
+            past = datetime(2026, 1, 1, tzinfo=UTC)
+            await Agent.from_yaml(file).submit("Report.", run_id="daily", every="0 7 * * *", start_at=past)
+            process = start("work", str(file))
+            async with asyncio.timeout(60):
+                await receiver.news.wait()
+            process.send_signal(signal.SIGTERM)
+            _, err = await asyncio.to_thread(process.communicate)
+    assert process.returncode == 0, err
+    assert [each["data"]["run_id"] for each in receiver.received.values()] == ["daily.20260101T070000Z"]
+    assert [each.name for each in list_schedules(open_store(home))] == ["daily", "yearly"]
 
 
 async def test_an_end_that_no_agent_records_is_sent_too(any_home: Home) -> None:
