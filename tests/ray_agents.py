@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from closeout import Agent, tool
-from closeout.evaluate import evaluate
+from closeout.evaluate import EvalTask, evaluate
 from closeout.messages import Capabilities, ModelReply, ModelRequest, ToolCall, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry
 from scripted_answers import tasks
@@ -44,7 +44,7 @@ class Slow(BaseClient):
         return ModelReply(text, finish_reason="stop", usage=usage, model="scripted")
 
 
-def make_agent(folder: str, seconds: float = 0.0, **options: Any) -> Agent[Any]:
+def make_agent(folder: str, task: EvalTask | None = None, *, seconds: float = 0.0, **options: Any) -> Agent[Any]:
     return Agent(Slow(folder, seconds), **options)
 
 
@@ -62,7 +62,9 @@ class Paying(Slow):
         return ModelReply("", tool_calls=(call,), finish_reason="tool_calls", usage=reply.usage, model="scripted")
 
 
-def make_paying_agent(folder: str, seconds: float = 0.0, *, on_crash: Any = "report") -> Agent[Any]:
+def make_paying_agent(
+    folder: str, task: EvalTask | None = None, *, seconds: float = 0.0, on_crash: Any = "report"
+) -> Agent[Any]:
     file = Path(folder) / "payments.sqlite3"
 
     @tool(on_crash=on_crash)
@@ -89,5 +91,5 @@ if __name__ == "__main__":
     # By the module's name, so that a node imports the functions instead of those of a main program.
     import ray_agents
 
-    agent = partial(ray_agents.make_paying_agent, sys.argv[1], 0.3)
+    agent = partial(ray_agents.make_paying_agent, sys.argv[1], seconds=0.3)
     asyncio.run(evaluate(agent, tasks(int(sys.argv[2])), scorer="exact", name="x", ray="auto"))

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from closeout import Agent, Choice
 from closeout.errors import UsageError
 from closeout.evaluate import EvalTask, evaluate
 from closeout.evaluate.on_ray import Batch, prepare_folder, run_batch
@@ -58,6 +59,18 @@ def test_a_task_returns_outcomes_scores_and_the_journal(
     assert len(found.journal) > 1000
     assert os.environ["CLOSEOUT_HOME"] == str(home)
     assert not home.exists()
+
+
+def make_of_task(folder: str, task: EvalTask) -> Agent[Any]:
+    agent = make_agent(folder)
+    return agent.with_answer(Choice(["0", "1"])) if task.id == "t2" else agent
+
+
+def test_each_trial_has_the_agent_of_its_task(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    prepare_folder("closeout-x")
+    given = replace(batch(tmp_path, 3), make_agent=partial(make_of_task, str(tmp_path)))
+    assert [outcome.answer for outcome in run_batch(given).outcomes] == ["0", "1", None]
 
 
 def test_a_task_records_in_a_database_and_takes_over_what_a_dead_one_left(

@@ -28,7 +28,10 @@ from closeout.cli.option_types import (
 )
 
 if TYPE_CHECKING:
+    from closeout.agent import Agent
+    from closeout.cli.options import RunOptions
     from closeout.evaluate.report import EvalReport
+    from closeout.evaluate.tasks import EvalTask
 
 __all__ = ["eval_app"]
 
@@ -153,7 +156,7 @@ def run(
             return await evaluate(evaluated, read, on_start=on_start, **settings)
         if benchmark is not None:
             raise UsageError("--ray runs tasks of a file; the ready benchmarks run on one machine.")
-        return await evaluate(partial(make_agent, options), tasks, on_start=on_start, ray=ray, **settings)
+        return await evaluate(partial(_agent_on_node, options), tasks, on_start=on_start, ray=ray, **settings)
 
     shards = 1 if share is None else share[1]
     shown: dict[str, Any] = {"by": by or (), "html": html, "markdown": markdown}
@@ -306,6 +309,12 @@ def score(
         report = asyncio.run(rescore(name, scorer))
     print_report(report, as_json=json)
     return OK
+
+
+def _agent_on_node(options: RunOptions, task: EvalTask) -> Agent[Any]:
+    from closeout.cli.options import make_agent
+
+    return make_agent(options)
 
 
 @eval_app.command("retry")

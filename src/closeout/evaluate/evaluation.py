@@ -19,7 +19,7 @@ from closeout.evaluate.outcome import agent_for_task, store_of
 from closeout.evaluate.report import EvalReport, read_report
 from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
 from closeout.evaluate.scores import Attempted, Score
-from closeout.evaluate.sweep import Sweep, SweepSettings, may_run_again, score_attempt
+from closeout.evaluate.sweep import Sweep, SweepSettings, score_attempt
 from closeout.evaluate.tasks import EvalTask, Fields, TaskSource, load_tasks
 from closeout.evaluate.trials import TrialStore, evaluation_file
 from closeout.homes import Home, as_home
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentSource", "default_name", "evaluate", "make_scorers", "rescore", "retry", "shard_of"]
 
-AgentSource: TypeAlias = "Agent[Any] | Callable[[EvalTask], Agent[Any]] | Callable[[], Agent[Any]]"
-"""An agent, or a function that makes one for a task, with that task's tools; on Ray a function without arguments."""
+AgentSource: TypeAlias = "Agent[Any] | Callable[[EvalTask], Agent[Any]]"
+"""An agent, or a function that makes one for a task, with that task's tools."""
 
 OnStart: TypeAlias = "Callable[[Any, TrialStore], object]"
 """Receives the sweep, whose `stop` ends it, and the store of its trials."""
@@ -119,7 +119,7 @@ async def evaluate(
     async with example:
         if shared:
             for named in {task.tools: task for task in read}.values():
-                agent_for_task(example, named)  # raises UsageError if there are no such tools
+                _agent_for(agent)(named)  # raises UsageError if there are no such tools
         spec = {
             **_description(example, shared=shared),
             "scorers": [each.name for each in scorers],
@@ -136,8 +136,7 @@ async def evaluate(
                 from closeout.evaluate.on_ray import RaySweep
 
                 make: Any = agent
-                again = await may_run_again(example)
-                sweep = RaySweep(store, make, _as_list(scorer), settings, home=home, may_rerun=again, address=ray)
+                sweep = RaySweep(store, make, _as_list(scorer), settings, home=home, address=ray)
             else:
                 sweep = Sweep(store, _agent_for(agent), scorers, settings)
             return await _work(store, sweep, scorers, on_start, home)
@@ -217,7 +216,7 @@ def _example(agent: AgentSource, task: EvalTask, *, on_ray: bool) -> Agent[Any]:
             )
         return agent
     make: Any = agent
-    made: Agent[Any] = make() if on_ray else make(task)
+    made: Agent[Any] = make(task)
     return made
 
 

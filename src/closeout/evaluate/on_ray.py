@@ -27,7 +27,8 @@ from closeout.errors import BudgetReached, JournalError, JournalLocked, UsageErr
 from closeout.evaluate.outcome import RunOutcome, agent_for_task, origin_of, store_of
 from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
 from closeout.evaluate.scores import Score
-from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, score_attempt, without_run
+from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, may_run_again, score_attempt, without_run
+from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import Finished, Released, TrialClaim, TrialStore
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.copying import copy_runs
@@ -57,7 +58,7 @@ class Batch:
         name: The evaluation.
         folder: The name of the folder that the node keeps for the evaluation.
         claims: The trials.
-        make_agent: Makes the agent, on the node.
+        make_agent: Makes the agent for a task, on the node.
         scorers: Names of scorers, or functions that can be pickled.
         origin: Notes for the runs.
         home: The database that keeps the runs; None for the folder of the node.
@@ -66,7 +67,7 @@ class Batch:
     name: str
     folder: str
     claims: tuple[TrialClaim, ...]
-    make_agent: Callable[[], Agent[Any]]
+    make_agent: Callable[[EvalTask], Agent[Any]]
     scorers: tuple[ScorerSource, ...]
     origin: Mapping[str, Any]
     home: DatabaseHome | None = None
@@ -111,9 +112,9 @@ def run_batch(batch: Batch) -> BatchResult:
     before = os.environ.get("CLOSEOUT_HOME")
     os.environ["CLOSEOUT_HOME"] = str(folder / "home") if batch.home is None else batch.home.address
     try:
-        agent = batch.make_agent()
-        store = store_of(agent)
-        outcomes, scores = zip(*asyncio.run(_run_trials(batch, agent, store)), strict=True)
+        agents = [batch.make_agent(claim.task) for claim in batch.claims]
+        store = store_of(agents[0])
+        outcomes, scores = zip(*asyncio.run(_run_trials(batch, agents, store)), strict=True)
         if isinstance(store.home, DatabaseHome):
             return BatchResult(outcomes, scores, b"")
         with tempfile.TemporaryDirectory(dir=folder) as pack:
@@ -128,15 +129,17 @@ def run_batch(batch: Batch) -> BatchResult:
             os.environ["CLOSEOUT_HOME"] = before
 
 
-async def _run_trials(batch: Batch, agent: Agent[Any], store: Store) -> list[tuple[RunOutcome, Mapping[str, Score]]]:
+async def _run_trials(
+    batch: Batch, agents: Sequence[Agent[Any]], store: Store
+) -> list[tuple[RunOutcome, Mapping[str, Score]]]:
     from closeout.run.subagents import clients_of
 
     scorers = [make_scorer(scorer, home=store.home) for scorer in batch.scorers]
+    trials = zip(batch.claims, agents, strict=True)
     try:
-        async with agent:
-            return await asyncio.gather(*(_run_trial(batch, claim, agent, store, scorers) for claim in batch.claims))
+        return await asyncio.gather(*(_run_trial(batch, claim, agent, store, scorers) for claim, agent in trials))
     finally:
-        for client in clients_of(agent.plan()):
+        for client in {id(each): each for agent in agents for each in clients_of(agent.plan())}.values():
             await client.aclose()
 
 
@@ -175,7 +178,8 @@ async def _run_trial(
         "origin": {**batch.origin, **origin_of(batch.name, task.id, claim.epoch)},
     }
     try:
-        result = await _once_free(lambda: runner.run_once(task.question, **options), store)
+        async with agent:
+            result = await _once_free(lambda: runner.run_once(task.question, **options), store)
         outcome = RunOutcome.of_result(result)
     except UsageError as error:
         outcome = RunOutcome.of_error(error)
@@ -208,11 +212,10 @@ class RaySweep:
 
     Args:
         store: The evaluation's trials.
-        make_agent: Makes the agent, on a node. It must be picklable, or importable there.
+        make_agent: Makes the agent for a task, on a node. It must be picklable, or importable there.
         scorers: Names of scorers, or functions.
         settings: How it works; `concurrency` does not apply.
         home: Where the runs are kept.
-        may_rerun: No tool of the agent has effects: a trial whose node is gone is run again.
         address: The cluster, "auto" for the one of this machine. Ignored if Ray is connected already.
 
     Raises:
@@ -222,19 +225,17 @@ class RaySweep:
     def __init__(
         self,
         store: TrialStore,
-        make_agent: Callable[[], Agent[Any]],
+        make_agent: Callable[[EvalTask], Agent[Any]],
         scorers: Sequence[ScorerSource],
         settings: SweepSettings,
         *,
         home: Home,
-        may_rerun: bool,
         address: str = "auto",
     ) -> None:
         self._store = store
         self._make_agent = make_agent
         self._scorers = tuple(scorers)
         self._settings = settings
-        self._may_rerun = may_rerun
         self._ray = _connected(address)
         self._home = home
         self._database = home if isinstance(home, DatabaseHome) else None
@@ -297,7 +298,7 @@ class RaySweep:
         for claim in claims:
             if claim.node in free and (self._kept[claim.node] or claim.number in self._sent):
                 begun.setdefault(claim.node, []).append(claim)
-            elif claim.node and not self._may_rerun and self._database is None:
+            elif claim.node and self._database is None and not asyncio.run(self._may_rerun(claim.task)):
                 self._store.exchange([self._lost(claim)], 0, 0.0, 0)
             else:
                 new.append(claim)
@@ -307,6 +308,11 @@ class RaySweep:
             node = max(free, key=free.__getitem__)
             free[node] -= self._send(new[:TRIALS_PER_TASK], node)
             del new[:TRIALS_PER_TASK]
+
+    async def _may_rerun(self, task: EvalTask) -> bool:
+        """Return whether no tool for a task has effects: then a trial whose node is gone is run again."""
+        async with agent_for_task(self._make_agent(task), task) as agent:
+            return await may_run_again(agent)
 
     def _free(self) -> dict[str, int]:
         """Return how many tasks may be sent to each node that is alive and has CPUs."""
