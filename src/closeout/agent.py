@@ -707,10 +707,9 @@ class Agent(Generic[Deps, Value]):
         if every is not None:
             from closeout.fleet.chores import save_schedule
 
-            for each in ("self", "run_id", "start_at", "settings"):
-                del given[each]
+            kept = {each: given[each] for each in given if each not in ("self", "run_id", "start_at", "settings")}
             run_id = checks.check_run_id(run_id)
-            return await store.off_loop(save_schedule, store, self.name, run_id, start=prepared.start_at, **given)
+            return await store.off_loop(save_schedule, store, self.name, run_id, start=prepared.start_at, **kept)
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
             return await submit_run(plan, prepared, store, checks.check_run_id(run_id), priority=priority)

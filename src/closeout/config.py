@@ -481,9 +481,7 @@ class WebhookSettings(_Section):
     url: str = Field(description="the address of the receiver")
     secret: str = Field(repr=False, description="the key of the signature in Base64: ${VAR}")
     events: list[Literal["ended", "waiting"]] = Field(["ended", "waiting"], description="what is announced")
-    allow_private: bool | list[str] = Field(
-        False, description="true, or the networks outside the public internet that the receiver may be in"
-    )
+    allow_private: bool | list[str] = Field(False, description="true, or private networks that the receiver may be in")
 
 
 class ScheduleSettings(_Section):

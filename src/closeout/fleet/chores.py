@@ -84,12 +84,10 @@ def list_schedules(store: Store, agent: str = "") -> list[Schedule]:
 
 def change_schedule(store: Store, name: str, *, paused: bool | None) -> None:
     """Pause a schedule, continue it, or for None remove it. Raises UsageError if there is none of this name."""
-    if paused is None:
-        count = store.transact(lambda db: db.execute("DELETE FROM schedules WHERE name=?", (name,)).rowcount)
-    else:
-        statement = "UPDATE schedules SET paused=? WHERE name=?"
-        count = store.transact(lambda db: db.execute(statement, (int(paused), name)).rowcount)
-    if not count:
+    change: tuple[str, tuple[Any, ...]] = "DELETE FROM schedules WHERE name=?", (name,)
+    if paused is not None:
+        change = "UPDATE schedules SET paused=? WHERE name=?", (int(paused), name)
+    if not store.transact(lambda db: db.execute(*change).rowcount):
         raise UsageError(f"There is no schedule {name!r}. `closeout runs schedules` lists them.")
 
 
@@ -110,10 +108,8 @@ def next_times(every: str, timezone: str, after: float) -> Iterator[float]:
     except (ValueError, OSError, LookupError, TypeError):
         raise UsageError(f"There is no time zone {timezone!r:.80}. Write one like 'Europe/Berlin' or 'UTC'.") from None
     if not isinstance(every, str) or len(every.split()) != 5:
-        raise UsageError(
-            f"every must be a cron expression, got {every!r:.80}. Write minute, hour, day, month and weekday, such as "
-            "'0 7 * * 1-5'."
-        )
+        form = "minute, hour, day, month and weekday, such as '0 7 * * 1-5'"
+        raise UsageError(f"every must be a cron expression, got {every!r:.80}. Write {form}.")
     try:
         times = CronSim(every, datetime.fromtimestamp(after, UTC).astimezone(zone))
     except CronSimError as error:
@@ -217,9 +213,7 @@ class Chores:
 
     async def announce(self, now: float | None = None) -> float:
         """Announce what is due. Returns when the next is, in seconds since the epoch."""
-        if self.webhook is None:
-            return math.inf
-        return await announce_ends(self.webhook, self.store, self.agent, now)
+        return math.inf if self.webhook is None else await announce_ends(self.webhook, self.store, self.agent, now)
 
     async def fire(self, now: float | None = None) -> float:
         """Begin the runs whose time has come. Returns when the next begins, in seconds since the epoch."""
