@@ -270,21 +270,14 @@ class _Viewer:
 
     async def show_run(self, request: web.Request) -> web.Response:
         """One run's record."""
-
-        def read(store: Store, run_id: str) -> dict[str, Any]:
-            return ended_shape(store, run_id)
-
-        return json_response(await self._in_store(read, request))
+        return json_response(await self._in_store(ended_shape, request))
 
     async def show_trial(self, request: web.Request) -> web.Response:
         """The verdicts on a run that is a trial of an evaluation; null for another run."""
 
-        def read(store: Store, run_id: str) -> dict[str, Any] | None:
-            from closeout.server.viewer.evaluations import trial_shape
+        from closeout.server.viewer.evaluations import trial_shape
 
-            return trial_shape(store, run_id)
-
-        return json_response(await self._in_store(read, request))
+        return json_response(await self._in_store(trial_shape, request))
 
     # -------------------------------------------------------------------------------------------- decisions
 
