@@ -717,8 +717,7 @@ def is_unsure(spec: ToolSpec | None, output: ToolOutput) -> bool:
 
 def _again_if_left_out(plan: PlannedCall, shows: Callable[[str], bool] | None) -> PlannedCall:
     """The plan of a repeated call as one that gets its earlier result, if the model does not see that any more."""
-    earlier = plan.earlier
-    if shows is None or not plan.repeated or plan.made is not None or earlier is None or shows(earlier.handle):
+    if shows is None or not plan.repeated or plan.made or plan.earlier is None or shows(plan.earlier.handle):
         return plan
     return replace(plan, repeated=False, left_out=True)
 
