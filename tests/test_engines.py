@@ -47,17 +47,19 @@ def check(found: dict[str, Any], count: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.dbos
 async def test_on_dbos_runs_end_though_executors_are_killed_and_one_never_returns(
     shared_home: PostgresServer, tmp_path: Path
 ) -> None:
     database = f"postgresql+psycopg://closeout@/engine_{os.getpid()}?host={shared_home.folder}"
-    check(await engine_runs.drive("dbos", database, tmp_path, count=8, kills=1, seconds=100), 8)
+    check(await engine_runs.drive("dbos", database, tmp_path, count=8, kills=1, seconds=300), 8)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.temporal
 async def test_on_temporal_runs_end_though_workers_are_killed_and_one_never_returns(
     shared_home: PostgresServer, temporal: str, tmp_path: Path
 ) -> None:
-    check(await engine_runs.drive("temporal", temporal, tmp_path, count=8, kills=1, seconds=100), 8)
+    check(await engine_runs.drive("temporal", temporal, tmp_path, count=8, kills=1, seconds=300), 8)
