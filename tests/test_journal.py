@@ -238,6 +238,7 @@ async def test_any_other_intent_is_on_disk_while_the_effect_is_under_way(home: P
 
 
 async def test_runs_of_a_loop_that_wait_share_one_commit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("closeout.journal.store.COMMIT_SECONDS", 3600.0)  # none by the timer
     store = open_store(home)
     journals = [Journal.start(store, started()) for _ in range(20)]
     commits = recorded_commits(store, monkeypatch)
@@ -248,6 +249,7 @@ async def test_runs_of_a_loop_that_wait_share_one_commit(home: Path, monkeypatch
 async def test_a_loop_makes_quick_commits_itself_and_leaves_slow_ones_to_a_thread(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("closeout.journal.store.COMMIT_SECONDS", 3600.0)  # none by the timer
     store = open_store(home)
     journal = Journal.start(store, started())
     commits = recorded_commits(store, monkeypatch)
@@ -261,6 +263,7 @@ async def test_a_loop_makes_quick_commits_itself_and_leaves_slow_ones_to_a_threa
 
 
 async def test_a_loop_leaves_large_events_to_a_thread(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("closeout.journal.store.COMMIT_SECONDS", 3600.0)  # none by the timer
     store = open_store(home)
     journal = Journal.start(store, started())
     commits = recorded_commits(store, monkeypatch)
