@@ -293,7 +293,8 @@ async def test_an_outcome_is_synced_soon_also_if_nothing_follows(home: Path, mon
 
 
 def recorded_commits(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool, int]]:
-    """Rows, durability and thread of each commit from now on."""
+    """Rows, durability and thread of each commit from now on, without those of the timer."""
+    monkeypatch.setattr("closeout.journal.store.COMMIT_SECONDS", 3600.0)
     commits, append = list[tuple[int, bool, int]](), store.database.append
 
     def write(rows: Any, **options: Any) -> Any:
