@@ -5,7 +5,7 @@ LOWEST ?= .venv-lowest
 BIN    := $(VENV)/bin
 Q      ?= How many years passed between the opening of the Rideau Canal and the opening of the Panama Canal?
 ARGS   ?=
-COVERED := 90
+COVERED := 94
 
 .PHONY: help run test coverage test-lowest test-models check docs bench bench-models bench-peers bench-conformance format clean
 .DEFAULT_GOAL := help

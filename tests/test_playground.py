@@ -17,7 +17,7 @@ from closeout.server.serve.host import AgentHost
 from closeout.server.serving import agent_app
 from closeout.server.viewer.decision_requests import TOKEN_HEADER
 from closeout.testing import ScriptedClient, answer, call
-from viewer_pages import texts, watched_viewer
+from viewer_pages import texts, wait_until, watched_viewer
 
 
 @tool(read_only=True)
@@ -122,7 +122,7 @@ def test_a_task_with_a_file_is_run_and_the_next_one_continues_the_conversation(b
         page.click("summary >> text=The agent and its tools")
         picture = page.locator(".agent-picture")
         assert "refund (destroys, asks first)" in picture.get_attribute("alt")
-        page.wait_for_function("document.querySelector('.agent-picture').naturalWidth > 0")
+        wait_until(page, "document.querySelector('.agent-picture').naturalWidth > 0")
         page.fill(".play-form textarea", "Where is order 7?")
         csv = {"name": "orders.csv", "mimeType": "text/csv", "buffer": b"order,state\n7,sent\n"}
         page.set_input_files("input[type=file]", files=[csv])

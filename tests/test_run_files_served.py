@@ -12,6 +12,7 @@ from closeout import Agent, File, tool
 from closeout.testing import ScriptedClient, Turn, answer, call
 from serving import serving
 from test_run_files import CREW
+from viewer_pages import wait_until
 
 PAGE = "<script>alert(1)</script>"
 PICTURE = (  # one red pixel
@@ -86,7 +87,7 @@ def test_the_page_of_a_run_shows_its_files_and_saves_them(viewer: Any, home: Pat
         run_id = run.result().run_id
     page = viewer.open(f"#/run/{run_id}")
     page.wait_for_selector(".files img")
-    page.wait_for_function("document.querySelector('.files img').naturalWidth === 1")
+    wait_until(page, "document.querySelector('.files img').naturalWidth === 1")
     assert page.locator(".files h2").all_inner_texts() == ["Files", "Files of the task"]
     with page.expect_download() as saved:
         page.click(".files a >> nth=1")
