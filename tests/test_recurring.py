@@ -211,6 +211,19 @@ async def test_the_viewer_lists_them(client: TestClient, home: Path) -> None:
     assert found["unsent"] == []
 
 
+@pytest.mark.slow
+def test_instances_that_are_killed_begin_each_run_once(home: Path, tmp_path: Path) -> None:
+    runs, wanted, kills = recurring(home, tmp_path, first=date(2027, 3, 11), days=5, kill_every=5)
+    assert (runs, kills >= 3) == (wanted, True)
+
+
+@pytest.mark.slow
+def test_instances_that_are_killed_announce_each_end(home: Path) -> None:
+    names, receiver, kills = announced(home, runs=60, kill_every=40)
+    assert {name.rpartition(".")[0] for name in receiver.received} == names
+    assert (kills >= 2, receiver.tries > 60) == (True, True)
+
+
 def test_the_page_of_runs_shows_them_and_the_webhooks_that_failed(viewer: Viewer, home: Path) -> None:
     async def prepare() -> str:
         webhook = Webhook("http://127.0.0.1:9/", "c" * 44, events="ended")
@@ -225,16 +238,3 @@ def test_the_page_of_runs_shows_them_and_the_webhooks_that_failed(viewer: Viewer
     page = viewer.open()
     page.wait_for_selector(f"text=Webhooks that failed: {run_id}")
     assert "daily (in " in page.inner_text("p.grouped:has-text('Recurring:')")
-
-
-@pytest.mark.slow
-def test_instances_that_are_killed_begin_each_run_once(home: Path, tmp_path: Path) -> None:
-    runs, wanted, kills = recurring(home, tmp_path, first=date(2027, 3, 11), days=5, kill_every=5)
-    assert (runs, kills >= 3) == (wanted, True)
-
-
-@pytest.mark.slow
-def test_instances_that_are_killed_announce_each_end(home: Path) -> None:
-    names, receiver, kills = announced(home, runs=60, kill_every=40)
-    assert {name.rpartition(".")[0] for name in receiver.received} == names
-    assert (kills >= 2, receiver.tries > 60) == (True, True)
