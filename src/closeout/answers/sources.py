@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from closeout.journal.events import ToolFinished, ToolStarted
+from closeout.journal.run_names import call_id
 from closeout.journal.store import Row
 from closeout.results.normal import compact_json
 
@@ -298,12 +299,11 @@ def sources_of(rows: Iterable[Row]) -> dict[str, Evidence]:
     above: set[str] = set()  # handles of calls that began sub-agents or programs
     for row in rows:
         event = row.event
-        path = event.agent.partition("/")[2]
-        above.add(path.rpartition(":")[0])
+        above.add(event.agent.partition("/")[2].rpartition(":")[0])
         if isinstance(event, ToolStarted):
-            arguments[f"{path}/{event.handle}".removeprefix("/")] = event.arguments
+            arguments[call_id(event.agent, event.handle)] = event.arguments
         elif isinstance(event, ToolFinished) and event.ok:
-            finished.append((f"{path}/{event.handle}".removeprefix("/"), row.time, event))
+            finished.append((call_id(event.agent, event.handle), row.time, event))
     derived = {event.name for handle, _, event in finished if handle in above}
     found = (
         Evidence(handle, event.name, arguments.get(handle, "{}"), time, event.result)

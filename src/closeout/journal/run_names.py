@@ -1,4 +1,4 @@
-"""The names of runs: those that the runtime makes, and the session that a name belongs to."""
+"""The names of runs, those that the runtime makes and the session that one belongs to, and of calls within a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import secrets
 import time
 
-__all__ = ["LAB", "is_new_run_id", "new_run_id", "run_of_lane", "session_of"]
+__all__ = ["LAB", "call_id", "is_new_run_id", "new_run_id", "run_of_lane", "session_of"]
 
 LAB = "what-if"
 """The first part of the names of runs that comparisons keep, the name of their agent, and the key of their origin."""
@@ -45,3 +45,14 @@ def session_of(run_id: str) -> str:
     if session and len(number) < 10 and number.isascii() and number.isdigit():
         return session
     return run_id if is_new_run_id(run_id) else ""
+
+
+def call_id(agent: str, name: str) -> str:
+    """Return the id of a call or a decision within its run, such as r1 of the main agent or r2:clerk/r1 of another.
+
+    Args:
+        agent: The path of the agent.
+        name: The handle of the call, or the name of the decision.
+    """
+    path = agent.partition("/")[2]
+    return f"{path}/{name}" if path else name

@@ -17,6 +17,7 @@ import yaml
 
 from closeout.errors import UsageError
 from closeout.journal.events import DecisionMade, DecisionRequested, FlowDecided, RunStarted, ToolStarted
+from closeout.journal.run_names import call_id
 from closeout.journal.store import Row, Store
 from closeout.records import record
 from closeout.shared_files import write_whole
@@ -107,7 +108,7 @@ def decisions_of(run_id: str, rows: Iterable[Row]) -> Iterator[MadeDecision]:
             if isinstance(found, dict):
                 yield MadeDecision(
                     run_id=run_id,
-                    call=f"{each.agent.partition('/')[2]}/{each.request}".lstrip("/"),
+                    call=call_id(each.agent, each.request),
                     tool=tool,
                     arguments=found,
                     approved=approved,
@@ -143,7 +144,7 @@ def rule_for(store: Store, run_id: str, call: str) -> Suggestion | None:
             began = event
         elif isinstance(event, DecisionRequested | FlowDecided):
             name = event.request if isinstance(event, DecisionRequested) else event.handle
-            if f"{event.agent.partition('/')[2]}/{name}".lstrip("/") != call:
+            if call_id(event.agent, name) != call:
                 continue
             if isinstance(event, FlowDecided) or event.kind != "approval" or began is None:
                 return None

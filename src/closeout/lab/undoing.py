@@ -15,6 +15,7 @@ from closeout.codec import json_of_any
 from closeout.errors import RunExists, RunNotFound, UsageError
 from closeout.journal.events import Event, RunEnded, RunStarted, ToolFinished, ToolStarted
 from closeout.journal.run_journal import Journal
+from closeout.journal.run_names import call_id
 from closeout.journal.store import Row, RunRows, Store
 from closeout.results.tool_output import ToolOutput, ToolTelemetry
 from closeout.run.plan import AgentPlan
@@ -108,13 +109,16 @@ async def undoable_calls(plan: AgentPlan, store: Store, run_id: str) -> dict[str
     """Return the calls of a run whose tools can undo them, and whether they have been undone."""
 
     def read() -> dict[str, bool]:
-        rows, found = [*store.rows(run_id)], dict[str, bool]()
-        for event in (row.event for row in rows):
-            if isinstance(event, ToolFinished) and event.ok:
-                call = f"{event.agent.partition('/')[2]}/{event.handle}".lstrip("/")
-                with suppress(UsageError):
-                    _undo_of(plan, _call_in(rows, run_id, call)[0], call)
-                    found[call] = False
+        started, finished, found = dict[str, ToolStarted](), dict[str, bool](), dict[str, bool]()
+        for event in (row.event for row in store.rows(run_id)):
+            if isinstance(event, ToolStarted):
+                started[call_id(event.agent, event.handle)] = event
+            elif isinstance(event, ToolFinished):
+                finished[call_id(event.agent, event.handle)] = event.ok
+        for call in (each for each, ok in finished.items() if ok and each in started):
+            with suppress(UsageError):
+                _undo_of(plan, started[call], call)
+                found[call] = False
         for call in found:
             with suppress(RunNotFound):
                 for number in count(1):

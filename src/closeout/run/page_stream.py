@@ -30,6 +30,7 @@ from closeout.journal.events import (
     TurnRolledBack,
     has_conversation,
 )
+from closeout.journal.run_names import call_id
 from closeout.journal.subscribers import Progress
 from closeout.run.waits.waiting import PendingDecision, awaited, pending_of
 
@@ -213,8 +214,7 @@ class PageStream:
     # ------------------------------------------------------------------------------------------ parts
 
     def _place(self, agent: str, handle: str) -> str:
-        path = agent.partition("/")[2]
-        return f"{self.run_id}:{path}/{handle}" if path else f"{self.run_id}:{handle}"
+        return f"{self.run_id}:{call_id(agent, handle)}"
 
     def _call_id(self, event: ToolStarted | ToolFinished) -> str:
         return self._place(event.agent, event.handle)

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from closeout.errors import DecisionRefused, Suspended, ToolError
 from closeout.journal.events import DecisionMade, DecisionRequested, Event, Noted, RunEnded
+from closeout.journal.run_names import call_id
 from closeout.journal.store import Row, Store
 from closeout.messages import ToolSpec
 from closeout.records import record
@@ -326,8 +327,7 @@ def end_wait(store: Store, run_id: str, name: str, *, by: str = "") -> tuple[Pen
 
 
 def _id(event: DecisionRequested | DecisionMade) -> str:
-    path = event.agent.partition("/")[2]
-    return f"{path}/{event.request}" if path else event.request
+    return call_id(event.agent, event.request)
 
 
 def open_requests(rows: Iterable[Row]) -> dict[str, DecisionRequested]:
