@@ -322,7 +322,7 @@ async def test_a_run_that_waited_and_was_continued_is_one_run(any_home: Home) ->
     assert +worker.outcomes == {"waiting": 1, "refused": 1}
     assert "dependencies cannot be made" in worker.failures[closed].error
     shops[closed] = "open"
-    worker._not_before.clear()  # a minute later
+    worker._lookout._not_before.clear()  # a minute later
     await agent.signal(waiting, "money", 5)
     await worker.work(asyncio.Event(), until_idle=True)
     assert (+worker.outcomes, worker.ended["answered"], worker.failures) == ({"answered": 2}, 2, {})

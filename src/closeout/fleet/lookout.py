@@ -64,6 +64,7 @@ class Lookout:
         self._strange: set[str] = set()  # runs of which this agent cannot tell what executes them
         self._suspects: set[str] = set()  # those of the runs at work that were interrupted repeatedly
         self._suspects_go: SuspectsGo = "last"  # they and fresh runs take turns
+        self._not_before: dict[str, float] = {}  # run → when it may be claimed again
         self._looked = 0.0
 
     @contextmanager
@@ -105,7 +106,11 @@ class Lookout:
         Raises:
             JournalError: The journal cannot be read.
         """
-        looking = asyncio.create_task(asyncio.to_thread(self._claimed, places, exclude, fresh_age))
+        now = time.monotonic()
+        self._not_before = {run_id: at for run_id, at in self._not_before.items() if at > now}
+        looking = asyncio.create_task(
+            asyncio.to_thread(self._claimed, places, {*exclude, *self._not_before}, fresh_age)
+        )
         try:
             found, claims = await asyncio.shield(looking)
         except asyncio.CancelledError:
@@ -118,6 +123,10 @@ class Lookout:
         if claims:
             self._suspects_go = "last" if suspects else "first"
         return claims, await cancel_requests(self._store, found.cancelled)
+
+    def put_off(self, run_id: str, seconds: float) -> None:
+        """Claim a run not before so many seconds have passed."""
+        self._not_before[run_id] = time.monotonic() + seconds
 
     def forget(self, run_id: str) -> None:
         """There is a place for another run."""

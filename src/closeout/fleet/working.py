@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack
@@ -84,7 +83,6 @@ class AgentWorker:
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: dict[str, RunFailure] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _not_before: dict[str, float] = field(default_factory=dict)  # run → when it may be tried again
     _open: dict[str, str] = field(default_factory=dict)  # run → the outcome that another one may replace
     _left: set[str] = field(default_factory=set)  # runs that are handed over
     _lookout: Lookout = field(init=False)
@@ -138,9 +136,7 @@ class AgentWorker:
 
     async def _take(self) -> Collection[str]:
         """Begin to execute runs, as many as there are places. Returns the runs that somebody asked to cancel."""
-        now = time.monotonic()
-        self._not_before = {run_id: at for run_id, at in self._not_before.items() if at > now}
-        claims, cancelled = await self._lookout.claim(self.limit - len(self._tasks), exclude=self._not_before)
+        claims, cancelled = await self._lookout.claim(self.limit - len(self._tasks))
         for claim in claims:
             task = self._tasks[claim.run_id] = asyncio.create_task(self._execute(claim), name=f"run {claim.run_id}")
             task.add_done_callback(self._forget)
@@ -178,7 +174,7 @@ class AgentWorker:
             pass
         except CloseoutError as error:
             self._count(run_id, "refused", str(error), type(error).__name__)
-            self._not_before[run_id] = time.monotonic() + REFUSED_SECONDS
+            self._lookout.put_off(run_id, REFUSED_SECONDS)
             log.warning("Run %s cannot be executed: %s", run_id, error)
         finally:
             self.store.submit(self.store.unclaim, claim.number)

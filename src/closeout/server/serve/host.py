@@ -141,7 +141,6 @@ class AgentHost:
         self._beside = agent.chores(self._begin_recurring)
         self._chores: list[asyncio.Task[None]] = []
         self._left_alone: set[str] = set()  # runs that no client comes back for
-        self._not_before: dict[str, float] = {}  # run → when it may be tried again
         self._failures: dict[str, str] = {}  # why a run could not be executed
         self._streamed: set[str] = set()  # runs that a client follows as a stream, and whose replies are answers
         self._recorder = ReplyRecorder(self._streams_text, lambda: self.agent.plan().spec.forms)
@@ -229,9 +228,7 @@ class AgentHost:
         Returns:
             The runs that somebody asked to cancel.
         """
-        now = time.monotonic()
-        self._not_before = {run_id: at for run_id, at in self._not_before.items() if at > now}
-        exclude = {*self._tasks, *self._failures, *self._not_before}
+        exclude = {*self._tasks, *self._failures}
         places = 0 if self.stopping else max(0, self._max_runs - len(self._tasks))
         claims, cancelled = await self._lookout.claim(places, exclude=exclude, fresh_age=grace)
         for claim in claims:
@@ -248,7 +245,7 @@ class AgentHost:
             return False  # it was deleted meanwhile
         except JournalError as error:
             log.warning("Run %s cannot be read: %s", claim.run_id, error)
-            self._not_before[claim.run_id] = time.monotonic() + RETRY_SECONDS
+            self._lookout.put_off(claim.run_id, RETRY_SECONDS)
             return False
         if not _is_awaited(rows):
             self._left_alone.add(claim.run_id)
@@ -430,7 +427,7 @@ class AgentHost:
         except (JournalDamaged, ResumeRefused) as error:
             self._fail(run_id, error)
         except JournalError as error:  # a database that is away for a while
-            self._not_before[run_id] = time.monotonic() + RETRY_SECONDS
+            self._lookout.put_off(run_id, RETRY_SECONDS)
             log.warning("Run %s is tried again in %g seconds: %s", run_id, RETRY_SECONDS, error)
         except Exception as error:
             self._fail(run_id, error)
