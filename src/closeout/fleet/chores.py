@@ -1,4 +1,4 @@
-"""What the processes of an agent do beside its runs: begin the recurring ones, and announce ends."""
+"""The chores of an agent's processes beside its runs: to begin the recurring ones, and to announce ends."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 
 from closeout.errors import CloseoutError, ConfigError, JournalError, RunExists, UsageError
 from closeout.fleet.announcing import Webhook, announce_ends
+from closeout.journal.claims import HANDED_OVER
 from closeout.journal.following import waited
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Store
@@ -31,7 +32,7 @@ COUNTED = 1000  # missed times that are counted
 _COLUMNS = "name, agent, every, timezone, task, next, configured, paused, last, error"
 _SELECT = f"""
 SELECT {_COLUMNS}, EXISTS (SELECT 1 FROM runs r WHERE r.run_id=last AND (r.status IN ('running', 'waiting') OR
-r.status='cancelled' AND EXISTS (SELECT 1 FROM notes n WHERE n.name='handed over ' || last)))
+r.status='cancelled' AND EXISTS (SELECT 1 FROM notes n WHERE n.name='{HANDED_OVER}' || last)))
 FROM schedules ORDER BY name
 """  # noqa: S608 - constants
 # One with the same times stays paused, and keeps its next time.
@@ -83,7 +84,7 @@ def list_schedules(store: Store, agent: str = "") -> list[Schedule]:
 
 
 def change_schedule(store: Store, name: str, *, paused: bool | None) -> None:
-    """Pause a schedule, continue it, or for None remove it. Raises UsageError if there is none of this name."""
+    """Pause or continue a schedule, or for None remove it. Raises UsageError if there is none of this name."""
     change: tuple[str, tuple[Any, ...]] = "DELETE FROM schedules WHERE name=?", (name,)
     if paused is not None:
         change = "UPDATE schedules SET paused=? WHERE name=?", (int(paused), name)
@@ -161,7 +162,7 @@ def save_schedule(
 
 @dataclass(slots=True)
 class Chores:
-    """Begins the recurring runs of an agent and announces the ends of all its runs, beside any number of others.
+    """Begins the recurring runs of an agent and announces the ends of all its runs, in any number of processes.
 
     Attributes:
         store: Where the runs are kept.
@@ -190,7 +191,7 @@ class Chores:
                 await self.store.off_loop(partial(change_schedule, self.store, each.name, paused=None))
 
     async def keep(self) -> None:
-        """Do what is to be done until cancelled."""
+        """Begin recurring runs and announce ends until cancelled."""
         await asyncio.gather(self._repeat(self.fire), self._repeat(self.announce))
 
     async def _repeat(self, act: Callable[[], Awaitable[float]]) -> None:

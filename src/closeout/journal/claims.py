@@ -7,7 +7,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["PROGRESS", "ClaimedRun", "Look", "SuspectsGo", "candidates", "facts", "look_of"]
+__all__ = [
+    "CANCEL",
+    "HANDED_OVER",
+    "IMPORTED",
+    "PROGRESS",
+    "ClaimedRun",
+    "Look",
+    "SuspectsGo",
+    "candidate_values",
+    "candidates",
+    "facts",
+    "look_of",
+]
+
+# The prefixes of the notes that name a run: which somebody asked to cancel, which a process has handed over to others,
+# which came from a file and nobody trusts yet.
+CANCEL, HANDED_OVER, IMPORTED = "cancel ", "handed over ", "imported "
 
 # Where runs that were interrupted repeatedly come among those of their priority, or that none is claimed.
 SuspectsGo: TypeAlias = Literal["nowhere", "first", "last"]
@@ -65,17 +81,19 @@ class Look:
 # Each part has the columns id, run_id, status, tries, due, priority, rank, at. `rank`: interrupted runs and those that
 # can continue precede fresh ones. The values of a part: the agent, a JSON list of excluded ids, the limit. The age of
 # fresh runs precedes theirs.
-_OPEN = """
-r.agent=? AND r.run_id NOT IN (SELECT value FROM {values}) AND NOT EXISTS
-  (SELECT 1 FROM notes n WHERE n.name IN ('imported ' || r.run_id, 'cancel ' || r.run_id)){free}
-"""
-_TRUSTED = "NOT EXISTS (SELECT 1 FROM notes n WHERE n.name='imported ' || r.run_id)"
+_OPEN = f"""
+r.agent=? AND r.run_id NOT IN (SELECT value FROM {{values}}) AND NOT EXISTS
+  (SELECT 1 FROM notes n WHERE n.name IN ('{IMPORTED}' || r.run_id, '{CANCEL}' || r.run_id)){{free}}
+"""  # noqa: S608 - constants
+_TRUSTED = f"NOT EXISTS (SELECT 1 FROM notes n WHERE n.name='{IMPORTED}' || r.run_id)"  # noqa: S608 - constants
+_RUN_HANDED_OVER = f"substr(name, {len(HANDED_OVER) + 1})"
+_HANDED_OVER_RUNS = f"name>='{HANDED_OVER}' AND name<'{HANDED_OVER.rstrip()}!'"
 _SELECT = "SELECT r.id, r.run_id, r.status, r.tries, r.due, r.priority"
 _CONTINUING = f"""
 {_SELECT}, 0 AS rank, r.due AS at FROM runs r WHERE r.id IN (
   SELECT id FROM runs WHERE status='waiting' AND due>0 AND due<={{now}} UNION ALL
-  SELECT id FROM runs JOIN notes ON run_id=substr(name, 13)
-  WHERE name>='handed over ' AND name<'handed over!' AND status='cancelled')
+  SELECT id FROM runs JOIN notes ON run_id={_RUN_HANDED_OVER}
+  WHERE {_HANDED_OVER_RUNS} AND status='cancelled')
 AND {_OPEN} ORDER BY r.priority DESC, r.due, r.id LIMIT ?
 """  # noqa: S608 - constants
 _FRESH = f"""
@@ -103,6 +121,19 @@ def candidates(suspects: SuspectsGo, *, values: str, now: str, free: str = "") -
     return [part.format(values=values, now=now, free=free, rank=_RANKS[suspects]) for part in parts]
 
 
+def candidate_values(agent: str, excluded: str, limits: Sequence[int], fresh_age: float) -> list[Any]:
+    """Return the values of the selects that `candidates` returns.
+
+    Args:
+        agent: What executes the runs.
+        excluded: A JSON list of the ids of runs that are not to be claimed.
+        limits: The most runs that each of the three finds.
+        fresh_age: For how many seconds a fresh run must have been recorded.
+    """
+    continuing, fresh, suspect = ((agent, excluded, limit) for limit in limits)
+    return [*continuing, fresh_age, *fresh, *suspect]
+
+
 def facts(now: str) -> str:
     """Return the select of what else a look finds, as rows of kind, run, number and name. Its two values: the agent.
 
@@ -111,16 +142,16 @@ def facts(now: str) -> str:
     """
     place = "1.0*(SELECT max(place)-(r.id<<32) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32)"
     return f"""
-    SELECT 'cancelled' AS kind, substr(name, 8) AS run_id, 0.0 AS number, '' AS name
-    FROM notes WHERE name>='cancel ' AND name<'cancel!' UNION ALL
+    SELECT 'cancelled' AS kind, substr(name, {len(CANCEL) + 1}) AS run_id, 0.0 AS number, '' AS name
+    FROM notes WHERE name>='{CANCEL}' AND name<'{CANCEL.rstrip()}!' UNION ALL
     SELECT 'unsure', r.run_id, {place}, '' FROM runs r
     WHERE r.status='waiting' AND r.due=0 AND r.agent=? AND {_TRUSTED} UNION ALL
     SELECT 'unsure', r.run_id, {place}, s.name FROM signals s JOIN runs r ON r.run_id=s.run_id
     WHERE s.received=0 AND r.status='waiting' AND r.agent=? AND {_TRUSTED} UNION ALL
     SELECT 'unnamed', run_id, 0.0, '' FROM runs r
     WHERE agent IS NULL AND status IN ('running', 'waiting') AND {_TRUSTED} UNION ALL
-    SELECT 'unnamed', run_id, 0.0, '' FROM runs JOIN notes ON run_id=substr(name, 13)
-    WHERE name>='handed over ' AND name<'handed over!' AND status='cancelled' AND agent IS NULL UNION ALL
+    SELECT 'unnamed', run_id, 0.0, '' FROM runs JOIN notes ON run_id={_RUN_HANDED_OVER}
+    WHERE {_HANDED_OVER_RUNS} AND status='cancelled' AND agent IS NULL UNION ALL
     SELECT 'due', '', min(due), '' FROM runs WHERE status='waiting' AND due>{now}
     """  # noqa: S608 - constants
 

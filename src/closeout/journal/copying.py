@@ -11,13 +11,14 @@ from typing import Any, Protocol
 
 from closeout.errors import JournalDamaged, JournalError
 from closeout.homes import DatabaseHome, Home
+from closeout.journal.claims import IMPORTED
 from closeout.journal.database import CHECKED, FILE_NAME, LOCK_SECONDS, explained, version_of
 from closeout.journal.events import REPLIED
 from closeout.journal.holds import held_runs
 from closeout.journal.journal_database import SEQ_BITS, EventRow, SqlConnection
 from closeout.journal.on_sqlite import references
 from closeout.journal.readonly import open_to_read
-from closeout.journal.store import IMPORTED, NEW_NOTE, Store
+from closeout.journal.store import NEW_NOTE, Store
 
 __all__ = ["copy_runs"]
 

@@ -21,7 +21,7 @@ from pydantic_core import to_json
 
 from closeout.errors import JournalError, JournalLocked, LeaseLost
 from closeout.homes import DatabaseHome
-from closeout.journal.claims import ClaimedRun, Look, SuspectsGo, candidates, facts, look_of
+from closeout.journal.claims import ClaimedRun, Look, SuspectsGo, candidate_values, candidates, facts, look_of
 from closeout.journal.journal_database import MESSAGE_LOCK, SEQ_BITS, EventRow, RunUpdate, SqlConnection, delete_usage
 from closeout.journal.leases import SERVER_TIME, RunLeases, SentCounts
 from closeout.journal.on_sqlite import references
@@ -239,12 +239,11 @@ class PostgresJournal:
         """Look for the work of a worker, and take the runs that it may execute, in one statement."""
         excluded, before = to_json(list(exclude)).decode(), time.monotonic()
         limits = places, places, 0 if suspects == "nowhere" else min(places, 1)
-        continuing, fresh, suspect = ((agent, excluded, limit) for limit in limits)
         worker = 0 if self._reader.pooled else self._worker  # behind a pooler nobody could wake it
         found = self._reader.repeated(
             _LOOKS[suspects],
             (
-                *(*continuing, fresh_age, *fresh, *suspect),
+                *candidate_values(agent, excluded, limits, fresh_age),
                 *(places, self.locks.owner, self.home.lease, worker, agent, places, agent, agent),
             ),
         )

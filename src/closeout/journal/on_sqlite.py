@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 
 from closeout.errors import JournalError
-from closeout.journal.claims import ClaimedRun, Look, SuspectsGo, candidates, facts, look_of
+from closeout.journal.claims import ClaimedRun, Look, SuspectsGo, candidate_values, candidates, facts, look_of
 from closeout.journal.database import (
     FILE_NAME,
     LOCK_SECONDS,
@@ -169,8 +169,7 @@ class SqliteJournal:
         claims: list[ClaimedRun] = []
         while places:
             limits = limit, limit, 0 if suspects == "nowhere" else limit
-            continuing, fresh, suspect = ((agent, excluded, each) for each in limits)
-            rows = self.query(best, [*continuing, fresh_age, *fresh, *suspect])
+            rows = self.query(best, candidate_values(agent, excluded, limits, fresh_age))
             for number, run_id, *state in rows:
                 claim = ClaimedRun(run_id, number, state[0], state[1])
                 is_second = claim.is_suspect and any(each.is_suspect for each in claims)

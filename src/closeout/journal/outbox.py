@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from closeout.journal.claims import CANCEL, HANDED_OVER
 from closeout.journal.events import RunEnded, RunStarted
 from closeout.journal.journal_database import SEQ_BITS, RunUpdate
 
@@ -21,5 +22,5 @@ def noted_end(started: RunStarted | None, ended: RunEnded, *, run_id: str, numbe
     agent = started and started.announced.get("waiting" if ended.status == "waiting" else "ended")
     if agent is None:
         return []
-    notes = (f"handed over {run_id}", f"cancel {run_id}") if ended.status == "cancelled" else ("", "")
+    notes = (f"{HANDED_OVER}{run_id}", f"{CANCEL}{run_id}") if ended.status == "cancelled" else ("", "")
     return [(number, _PUT, ((number << SEQ_BITS) + seq, agent, *notes))]

@@ -1,4 +1,4 @@
-"""The store: the runs kept in one home, written by one thread and read beside it.
+"""The store: the runs kept in one home, written through one connection and read beside it.
 
 One connection per process and home writes, and everything that has been put goes into one commit, in order. While
 commits are quick, an event loop makes them itself, one for all of its runs; otherwise a thread does, so that neither a
@@ -27,7 +27,17 @@ from pydantic_core import PydanticSerializationError, to_json
 from closeout.errors import JournalError, JournalLocked, LeaseLost, RunExists, RunNotFound
 from closeout.file_values import File
 from closeout.homes import DatabaseHome, Home
-from closeout.journal.claims import PROGRESS, ClaimedRun, Look, SuspectsGo, candidates, facts, look_of
+from closeout.journal.claims import (
+    IMPORTED,
+    PROGRESS,
+    ClaimedRun,
+    Look,
+    SuspectsGo,
+    candidate_values,
+    candidates,
+    facts,
+    look_of,
+)
 from closeout.journal.events import (
     Event,
     ModelRequested,
@@ -51,7 +61,6 @@ from closeout.journal.on_sqlite import SqliteJournal
 from closeout.journal.run_names import LAB, run_of_lane
 
 __all__ = [
-    "IMPORTED",
     "NEW_NOTE",
     "SERVED",
     "Row",
@@ -111,7 +120,6 @@ _INSERT_MESSAGE = "INSERT INTO messages VALUES (?,?) ON CONFLICT (place) DO NOTH
 _SELECT_MESSAGES = "SELECT body FROM messages WHERE place>=? AND place<? ORDER BY place"
 
 SERVED = "serve"  # The key in the origin of a run that a server began. The server executes and streams it itself.
-IMPORTED = "imported "  # the prefix of the notes that name the imported runs which nobody trusts yet
 _ALL = 2**63 - 1  # SQLite's largest number
 _LATEST = 2.0**37  # seconds: the year 6325. A later time was not written by this module, and no calendar shows it
 _NO_REFS: Mapping[str, str] = {}
@@ -373,14 +381,13 @@ class Store:
         parts = candidates("last", values=self.database.values_of, now=time)
         union = " UNION ALL ".join(f"SELECT * FROM ({part}) AS part" for part in parts)  # noqa: S608 - constants
         statement = f"SELECT id, run_id, status FROM ({union}) AS found ORDER BY priority DESC, rank, at"  # noqa: S608
-        values = agent, "[]", _ALL_RUNS
-        found = self.query(statement, (*values, -math.inf, *values, *values))
+        found = self.query(statement, candidate_values(agent, "[]", [_ALL_RUNS] * 3, -math.inf))
         held = self.database.locks.held_of([number for number, *_ in found])
         ready = {run_id: status for number, run_id, status in found if number not in held}
         return ready, look_of(self.query(facts(time), (agent, agent)), [])
 
     def try_claim(self, run_id: str) -> ClaimedRun | None:
-        """ClaimedRun a waiting run. Returns None if it does not wait any more, or another process has it."""
+        """Claim a waiting run. Returns None if it does not wait any more, or another process has it."""
         number = self.number_of(run_id)
         if not self.database.locks.try_take(number):
             return None

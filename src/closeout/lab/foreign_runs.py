@@ -18,6 +18,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, Field, ValidationError
 
 from closeout.codec import encode_json
 from closeout.errors import JournalError, RunExists
+from closeout.journal.claims import IMPORTED
 from closeout.journal.events import (
     MessageReceived,
     ModelReplied,
@@ -29,7 +30,7 @@ from closeout.journal.events import (
     TurnAccepted,
 )
 from closeout.journal.run_journal import Journal
-from closeout.journal.store import IMPORTED, NEW_NOTE, Store
+from closeout.journal.store import NEW_NOTE, Store
 
 __all__ = ["import_foreign"]
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Self
 
 from closeout.errors import JournalDamaged, JournalError, JournalLocked, RunNotFound
+from closeout.journal.claims import CANCEL, HANDED_OVER
 from closeout.journal.events import RunEnded
 from closeout.journal.following import wait_until
 from closeout.journal.run_journal import Journal
@@ -29,8 +30,6 @@ __all__ = [
     "request_cancel",
 ]
 
-# The prefixes of the notes.
-_CANCEL, _HAND_OVER = "cancel ", "handed over "
 _LOOK_SECONDS = 0.5  # seconds between two looks of a run at the requests
 _IDLE = ("interrupted", "waiting")  # the status of runs that nobody executes, and that have no end
 
@@ -78,13 +77,13 @@ async def _end(store: Store, seen: RunRecord) -> None:
 
 def request_cancel(store: Store, run_id: str) -> None:
     """Ask the process that executes a run to cancel it."""
-    store.note(f"{_CANCEL}{run_id}", "1")
+    store.note(f"{CANCEL}{run_id}", "1")
 
 
 def is_to_be_cancelled(store: Store, run_id: str) -> bool:
     """Return whether somebody has asked to cancel a run. False if the journal cannot be read."""
     with suppress(JournalError):
-        return bool(store.noted(f"{_CANCEL}{run_id}"))
+        return bool(store.noted(f"{CANCEL}{run_id}"))
     return False
 
 
@@ -100,7 +99,7 @@ async def cancel_requests(store: Store, requests: Iterable[str] | None = None) -
     """
     executed: set[str] = set()
     if requests is None:
-        requests = await store.off_loop(store.notes_that_begin_with, _CANCEL)
+        requests = await store.off_loop(store.notes_that_begin_with, CANCEL)
     for run_id in requests:
         try:
             seen = await store.off_loop(store.run, run_id)
@@ -144,7 +143,7 @@ class CancelWatch:
     def _look(self) -> None:
         assert self._store is not None
         assert self._task is not None
-        at, requests = self._store.glance(_CANCEL)
+        at, requests = self._store.glance(CANCEL)
         if self._task.cancelling():  # it is ending
             return
         # A request that was read earlier may be for an earlier execution of the run.
@@ -164,14 +163,14 @@ class CancelWatch:
 
 def hand_over(store: Store, run_id: str) -> None:
     """Leave a run that this process is about to cancel to other processes."""
-    store.note(f"{_HAND_OVER}{run_id}", "1")
+    store.note(f"{HANDED_OVER}{run_id}", "1")
 
 
 def is_handed_over(store: Store, run_id: str) -> bool:
     """Return whether a cancelled run was left to other processes. Raises JournalError."""
-    return bool(store.noted(f"{_HAND_OVER}{run_id}"))
+    return bool(store.noted(f"{HANDED_OVER}{run_id}"))
 
 
 def forget_requests(store: Store, run_id: str) -> None:
     """Withdraw the requests to cancel a run or to continue it elsewhere."""
-    store.forget_notes(f"{_CANCEL}{run_id}", f"{_HAND_OVER}{run_id}")
+    store.forget_notes(f"{CANCEL}{run_id}", f"{HANDED_OVER}{run_id}")
