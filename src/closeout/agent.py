@@ -1237,7 +1237,7 @@ class Agent(Generic[Deps, Value]):
         return self._assembler.store()
 
     def chores(self, submit: Callable[..., Awaitable[str]] | None = None) -> Chores:
-        """Return what a process does beside the runs: begin recurring ones, with `submit` or another, announce ends."""
+        """Return the chores of a process: to begin recurring runs, with `submit` or another one, and announce ends."""
         from closeout.fleet.chores import Chores
 
         configured = {name: each.model_dump(exclude_none=True) for name, each in self.config.schedules.items()}

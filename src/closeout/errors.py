@@ -186,7 +186,7 @@ class ServerFailed(TransientModelError):
     """The server failed (5xx), or its response does not follow the protocol.
 
     Attributes:
-        about_request: Whether the server answered with something that is not a reply. It is likely to do so each time.
+        about_request: True if the server answered with something that is not a reply, as it is likely to do each time.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The commands schedules and webhooks of `closeout runs`: what begins by itself, and what could not be announced."""
+"""`closeout runs schedules` and `closeout runs webhooks`: recurring runs, and ends that could not be announced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["schedules_command", "webhooks_command"]
 
 
 def schedules_command(name: str, *, changes: bool, paused: bool | None, as_json: bool) -> int:
-    """Pause, continue or remove a schedule, for `paused` None, if it changes; then list them. Return the exit code."""
+    """List schedules, after a change of the named one: its pause, or its removal if `paused` is None. Return OK."""
     if changes:
         change_schedule(open_store(home_folder()), name, paused=paused)
     with open_to_read(home_folder()) as store:

@@ -153,7 +153,7 @@ def _waits(store: Store, record: RunRecord, *, brief: bool) -> str:
 
 
 def _brief_wait(pending: PendingDecision) -> str:
-    """What a run waits for, in the 15 characters that a terminal of 80 columns has left."""
+    """Return the wait in words for the 15 characters that a terminal of 80 columns has left."""
     if pending.kind == "timer":
         return time.strftime("%m-%d %H:%M", time.localtime(pending.expires))
     if pending.kind == "signal":

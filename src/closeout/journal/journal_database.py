@@ -112,7 +112,7 @@ class JournalDatabase(Protocol):
 
     Attributes:
         name: The database as people read it, without secrets.
-        is_local: Whether a commit is often so quick that an event loop may make it.
+        is_local: True if commits are often so quick that an event loop may make them.
         writing: Held while something is written.
         locks: Who executes which run.
         synced: The number of events of each run that are known to be safe.

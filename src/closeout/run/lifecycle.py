@@ -93,7 +93,8 @@ def _check_budget(plan: AgentPlan) -> None:
 
 def new_started(plan: AgentPlan, task: Task) -> RunStarted:
     """Return the first event of a run. The plan's tools must be open."""
-    tools, first = plan.offered_tools(), (*plan.predecessors, plan)[0]
+    tools = plan.offered_tools()
+    first = (*plan.predecessors, plan)[0]
     return RunStarted(
         "main",
         task.text,

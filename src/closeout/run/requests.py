@@ -87,7 +87,7 @@ class ModelCalls:
         self._prices = scope.prices
         self._price = price_of(client, scope.prices)
         self._budget.tariff = price_of(client, scope.prices, "least_price")
-        # Whether to stop sending a request after an error.
+        # Returns True if a request is not to be sent again after an error.
         self.gives_up: Callable[[ModelError], bool] = lambda _: False
         self.sent = 0  # requests so far: the number of the next one
         self._tokens: tuple[int, ...] = ()  # ids of the last prompt and its reply, if the server states them
