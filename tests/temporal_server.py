@@ -340,7 +340,16 @@ class TemporalServer(service.WorkflowServiceServicer):
             )
             execution.timers[wanted.timer_id] = time.monotonic() + _seconds(wanted.start_to_fire_timeout), number
         elif kind == "cancel_timer":
-            _, number = execution.timers.pop(wanted.timer_id)
+            fired = [
+                each
+                for each in execution.buffered
+                if each[0] == "timer_fired" and each[1]["timer_id"] == wanted.timer_id
+            ]
+            if fired:  # during this task: the workflow has cancelled it, and never sees it
+                execution.buffered.remove(fired[0])
+                number = fired[0][1]["started_event_id"]
+            else:
+                _, number = execution.timers.pop(wanted.timer_id)
             execution.add(
                 "timer_canceled",
                 timer_id=wanted.timer_id,
