@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import signal
@@ -23,13 +24,14 @@ from cli_process import here
 from closeout import Agent, tool
 from closeout.config import home_folder
 from closeout.errors import JournalError, JournalLocked, LeaseLost, RunExists, RunNotFound, UsageError
-from closeout.homes import DatabaseHome, as_home
+from closeout.homes import DatabaseHome, Home, as_home
 from closeout.journal import leases
 from closeout.journal.inbox import mailbox_of
 from closeout.journal.run_journal import Journal
 from closeout.journal.sent_signals import open_signals, send_signal
 from closeout.journal.store import BODY_LIMIT, Store, close_stores, open_store
 from closeout.journal.text_search import SearchIndex
+from closeout.messages import ToolCall
 from closeout.server.serving import viewer_app
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from harness.database_homes import Wire
@@ -215,6 +217,36 @@ def test_the_runs_of_a_worker_that_is_stopped_or_killed_are_taken_over(
     assert list(store.rows("run")) == whole
     assert store.read("run").problems == ()
     assert says.startswith("failed Another process has taken this run over" if how == "SIGSTOP" else "")
+
+
+async def test_only_calls_that_may_be_repeated_run_together_where_a_run_can_be_taken_over(any_home: Home) -> None:
+    at_once: dict[str, list[int]] = {"pay": [0], "look": [0]}
+    begun: list[int] = []  # payments in the record when one is made
+
+    async def overlap(name: str) -> str:
+        at_once[name].append(at_once[name][-1] + 1)
+        await asyncio.sleep(0.02)
+        at_once[name].append(at_once[name][-1] - 1)
+        return "done"
+
+    @tool
+    async def pay(bill: int) -> str:
+        events = [row.event for row in open_store(any_home).rows("run")]
+        begun.append(sum(isinstance(each, ev.ToolStarted) and each.name == "pay" for each in events))
+        return await overlap("pay")
+
+    @tool(read_only=True)
+    async def look(bill: int) -> str:
+        return await overlap("look")
+
+    calls = [ToolCall(name, {"bill": number}, id=f"{name}{number}") for number in range(3) for name in ("pay", "look")]
+    agent = Agent(ScriptedClient([Turn(calls=calls), answer("ok")]), [pay, look], home=any_home)
+    assert (await agent.run("Go", run_id="run")).answer == "ok"
+    assert max(at_once["look"]) == 3
+    if isinstance(any_home, DatabaseHome):
+        assert (max(at_once["pay"]), begun) == (1, [1, 2, 3])
+    else:
+        assert max(at_once["pay"]) == 3
 
 
 # ------------------------------------------------------------------------------------------------ the server fails

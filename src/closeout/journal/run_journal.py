@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from closeout.errors import JournalDamaged, JournalError, Suspended
 from closeout.file_values import File
+from closeout.homes import DatabaseHome
 from closeout.journal.events import (
     CallDecided,
     DecisionRequested,
@@ -263,6 +264,11 @@ class Journal:
     def store(self) -> Store | None:
         """The store that keeps the run, or None if it is in memory."""
         return self._store
+
+    @property
+    def can_be_taken_over(self) -> bool:
+        """True if another process may take the run over while this one is paused: the home has leases, not locks."""
+        return self._store is not None and isinstance(self._store.home, DatabaseHome)
 
     @property
     def received(self) -> set[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -64,6 +66,7 @@ class ToolCalls:
         self._read = overrides(chain, "read") if reads else []
         self._contexts = CallContexts(scope, sampling)
         self.publish_progress = self._contexts.publish_progress
+        self._alone = asyncio.Lock() if scope.journal.can_be_taken_over else None
         self._turn = 0
         self._first = self._next = first  # numbers of the reply's first call and of the one after its last
 
@@ -145,12 +148,16 @@ class ToolCalls:
         for approved in self._approved:
             approved(calling)
         journal, plan = self._scope.journal, calling.plan
-        finished = await journal.effect(
-            started(plan.call, plan.tool),
-            partial(self._make, calling),
-            interrupted=None if calling.cut_off is None else partial(self._leave, calling, calling.cut_off),
-            below=self._count_recorded,
-        )
+        # A process that wakes from a pause after its lease cannot call back what it has begun, and whoever has taken
+        # its run over can look for one such call, not for several. So only calls that may be repeated run together.
+        alone = None if plan.tool.policy.crash_rule == "rerun" else self._alone
+        async with alone or nullcontext():
+            finished = await journal.effect(
+                started(plan.call, plan.tool),
+                partial(self._make, calling),
+                interrupted=None if calling.cut_off is None else partial(self._leave, calling, calling.cut_off),
+                below=self._count_recorded,
+            )
         assert isinstance(finished, ToolFinished)
         for read in self._read if decided is None else ():
             read(finished, served)
