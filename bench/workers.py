@@ -46,7 +46,9 @@ def make_agent(home: str) -> Agent:
         done = sum(message.get("role") == "tool" for message in view.messages)
         kind, _, turns = view.question.partition(" ")
         return (
-            answer("done") if done == int(turns) else Turn(calls=[call("look", seconds=0.0 if kind == "new" else 0.2)])
+            answer("done")
+            if done == int(turns)
+            else Turn(calls=[call("look", number=done, seconds=0.0 if kind == "new" else 0.3)])
         )
 
     return Agent(ScriptedClient(turn), [look], home=home, name="bench", dialect="function_call")
@@ -81,7 +83,7 @@ async def submissions(agent: Agent, store: Store, count: int) -> list[float]:
 async def take_over(agent: Agent, store: Store, workers: list[subprocess.Popen[bytes]], backlog: int) -> list[float]:
     """Kill a quarter of the workers under a backlog, and return how long after the lease each run was continued."""
     run_ids = [await agent.submit("old 8") for _ in range(backlog + len(workers) * PLACES)]
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(0.5)
     victims = workers[: max(1, len(workers) // 4)]
     lost: dict[str, float] = {}
     owners = dict(store.query("SELECT run, owner FROM leases WHERE until > clock_timestamp()"))
