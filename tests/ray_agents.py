@@ -1,6 +1,7 @@
 """Agents for trials on a cluster: their scripts have no memory, and each request is noted with its process.
 
-As a program, `python ray_agents.py FOLDER NUMBER` drives an evaluation of the agent that pays.
+As a program, `python ray_agents.py FOLDER NUMBER [SECONDS]` drives an evaluation of the agent that pays. A request
+and a payment take so many seconds, and no time if the folder has a file `fast`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from closeout.models.base import BaseClient, OnDelta, OnRetry
 from scripted_answers import tasks
 
 
+async def pause(folder: Path, seconds: float) -> None:
+    await asyncio.sleep(0 if (folder / "fast").exists() else seconds)
+
+
 class Slow(BaseClient):
     """Answers `7?` with 7, after some time."""
 
@@ -37,7 +42,7 @@ class Slow(BaseClient):
         question = next(message["content"] for message in request.messages if message["role"] == "user")
         with (self._folder / "noted.txt").open("a") as file:
             file.write(f"{question} {os.getpid()}\n")
-        await asyncio.sleep(self._seconds)
+        await pause(self._folder, self._seconds)
         usage = Usage(10, 2, requests=1, cost_usd=0.01)
         self.charge(usage)
         text = f"\\boxed{{{question.removesuffix('?')}}}"
@@ -73,7 +78,7 @@ def make_paying_agent(
         with closing(sqlite3.connect(file, timeout=30, isolation_level=None)) as db:
             db.execute("CREATE TABLE IF NOT EXISTS payments (purpose TEXT)")
             db.execute("INSERT INTO payments VALUES (?)", (purpose,))
-        await asyncio.sleep(seconds)
+        await pause(file.parent, seconds)
         return "paid"
 
     return Agent(Paying(folder, seconds), tools=[pay])
@@ -91,5 +96,5 @@ if __name__ == "__main__":
     # By the module's name, so that a node imports the functions instead of those of a main program.
     import ray_agents
 
-    agent = partial(ray_agents.make_paying_agent, sys.argv[1], seconds=0.3)
+    agent = partial(ray_agents.make_paying_agent, sys.argv[1], seconds=float((*sys.argv[3:], 0.3)[0]))
     asyncio.run(evaluate(agent, tasks(int(sys.argv[2])), scorer="exact", name="x", ray="auto"))

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -40,6 +40,7 @@ def batch(folder: Path, number: int) -> Batch:
     ]
     return Batch(
         name="x",
+        node="n",
         folder="closeout-x",
         claims=tuple(claims),
         make_agent=partial(make_agent, str(folder)),
@@ -109,6 +110,19 @@ def test_a_trial_without_budget_is_stopped_not_wrong_and_continues_when_there_is
     assert len((tmp_path / "noted.txt").read_text().splitlines()) == 3
 
 
+def test_trials_whose_record_is_lost_run_again_only_if_their_tools_have_no_effects(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    prepare_folder("closeout-x")
+    for on_crash, ends, paid in (("report", ["Interrupted"] * 2, 0), ("rerun", ["", ""], 2)):
+        agent = partial(make_paying_agent, str(tmp_path), on_crash=on_crash)
+        found = run_batch(replace(batch(tmp_path, 2), make_agent=agent, lost=True))
+        assert [outcome.error_kind for outcome in found.outcomes] == ends
+        assert [scores["exact"].correct for scores in found.scores] == [not kind for kind in ends]
+        assert payments(tmp_path).total() == paid
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(120)
 def test_a_budget_stops_an_evaluation_on_a_cluster(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +171,54 @@ def test_a_trial_that_a_node_had_begins_again_only_if_its_tools_have_no_effects(
     assert payments(tmp_path).total() == paid
 
 
+@contextmanager
+def empty_cluster(folder: Path) -> Iterator[tuple[Any, Callable[[], Any]]]:
+    """Yield a cluster that soon notices the death of a node, and a function that adds a node."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    small, made = {"object_store_memory": 80_000_000}, count()
+    soon = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": soon, **small})
+
+    def add_node() -> Any:
+        own = folder / f"node-{next(made)}"
+        own.mkdir()
+        return cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(own)}, **small)
+
+    try:
+        yield cluster, add_node
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_only_trials_that_began_on_a_node_are_interrupted_by_its_death(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent / "src")]))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    noted = tmp_path / "noted.txt"
+    with empty_cluster(tmp_path) as (cluster, add_node):
+        node = add_node()
+        driver = start_driver(cluster, tmp_path, 20, 1000)  # each model request takes so many seconds
+        try:
+            while not noted.exists() or len(noted.read_text().split("\n")) <= 10:  # the other ten are queued there
+                assert driver.poll() is None
+                time.sleep(0.02)
+            began = {f"t{line.partition('?')[0]}" for line in noted.read_text().splitlines()}
+            noted.with_name("fast").touch()
+            cluster.remove_node(node, allow_graceful=False)
+            add_node()
+            assert driver.wait(90) == 0
+        finally:
+            driver.kill()
+            driver.wait()
+    assert (lost(home), len(began)) == (began, 10)
+    assert payments(tmp_path).total() == 10
+
+
 Kill = Callable[[Any, list[Any], subprocess.Popen[bytes]], None]
 
 
@@ -188,48 +250,35 @@ def test_killed_nodes_and_drivers_repeat_no_payment(
     assert len(list(tmp_path.glob("node-*/closeout-*"))) == 1  # that of the killed node
 
 
+def start_driver(cluster: Any, folder: Path, trials: int, seconds: float = 0.3) -> subprocess.Popen[bytes]:
+    arguments = [str(HERE / "ray_agents.py"), str(folder), str(trials), str(seconds)]
+    return subprocess.Popen([sys.executable, *arguments], env={**os.environ, "RAY_ADDRESS": cluster.address})
+
+
 def pay_through_kills(folder: Path, home: Path, number: int, kills: Sequence[Kill]) -> tuple[list[Trial], set[str]]:
     """Evaluate an agent that pays while nodes and drivers are killed.
 
     Returns:
         The trials, and the ids of the tasks whose trials were interrupted, or in which a call was.
     """
-    pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    small = {"object_store_memory": 80_000_000}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
-    made = count()
-
-    def node() -> Any:
-        own = folder / f"node-{next(made)}"
-        own.mkdir()
-        return cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(own)}, **small)
-
-    def start() -> subprocess.Popen[bytes]:
-        env = {**os.environ, "RAY_ADDRESS": cluster.address}
-        return subprocess.Popen([sys.executable, str(HERE / "ray_agents.py"), str(folder), str(number)], env=env)
-
-    driver: subprocess.Popen[bytes] | None = None
-    try:
-        nodes = [node() for _ in range(2)]
-        driver = start()
-        for done, kill in enumerate(kills, 1):
-            enough = number * done // (len(kills) + 1)
-            while payments(folder).total() + len(lost(home)) < enough and driver.poll() is None:
-                time.sleep(0.02)
-            kill(cluster, nodes, driver)
-            if len(nodes) < 2:
-                nodes.append(node())
-            if kill is kill_driver:
-                driver.wait()
-                driver = start()
-        assert driver.wait(240) == 0
-    finally:
-        if driver is not None:
+    with empty_cluster(folder) as (cluster, add_node):
+        nodes = [add_node() for _ in range(2)]
+        driver = start_driver(cluster, folder, number)
+        try:
+            for done, kill in enumerate(kills, 1):
+                enough = number * done // (len(kills) + 1)
+                while payments(folder).total() + len(lost(home)) < enough and driver.poll() is None:
+                    time.sleep(0.02)
+                kill(cluster, nodes, driver)
+                if len(nodes) < 2:
+                    nodes.append(add_node())
+                if kill is kill_driver:
+                    driver.wait()
+                    driver = start_driver(cluster, folder, number)
+            assert driver.wait(240) == 0
+        finally:
             driver.kill()
             driver.wait()
-        cluster.shutdown()
     store = TrialStore(evaluation_file(home, "x"))
     trials = store.trials()
     store.close()

@@ -3,9 +3,9 @@
 The driver claims trials like any worker, so drivers and ordinary workers may share an evaluation. It chooses the node
 of each trial and notes it before it sends the trial there. A task runs a batch of trials in the journal that its node
 keeps for the evaluation, and returns their outcomes, their scores and their runs. An interrupted trial is resumed on
-its node. If the node is gone, so are the intents of its calls: the trial is run again if no tool of the agent has
-effects, and is otherwise reported as interrupted. If the home is a database, runs are recorded there: no node keeps a
-journal, and any of them resumes an interrupted trial. Ray itself repeats nothing.
+its node. If the node is gone, so are the intents of its calls: a trial that had begun is run again if no tool of the
+agent has effects, and is otherwise reported as interrupted. If the home is a database, runs are recorded there: no node
+keeps a journal, and any of them resumes an interrupted trial. Ray itself repeats nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,8 +56,10 @@ class Batch:
 
     Attributes:
         name: The evaluation.
+        node: The node.
         folder: The name of the folder that the node keeps for the evaluation.
         claims: The trials.
+        lost: True if the trials began on a node whose record is lost.
         make_agent: Makes the agent for a task, on the node.
         scorers: Names of scorers, or functions that can be pickled.
         origin: Notes for the runs.
@@ -65,12 +67,14 @@ class Batch:
     """
 
     name: str
+    node: str
     folder: str
     claims: tuple[TrialClaim, ...]
     make_agent: Callable[[EvalTask], Agent[Any]]
     scorers: tuple[ScorerSource, ...]
     origin: Mapping[str, Any]
     home: DatabaseHome | None = None
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +182,12 @@ async def _run_trial(
         "origin": {**batch.origin, **origin_of(batch.name, task.id, claim.epoch)},
     }
     try:
-        async with agent:
-            result = await _once_free(lambda: runner.run_once(task.question, **options), store)
-        outcome = RunOutcome.of_result(result)
+        if batch.lost and not await may_run_again(runner):
+            outcome = RunOutcome.of_lost()
+        else:
+            async with agent:
+                result = await _once_free(lambda: runner.run_once(task.question, **options), store)
+            outcome = RunOutcome.of_result(result)
     except UsageError as error:
         outcome = RunOutcome.of_error(error)
     except asyncio.CancelledError:
@@ -294,29 +301,24 @@ class RaySweep:
         free = self._free()
         claims = self._store.exchange((), sum(max(tasks, 0) for tasks in free.values()) * TRIALS_PER_TASK, 0.0, 0)
         new: list[TrialClaim] = []
+        lost: list[TrialClaim] = []
         begun: dict[str, list[TrialClaim]] = {}
         for claim in claims:
             if claim.node in free and (self._kept[claim.node] or claim.number in self._sent):
                 begun.setdefault(claim.node, []).append(claim)
-            elif claim.node and self._database is None and not asyncio.run(self._may_rerun(claim.task)):
-                self._store.exchange([self._lost(claim)], 0, 0.0, 0)
             else:
-                new.append(claim)
+                (lost if claim.node and self._database is None else new).append(claim)
         for node, chosen in begun.items():
             free[node] -= self._send(chosen, node)
-        while new:
-            node = max(free, key=free.__getitem__)
-            free[node] -= self._send(new[:TRIALS_PER_TASK], node)
-            del new[:TRIALS_PER_TASK]
-
-    async def _may_rerun(self, task: EvalTask) -> bool:
-        """Return whether no tool for a task has effects: then a trial whose node is gone is run again."""
-        async with agent_for_task(self._make_agent(task), task) as agent:
-            return await may_run_again(agent)
+        for chosen in (new, lost):
+            while chosen:
+                node = max(free, key=free.__getitem__)
+                free[node] -= self._send(chosen[:TRIALS_PER_TASK], node, lost=chosen is lost)
+                del chosen[:TRIALS_PER_TASK]
 
     def _free(self) -> dict[str, int]:
         """Return how many tasks may be sent to each node that is alive and has CPUs."""
-        busy = Counter(batch.claims[0].node for batch in self._batches.values())
+        busy = Counter(batch.node for batch in self._batches.values())
         return {
             node["NodeID"]: cpus * TASKS_PER_CPU - busy[node["NodeID"]]
             for node in self._ray.nodes()
@@ -346,20 +348,23 @@ class RaySweep:
         task = self._ray.remote(num_cpus=num_cpus, max_retries=0, scheduling_strategy=there)(function)
         return task.remote(argument)
 
-    def _send(self, claims: Sequence[TrialClaim], node: str) -> int:
+    def _send(self, claims: Sequence[TrialClaim], node: str, *, lost: bool = False) -> int:
         """Send trials to a node, and return the number of tasks."""
-        self._store.send(claims, node)
-        self._sent.update(claim.number for claim in claims)
+        if not lost:  # the note of a lost one says that it began
+            self._store.send(claims, node)
+            self._sent.update(claim.number for claim in claims)
         sent = 0
         for first in range(0, len(claims), TRIALS_PER_TASK):
             batch = Batch(
                 name=self._store.path.stem,
+                node=node,
                 folder=self._folder(node),
-                claims=tuple(replace(claim, node=node) for claim in claims[first : first + TRIALS_PER_TASK]),
+                claims=tuple(claims[first : first + TRIALS_PER_TASK]),
                 make_agent=self._make_agent,
                 scorers=self._scorers,
                 origin=self._settings.origin,
                 home=self._database,
+                lost=lost,
             )
             self._batches[self._on(node, run_batch, batch, num_cpus=1)] = batch
             sent += 1
@@ -376,7 +381,7 @@ class RaySweep:
 
     def _collect(self, reference: Any) -> None:
         """Store the results of a batch. The trials of one that was lost are claimed again."""
-        from ray.exceptions import RayError, RayTaskError, WorkerCrashedError
+        from ray.exceptions import RayError, RayTaskError, TaskUnschedulableError, WorkerCrashedError
 
         batch = self._batches.pop(reference)
         try:
@@ -384,6 +389,8 @@ class RaySweep:
         except RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except RayError as error:
+            if isinstance(error, TaskUnschedulableError):  # the node was gone before it began the task
+                self._store.send([claim for claim in batch.claims if not claim.node], "")
             failed = isinstance(error, WorkerCrashedError)
             back = [
                 self._lost(claim) if failed and claim.tries >= MAX_TRIES else Released(claim, WAIT_SECONDS, failed)

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 try:
@@ -76,10 +75,7 @@ class RunWorkflow:
                 left = (datetime.fromisoformat(leg["until"]) - workflow.now()).total_seconds()
                 wait = timedelta(seconds=max(LEAST_WAIT, left))
             with suppress(TimeoutError):
-                await workflow.wait_condition(partial(self._is_woken_since, seen), timeout=wait)
-
-    def _is_woken_since(self, seen: int) -> bool:
-        return self._wakings != seen
+                await workflow.wait_condition(lambda seen=seen: self._wakings != seen, timeout=wait)
 
 
 class TemporalRuns:
@@ -115,7 +111,7 @@ class TemporalRuns:
             self.client,
             task_queue=self.task_queue,
             workflows=[RunWorkflow],
-            activities=[activity.defn(name=LEG)(self._activity())],
+            activities=[self._leg],
             max_concurrent_activities=limit,
             **options,
         ):
@@ -144,17 +140,15 @@ class TemporalRuns:
             await self.wake(run_id)
         return ready
 
-    def _activity(self) -> Any:
-        async def leg(run_id: str) -> dict[str, Any]:
-            beating = asyncio.create_task(_beat())
-            try:
-                found = await self.agent.leg(run_id)
-            finally:
-                beating.cancel()
-            until = None if found.until is None else found.until.isoformat()
-            return {"ended": found.ended, "status": found.result.status, "until": until}
-
-        return leg
+    @activity.defn(name=LEG)
+    async def _leg(self, run_id: str) -> dict[str, Any]:
+        beating = asyncio.create_task(_beat())
+        try:
+            found = await self.agent.leg(run_id)
+        finally:
+            beating.cancel()
+        until = None if found.until is None else found.until.isoformat()
+        return {"ended": found.ended, "status": found.result.status, "until": until}
 
 
 async def _beat() -> None:
