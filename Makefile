@@ -84,7 +84,7 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.dev
-	@for b in bench/*.py; do case $$b in bench/_*|bench/local_model.py|bench/weak_models.py|bench/forge_scenarios.py|bench/conformance.py) ;; *) echo "== $$b"; $(BIN)/python $$b || exit 1 ;; esac; done
+	@for b in bench/*.py; do case $$b in bench/_*|bench/local_model.py|bench/local_ablation.py|bench/weak_models.py|bench/forge_scenarios.py|bench/conformance.py) ;; *) echo "== $$b"; $(BIN)/python $$b || exit 1 ;; esac; done
 
 bench-models: $(VENV)/.dev
 	@$(BIN)/python bench/local_model.py $(ARGS)

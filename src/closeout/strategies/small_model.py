@@ -1,7 +1,7 @@
 """A strategy for models of one or two billion parameters that write programs.
 
-Such a model searches with too few words, and what it only reads it reads better in words than in a program. So the
-task's own words are searched for as well, and an answer that needs no calculation is made again in words.
+What one search finds, such a model reads best in words: one request, without an agent. What it cannot read there is the
+agent's, whose programs search and calculate.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from closeout.answers.boxed import find_boxes
+from closeout.answers.sources import Evidence
 from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, programs_in
-from closeout.dialects.prompts import program_slots
+from closeout.dialects.prompts import only_text
 from closeout.errors import LimitReached, ModelError
-from closeout.messages import Constraint, Message, ModelReply, ModelRequest, Reading, Repair, Step, ToolCall
+from closeout.messages import Message, ModelReply, ModelRequest, Reading, Repair, Step, ToolCall
 from closeout.parsing.program import parse_python
 from closeout.run.strategy import ModelTurn
 
@@ -29,71 +30,62 @@ Question: {question}
 Answer from these facts only. Think step by step, briefly, and put the final answer, a bare number or name, \
 within \\boxed{{}}."""
 
-ONE_LINE = r"""
-root ::= "```python\n" "final_answer(" [^`\\\n]{1,200} "\n" "```" ("\n" "\n"?)?
-"""
-
 
 class SmallModel:
-    """Search for the task's own words too, and make answers that need no calculation in words.
+    """Search for the task, and answer from what was found, in words; let the agent work if the answer is not there.
 
-    It looks at the form of programs only, so it works the same in every language. Use it with the dialect `code`; in
-    any other it asks once.
+    The search is the first tool that says that it looks things up (`example="look_up"`), as `search_documents` does.
+    The answer counts if it has the form that is asked for and is in the results, literally: it was read. One that is
+    not, such as a calculated number, is the agent's. If the program that makes it has nothing to calculate, the answer
+    is made in words again, from all that was found.
+
+    It looks at forms only, so it works the same in every language. The programs need the dialect `code`.
     """
 
     name = "small-model"
-    version = "1"
+    version = "2"
 
     async def ask(self, turn: ModelTurn) -> Reading:
+        steps, facts, read = turn.view.steps, facts_in(turn.view.steps), None
+        first = _search_for(turn)
+        if first is not None and not steps:
+            return Reading(calls=(first,))
+        if facts and len(steps) == 1 and first in steps[0].calls and not steps[0].messages:
+            read = await _in_words(turn, facts)
+            if turn.read_answer(read).ok and Evidence("", "", "{}", 0, facts).contains(read):
+                return Reading(answer=read)
         reading = turn.read(await turn.send())
         programs = programs_in(reading.calls)
-        if not programs:
+        tree = parse_python(programs[-1]) if programs else None
+        if tree is None or not facts or not _answers(tree) or _calculates(tree):
             return reading
-        tree = parse_python(programs[-1])
-        if tree is None:
+        if read is None:
+            read = await _in_words(turn, facts)
+        if not read:
             return reading
-        steps = turn.view.steps
-        if not _answers(tree):
-            return reading if steps else _with_search(reading, programs[-1], turn)
-        if _calculates(tree) or not (facts := facts_in(steps)):
-            return reading
-        return await _from_facts(reading, facts, turn)
+        written = f"{FINAL_ANSWER}({json.dumps(read, ensure_ascii=False)})"
+        change = Repair("answer_in_words", "reply", programs[-1], after=written)
+        call = ToolCall(RUN_PROGRAM, {"code": written})
+        return replace(reading, calls=(call,), repairs=(*reading.repairs, change))
 
 
-def _with_search(reading: Reading, program: str, turn: ModelTurn) -> Reading:
-    """The first program, preceded by a search for the task's own words."""
-    tool = program_slots(turn.view.tools).get("look_up")
-    if not tool or f"{tool['name']}(" not in program:
-        return reading
-    search = f"print({tool['name']}({json.dumps(turn.task, ensure_ascii=False)}))"
-    return _instead(reading, f"{search}\n{program}", Repair("task_searched", "reply", after=search))
+def _search_for(turn: ModelTurn) -> ToolCall | None:
+    """The call that searches for the task itself; None if the task is not all that the model is told."""
+    view = turn.view
+    for tool in () if view.note or view.earlier or view.messages else view.tools:
+        if tool.policy.example == "look_up" and (parameter := only_text(tool)) is not None:
+            return ToolCall(tool.name, {parameter: turn.task})
+    return None
 
 
-async def _from_facts(reading: Reading, facts: str, turn: ModelTurn) -> Reading:
-    """The reading with an answer made from the facts alone: in words, or if those lead to none, in one line."""
+async def _in_words(turn: ModelTurn, facts: str) -> str:
+    """Return the answer of a chain of thought over the facts; empty if it comes to none."""
     text = IN_WORDS.format(facts=facts, question=turn.task)
-    in_words = ModelRequest(messages=[Message(role="user", content=text)], max_tokens=LONGEST)
+    request = ModelRequest(messages=[Message(role="user", content=text)], max_tokens=LONGEST)
     try:
-        answer = _boxed(await turn.send(in_words, purpose="in words"))
-        if answer:
-            written = f"{FINAL_ANSWER}({json.dumps(answer, ensure_ascii=False)})"
-            return _instead(
-                reading, written, Repair("answer_in_words", "reply", programs_in(reading.calls)[-1], after=written)
-            )
-        prompt, can = turn.request.prompt, turn.capabilities
-        if prompt is None or not can.grammar:
-            return reading
-        prompt = f"{prompt[: turn.request.shared]}Facts:\n{facts}\n\nQuestion: {turn.task}\n"
-        one_line = ModelRequest(prompt=prompt, constraint=Constraint("grammar", ONE_LINE, "answer"))
-        found = turn.read(await turn.send(one_line, purpose="in one line"))
+        return _boxed(await turn.send(request, purpose="in words"))
     except (ModelError, LimitReached):
-        return reading
-    return found if found.calls else reading
-
-
-def _instead(reading: Reading, program: str, change: Repair) -> Reading:
-    call = ToolCall(RUN_PROGRAM, {"code": program})
-    return replace(reading, calls=(call,), repairs=(*reading.repairs, change))
+        return ""
 
 
 def facts_in(steps: Sequence[Step]) -> str:

@@ -1,0 +1,162 @@
+"""The embedded model over documents: the agent, one search and one request without an agent, and one before the other.
+
+    python bench/local_ablation.py --home FOLDER --hotpotqa hotpot.json --musique musique.jsonl [--questions 20]
+
+The files are those that HotpotQA and MuSiQue publish, whole or in part; so many questions of each are drawn by a seed,
+and the documents are the paragraphs of all of them. Questions of `closeout eval multihop` are left out. The rows are
+paired: each question is asked in every way before the next one. Called again, it continues; `--report` only reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from closeout import Agent
+from closeout.answers.sources import Evidence
+from closeout.evaluate import EvalReport, EvalTask, evaluate, load_report
+from closeout.evaluate.benchmarks.benchmark import DATA
+from closeout.evaluate.comparison import task_means
+from closeout.evaluate.estimates import mean_estimate, paired_estimate
+from closeout.journal import events as ev
+from closeout.journal.store import open_store
+from closeout.messages import Message, ModelRequest, Reading
+from closeout.models.local.embedded import LocalClient
+from closeout.run.strategy import CallFirst, ModelTurn
+from closeout.strategies.small_model import IN_WORDS, LONGEST, SmallModel, _boxed, facts_in
+from closeout.tools.builtin import calculate, document_tools
+
+INSTRUCTIONS = "Search the documents for each fact that the question needs. Answer in as few words as possible."
+
+
+class Alone:
+    """A chain of thought over what was found, in one request: no agent."""
+
+    name = "alone"
+    version = "1"
+
+    async def ask(self, turn: ModelTurn) -> Reading:
+        text = IN_WORDS.format(facts=facts_in(turn.view.steps), question=turn.task)
+        request = ModelRequest(messages=[Message(role="user", content=text)], max_tokens=LONGEST)
+        return Reading(answer=_boxed(await turn.send(request, purpose="in words")) or "-")
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text("utf-8")
+    return json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
+
+
+def paragraphs(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for each in record.get("context", ()):
+        yield each[0], "".join(each[1])
+    for each in record.get("paragraphs", ()):
+        yield each["title"], each["paragraph_text"]
+
+
+def prepare(options: argparse.Namespace) -> tuple[list[EvalTask], Path]:
+    known = {json.loads(line)["question"] for line in (DATA / "multihop.jsonl").read_text("utf-8").splitlines()}
+    known |= {json.loads(line)["question"] for each in options.without for line in each.read_text("utf-8").splitlines()}
+    drawn = []
+    for name in ("hotpotqa", "musique"):
+        found = [each for each in records(getattr(options, name)) if each["question"] not in known]
+        drawn.append([(name, each) for each in random.Random(options.seed).sample(found, options.questions)])
+    chosen = [each for pair in zip(*drawn, strict=True) for each in pair]
+    folder = options.home / "documents"
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = dict.fromkeys(each for _, record in chosen for each in paragraphs(record))
+    for number, (title, text) in enumerate(texts):
+        named = re.sub(r"\W+", "-", title)[:60]
+        (folder / f"{named}-{number}.md").write_text(f"# {title}\n\n{text}\n", "utf-8")
+    tasks = [
+        EvalTask(
+            id=f"{name}-{record.get('_id') or record['id']}",
+            question=record["question"],
+            answer=[record["answer"], *record.get("answer_aliases", ())],
+            metadata={"dataset": name},
+        )
+        for name, record in chosen
+    ]
+    return tasks, folder
+
+
+async def ask(tasks: list[EvalTask], folder: Path, options: argparse.Namespace) -> None:
+    """Ask each question of the agent, which is not told that the search is one to begin with, and without an agent."""
+    async with LocalClient("local", threads=options.threads, on_status=print) as client:
+        search, read = document_tools(folder, plain=True)
+        alone = Agent(
+            client, [calculate, search, read], strategy=CallFirst(search.name, then=Alone()), home=options.home
+        )
+        unmarked, read = document_tools(folder, plain=True)
+        unmarked.policy = replace(unmarked.policy, example=None)
+        tools = [calculate, unmarked, read]
+        agent = Agent(client, tools, instructions=INSTRUCTIONS, strategy=SmallModel(), home=options.home)
+        for number in range(1, len(tasks) + 1):
+            await evaluate(agent, tasks[:number], scorer="f1", name="small-model", concurrency=1)
+            await evaluate(alone, tasks[:number], scorer="f1", name="alone", concurrency=1)
+            print(number, "questions", flush=True)
+
+
+def was_read(report: EvalReport, home: Path) -> dict[str, bool]:
+    """Return of each task whether its answer is in what the search found, literally."""
+    store, found = open_store(home), {}
+    for trial in report.trials:
+        if trial.outcome is None:
+            continue
+        texts = [row.event.text for row in store.rows(trial.run_id) if isinstance(row.event, ev.ToolFinished)]
+        found[trial.task_id] = Evidence("", "", "{}", 0, "\n".join(texts)).contains(trial.outcome.answer or "")
+    return found
+
+
+def show(options: argparse.Namespace) -> None:
+    agent, alone = (load_report(name, home=options.home) for name in ("small-model", "alone"))
+    read, scores = was_read(alone, options.home), {}
+    scores["agent"], scores["one search, one request"] = task_means(agent), task_means(alone)
+    shared = [task for task in scores["agent"] if task in read]
+    scores["these, then the agent where the answer is not in the results"] = {
+        task: (task_means(alone) if read[task] else task_means(agent))[task] for task in shared
+    }
+    sets = {task.id: task.metadata["dataset"] for task in agent.tasks}
+    for dataset in ("hotpotqa", "musique", ""):
+        of = [task for task in shared if sets[task].startswith(dataset)]
+        for name, each in scores.items():
+            mean = mean_estimate([[each[task]] for task in of])
+            paired = paired_estimate({task: scores["agent"][task] for task in of}, each)
+            print(
+                f"{dataset or 'both'}, {len(of)} questions, {name}: "
+                f"F1 {mean.mean:.1%} ({mean.low:.1%} to {mean.high:.1%}), {sum(each[task] == 1 for task in of)} exact; "
+                f"against the agent {100 * paired.difference:+.1f} points "
+                f"({100 * paired.low:+.1f} to {100 * paired.high:+.1f})"
+            )
+    print(f"in the results: {sum(read[task] for task in shared)} of {len(shared)} answers")
+    for report in (agent, alone):
+        ended = [each.outcome for each in report.trials if each.outcome is not None and each.task_id in shared]
+        print(report.name, f"{fmean(each.requests for each in ended):.1f} requests a question")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--hotpotqa", type=Path, required=True)
+    parser.add_argument("--musique", type=Path, required=True)
+    parser.add_argument("--without", type=Path, action="append", default=[], help="JSONL of questions to leave out")
+    parser.add_argument("--questions", type=int, default=20, help="of each")
+    parser.add_argument("--seed", type=int, default=57)
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--report", action="store_true")
+    options = parser.parse_args()
+    tasks, folder = prepare(options)
+    if not options.report:
+        asyncio.run(ask(tasks, folder, options))
+    show(options)
+
+
+if __name__ == "__main__":
+    main()
