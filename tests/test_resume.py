@@ -483,3 +483,19 @@ async def test_a_person_decides_whether_a_call_that_was_cut_off_is_made_again(ho
             done = await agent(run_id).resume(run_id, decisions={asked.id: denied})
             assert "decided not to make it again. The bank has it." in str(done.answer)
             assert paid == []
+
+
+async def test_a_request_that_was_under_way_when_the_process_died_is_charged(home: Path) -> None:
+    prices = {"llm": {"prices": {"*": [1000, 0]}}}  # a dollar for a thousand tokens of a prompt
+    whole = await make_agent(home, config=prices).run("Check a", run_id="run")
+    cut_after(home, "ModelRequested", -2)
+    for deaths in (1, 2):
+        found = await make_agent(home, config=prices).resume("run")
+        lost = [each for each in events_of(home, "run") if isinstance(each, ev.ModelFailed)]
+        assert len(lost) == deaths
+        assert found.answer == whole.answer
+        assert found.usage.requests == whole.usage.requests + deaths
+        assert found.usage.cost_usd == pytest.approx(whole.usage.cost_usd + deaths * 0.046, rel=0.02)
+        cut_after(home, "ModelFailed", deaths - 1)
+    limited = await make_agent(home, config=prices, max_cost=whole.usage.cost_usd + 0.02).resume("run")
+    assert (limited.status, limited.usage.requests) == ("unanswered", 5 + 3)

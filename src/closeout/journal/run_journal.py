@@ -426,6 +426,7 @@ class Journal:
         interrupted: Callable[[], Event] | None = None,
         below: Callable[[Event], object] | None = None,
         failed: Callable[[Event], object] | None = None,
+        lost: Callable[[], Event] | None = None,
     ) -> Event:
         """Record the intent, do the effect, record the outcome, and return it.
 
@@ -441,6 +442,7 @@ class Journal:
             below: called with each recorded event of the sub-agents of a call whose outcome is recorded: they do not
                 run again.
             failed: called with each recorded failure after which the effect was tried again.
+            lost: returns the failure of an effect that was under way when the process died, before it is done again.
 
         Raises:
             JournalError: the journal cannot be written, or a replay needs an effect that is not in its record.
@@ -457,6 +459,9 @@ class Journal:
             publish(failure, from_record=True)
             if failed is not None:
                 failed(failure)
+        if lost is not None and outcome is None and started_before and self._was_interrupted and not self.replay_only:
+            publish(intent, from_record=True)
+            self.append(lost())
         # The intent of a call that was under way when the process died is recorded, but the call is made now.
         publish(intent, from_record=outcome is not None or self.replay_only)
         if outcome is not None:

@@ -128,7 +128,8 @@ class ModelCalls:
         exchange = self._sending(request, intent, expected, on_delta, on_retry)
         budget.request_pending = True
         try:
-            outcome = await self._journal.effect(intent, partial(self._send, exchange), failed=self._charge_lost)
+            send, lost = partial(self._send, exchange), partial(self._lost, exchange)
+            outcome = await self._journal.effect(intent, send, failed=self._charge_lost, lost=lost)
         finally:
             budget.request_pending = False
         if isinstance(outcome, ModelFailed):
@@ -265,6 +266,13 @@ class ModelCalls:
         """Charge a request that was sent again afterwards: it does not predict the size of the next one."""
         assert isinstance(failed, ModelFailed)
         self._budget.charge(Usage(**failed.usage))
+
+    def _lost(self, exchange: Sending) -> ModelFailed:
+        """Charge a request that was under way when the process died, and return its failure."""
+        failure = Failure(CANCELLED, "The program stopped while this request was under way.")
+        lost = ModelFailed.of(self._agent, exchange.intent.call, failure, usage=self._unfinished(exchange), ms=0.0)
+        self._charge_lost(lost)
+        return lost
 
     def _interrupted(self, exchange: Sending) -> ReplyInterrupted:
         text = "A message of the user's interrupted the reply."
