@@ -21,7 +21,8 @@ from closeout.dialects.functions import call_source, functions_of, stubs
 from closeout.errors import UsageError
 from closeout.journal.events import Event, Repaired, ToolStarted
 from closeout.messages import Capabilities, Delta, ModelReply, ToolSpec
-from closeout.parsing.program import MAX_PROGRAM, ProgramReader
+from closeout.parsing.program import ProgramReader
+from closeout.parsing.python_source import MAX_PROGRAM
 from closeout.testing import RequestView, ScriptedClient, Turn, call
 from closeout.tools.builtin import calculate, program_sandbox
 from closeout.tools.manager import ToolManager

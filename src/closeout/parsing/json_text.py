@@ -1,19 +1,19 @@
 """The tolerant JSON reader: `repair_json` reads text that should be JSON and names every repair.
 
 Strict JSON is tried first, then foreign but well-formed tokens (Python, JavaScript, full-width punctuation) are
-rewritten, then a tolerant scanner reads the text; the json-repair library is the last resort, for small texts only.
-Pure, linear, never raises.
+rewritten, then a tolerant scanner reads the text. Pure, linear, never raises.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections import Counter
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from closeout.messages import Repair
 from closeout.parsing.numbers import read_number
+from closeout.parsing.python_source import parse_python
 
 __all__ = ["MAX_REPAIRED", "RepairedJson", "read_broken_json", "repair_json"]
 
@@ -806,15 +806,9 @@ _WRAPPER = re.compile(r"\s*+[A-Za-z_$][\w$.]*+\s*+\(\s*+(?=[{\[\"'\w])")
 _ESCAPED_WHOLE = re.compile(r"\s*+(?:\{|\[\s*+\{?)\s*+\\\"")
 _AFTER_ROOT = re.compile(r"(?:[\s,;)}\]]|```|~~~)*+")
 
-# json-repair re-reads the text after each doubtful quote and recurses into brackets: worst cases measured at
-# these bounds stay under 20 ms.
-_LIBRARY_MAX_CHARACTERS = 1_000
-_LIBRARY_MAX_BRACKETS = 16
+_MOST_PYTHON = 10_000  # characters of a Python literal; its parser recurses
+_SIDE_BY_SIDE = re.compile(r"""["']\s+["']""")  # two strings: one in Python, or a comma between them?
 _MAX_ROOTS = 64
-_WORD_PATTERN = re.compile(r"\w+")
-_DOUBLED_QUOTES = re.compile(r"""\s*+[{\[]\s*+(?:\{\s*+)?""(?=[^"\s:,\]}])""")
-_QUOTE_RUN = re.compile('"+')
-
 MAX_REPAIRED = 1_000_000  # characters; guessing at a longer broken text takes seconds
 
 
@@ -899,9 +893,6 @@ def _repair(text: str) -> RepairedJson:
             inner = read_broken_json(unescaped) if not _ESCAPED_WHOLE.match(unescaped) else RepairedJson(None, (), "")
             if inner.ok:
                 return RepairedJson(inner.value, (Repair("escaped_twice", "text", text[:40]), *inner.repairs))
-    doubled = _undoubled(text) if _DOUBLED_QUOTES.match(text) else None
-    if doubled is not None:
-        return doubled
     failure = Broken("JSON", 0)
     for start, around in _starts(text):
         try:
@@ -915,7 +906,7 @@ def _repair(text: str) -> RepairedJson:
             continue
         named = (Repair(around, "text", text[:start].strip()[:40]),) if around else ()
         return RepairedJson(value, named + repairs or (Repair("surrounding_text", "text", text[-40:]),))
-    return _by_library(text) or _failed(text, failure)
+    return _python_literal(text) or _failed(text, failure)
 
 
 def _unescape(text: str) -> str | None:
@@ -924,17 +915,6 @@ def _unescape(text: str) -> str | None:
         return str(json.loads(f'"{text.strip()}"', strict=False))
     except ValueError:
         return None
-
-
-def _undoubled(text: str) -> RepairedJson | None:
-    """`{""a"": ""b""}`, JSON copied from a quoted CSV field: every quote is doubled."""
-    if any(len(run[0]) % 2 for run in _QUOTE_RUN.finditer(text)):
-        return None
-    try:
-        value = _DISTINCT.decode(text.replace('""', '"'))
-    except (ValueError, RecursionError):
-        return None
-    return RepairedJson(value, (Repair("doubled_quotes", "text", text[:40]),))
 
 
 def _starts(text: str) -> list[tuple[int, str]]:
@@ -1036,44 +1016,21 @@ def _together(scanner: Scanner) -> Any:
     return objects[0] if objects else {} if all(value == {} for value in values) else values
 
 
-def _by_library(text: str) -> RepairedJson | None:
-    """json-repair's reading of a small, shallow text that begins as an object or a list does."""
-    if len(text) > _LIBRARY_MAX_CHARACTERS or text.count("{") + text.count("[") > _LIBRARY_MAX_BRACKETS:
+def _python_literal(text: str) -> RepairedJson | None:
+    """A Python list or dict with what JSON has no form for: a tuple becomes a list."""
+    if len(text) > _MOST_PYTHON or text.lstrip()[:1] not in ("{", "[") or _SIDE_BY_SIDE.search(text):
         return None
-    if text.lstrip()[:1] not in ("{", "["):
+    tree = parse_python(text.strip())
+    if tree is None or len(tree.body) != 1 or not isinstance(tree.body[0], ast.Expr):
         return None
-    import json_repair
-
+    dicts = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    if any(len({ast.dump(key) for key in node.keys if key}) < len(node.keys) for node in dicts):
+        return None
     try:
-        value = json_repair.loads(text, skip_json_loads=True)
-    except Exception:  # a third party's parser on hostile text: whatever it raises means that it cannot read it
+        value = json.loads(json.dumps(ast.literal_eval(tree.body[0].value), allow_nan=False))
+    except (ValueError, TypeError, RecursionError):
         return None
-    if not value or not isinstance(value, dict if text.lstrip()[0] == "{" else list) or _invented(value, text):
-        return None
-    return RepairedJson(value, (Repair("json_repair", "text", text[:40]),))
-
-
-def _invented(value: dict[str, Any] | list[Any], text: str) -> bool:
-    """True if a string in the value is not quoted in the text, or a word of the text is not in the value."""
-    words, kept = (Counter(_WORD_PATTERN.findall(each.casefold())) for each in (text, json.dumps(value)))
-    if (words - kept).keys() - {"none", "undefined"}:
-        return True
-    pending: list[Any] = [value]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, dict):
-            pending.extend(item)
-            pending.extend(item.values())
-        elif isinstance(item, list):
-            pending.extend(item)
-        elif isinstance(item, str) and (not item or '"' in item or not _quoted(item, text)):
-            return True
-    return False
-
-
-def _quoted(item: str, text: str) -> set[str]:
-    """The ways in which the text has an item in quotes."""
-    return {written for written in (f'"{item}"', f"'{item}'") if written in text}
+    return RepairedJson(value, (Repair("python_literal", "text", text[:40]),))
 
 
 def _failed(text: str, failure: Broken) -> RepairedJson:

@@ -6,18 +6,17 @@ import ast
 import re
 import textwrap
 import unicodedata
-import warnings
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from closeout.messages import Defect, Delta, ModelReply, Reading, Repair, ToolCall
+from closeout.parsing.python_source import MAX_PROGRAM, parse_python
 from closeout.parsing.readers import INVENTED_HINT, INVENTED_TAG, ReadEvent, read_native_calls
 from closeout.parsing.reasoning import ThinkingSplitter, split_thinking
 from closeout.parsing.salvage import AMID_TEXT, only_ends
 
-__all__ = ["MAX_PROGRAM", "ProgramReader", "parse_python"]
+__all__ = ["ProgramReader"]
 
-MAX_PROGRAM = 100_000  # characters
 _MAX_FENCES = 20  # closing fences that are tried, as a string in the program may hold some
 
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}+|~{3,}+)[ \t]*+(\w*+)[ \t]*+\r*+$")
@@ -235,15 +234,3 @@ class _LineReader:
             yield text, _FENCE.match(text) if may_be_fence else None
             if ended:
                 self._first = ""
-
-
-def parse_python(code: str) -> ast.Module | None:
-    """Return the syntax tree of a program, None if it is not Python or too long. Nothing is run."""
-    if len(code) > MAX_PROGRAM:
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an invalid escape in a string is the model's affair
-        try:
-            return ast.parse(code)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None

@@ -17,7 +17,7 @@ from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, programs_in
 from closeout.dialects.prompts import only_text
 from closeout.errors import LimitReached, ModelError
 from closeout.messages import Message, ModelReply, ModelRequest, Reading, Repair, Step, ToolCall
-from closeout.parsing.program import parse_python
+from closeout.parsing.python_source import parse_python
 from closeout.run.strategy import ModelTurn
 
 __all__ = ["SmallModel"]

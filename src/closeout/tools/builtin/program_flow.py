@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
-from closeout.parsing.program import parse_python
+from closeout.parsing.python_source import parse_python
 
 __all__ = ["CallSite", "ProgramFlow"]
 

@@ -25,7 +25,7 @@ from closeout.dialects.functions import FINAL_ANSWER, MODULES, RUN_PROGRAM, answ
 from closeout.errors import UsageError
 from closeout.file_values import NO_FILES, FileView
 from closeout.messages import Repair, ToolSpec
-from closeout.parsing.program import MAX_PROGRAM, parse_python
+from closeout.parsing.python_source import MAX_PROGRAM, parse_python
 from closeout.repair.argument_repair import repair_arguments
 from closeout.repair.names import resolve_tool_name
 from closeout.results.normal import normalise
