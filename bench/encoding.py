@@ -29,6 +29,7 @@ from payloads import payloads as generated_payloads
 
 PAYLOADS = Path(__file__).parent / "data" / "payloads"
 FORMS = tuple(name for name in FORMATS if name != "text")
+READABLE = ("json", "columns", "toon", "raw")
 SMALL = {"success": True, "rows": 3, "message": "updated 3 rows", "id": "a1b2c3"}
 
 
@@ -93,7 +94,7 @@ def check_generated(count: int) -> None:
     """Encode generated values in every form, and compare what is called lossless with what decodes."""
     found = Counter[str]()
     for value in generated_payloads(1, count):
-        for form in ("auto", *FORMS):
+        for form in ("auto", *READABLE):
             try:
                 encoded = encode(value, form)
             except EncodingError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import sys
 from contextlib import suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,7 +76,10 @@ def same(a: Any, b: Any) -> bool:
     return a == b
 
 
-@pytest.mark.parametrize("form", sorted(set(FORMATS) - {"text", "toon"}))
+READABLE = sorted(set(FORMATS) - {"text", "compact", "safe_yaml", "tool_result"})
+
+
+@pytest.mark.parametrize("form", sorted(set(READABLE) - {"toon"}))
 @given(value=VALUES)
 def test_a_form_gives_the_value_back(form: str, value: Any) -> None:
     encoded = encode(value, form)
@@ -83,9 +88,16 @@ def test_a_form_gives_the_value_back(form: str, value: Any) -> None:
     str(encoded).encode("utf-8")
 
 
+@settings(max_examples=30)
+@given(value=VALUES)
+def test_any_reader_of_base64_or_yaml_reads_the_fixed_forms(value: Any) -> None:
+    assert same(json.loads(base64.b64decode(encode(value, "compact").split("|")[0].removeprefix("res:"))), value)
+    assert same(yaml.safe_load(encode(value, "safe_yaml"))["result"]["data"], value)
+
+
 def test_what_is_called_lossless_decodes_to_the_same_value_whatever_literals_it_holds() -> None:
     for value in payloads(0, 500):
-        for form in ("auto", *FORMATS):
+        for form in ("auto", "text", *READABLE):
             with suppress(EncodingError):
                 encoded = encode(value, form)
                 found = decode(encoded, encoded.format)
@@ -95,7 +107,7 @@ def test_what_is_called_lossless_decodes_to_the_same_value_whatever_literals_it_
 
 def test_dots_at_the_end_of_a_text_stay_and_a_text_of_digits_stays_a_text() -> None:
     for value in ({"message": "Please wait..."}, {"v": "1..."}, {"a": ["..."]}):
-        assert decode(encode(value, "safe_yaml"), "safe_yaml") == value
+        assert yaml.safe_load(encode(value, "safe_yaml"))["result"]["data"] == value
 
 
 @pytest.mark.parametrize(
@@ -158,11 +170,6 @@ def test_the_xml_form_is_escaped_and_typed() -> None:
     )
 
 
-def test_xml_from_elsewhere_cannot_declare_entities() -> None:
-    with pytest.raises(EncodingError):
-        decode('<!DOCTYPE r [<!ENTITY a "aaaa">]><r><data>&a;</data></r>', "tool_result")
-
-
 def test_chinese_stays_chinese_and_a_string_stays_itself() -> None:
     assert encode({"城市": "北京"}, "json") == '{"城市":"北京"}'
     assert encode("plain text: 你好").format == "text"
@@ -178,7 +185,7 @@ def test_a_lone_surrogate_is_written_as_its_escape() -> None:
         encode({"a": "\ud800"}, "toon")
 
 
-@pytest.mark.parametrize("form", sorted(set(FORMATS) - {"text"}))
+@pytest.mark.parametrize("form", READABLE)
 def test_text_that_is_not_in_the_form_is_refused_by_the_forms_name(form: str) -> None:
     with pytest.raises(EncodingError, match=f"not in the form '{form}'"):
         decode('a: "x\n ]{{<', form)
@@ -189,6 +196,8 @@ def test_misuse_says_what_to_do() -> None:
         encode(1, "jsonl")
     with pytest.raises(UsageError, match="No format is called 'nonsense'"):
         decode("1", "nonsense")
+    with pytest.raises(UsageError, match="'tool_result' cannot be read back"):
+        decode(encode({"a": 1}, "tool_result"), "tool_result")
     with pytest.raises(UsageError, match="at least 1"):
         encode(1, budget=0)
     with pytest.raises(EncodingError, match=r"\$\.a\[1\]: no JSON value for function"):

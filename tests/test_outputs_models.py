@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import inspect
 import json
@@ -32,7 +33,6 @@ from closeout.results.normal import EncodingError, normalise
 from closeout.results.output_forms import CacheOptimizedOutput, compact_form, safe_yaml_form, xml_form
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, TelemetryCollector
-from closeout.results.text_encodings import read_compact
 from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry, format_observation
 from closeout.testing import ScriptedClient, answer, call
 
@@ -292,7 +292,10 @@ def test_no_text_breaks_out_of_a_form(name: str, summary: str, data: str, code: 
     telemetry = ToolTelemetry(tool_name=name, output_tokens=3, error_code=code)
     whole = ToolOutput(result={"d": data}, summary=summary, telemetry=telemetry)
     clean = normalise(summary)
-    assert read_compact(compact_form(whole)) == ({"d": normalise(data)}, clean, 3, normalise(code))
+    parts = dict(part.partition(":")[::2] for part in compact_form(whole).split("|"))
+    assert json.loads(base64.b64decode(parts["res"])) == {"d": normalise(data)}
+    assert list(parts) == ["res", "sum", "tok", "err"]
+    assert "\n" not in parts["sum"] + parts["err"]
     assert yaml.safe_load(safe_yaml_form(whole)) == {
         "result": {"data": {"d": normalise(data)}, "summary": clean, "tokens": 3}
     }

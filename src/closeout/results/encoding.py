@@ -74,9 +74,9 @@ _BUILT_IN = (
         read=lambda text: forms.from_columns(forms.read_raw_block(text)),
     ),
     Encoding(name="text", write=_write_text, read=str),
-    Encoding(name="compact", write=forms.write_compact, read=lambda text: forms.read_compact(text).result),
-    Encoding(name="safe_yaml", write=forms.write_safe_yaml, read=forms.read_safe_yaml),
-    Encoding(name="tool_result", write=forms.write_tool_result, read=forms.read_tool_result),
+    Encoding(name="compact", write=forms.write_compact),
+    Encoding(name="safe_yaml", write=forms.write_safe_yaml),
+    Encoding(name="tool_result", write=forms.write_tool_result),
 )
 _sorted_json = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
 FORMATS = tuple(encoding.name for encoding in _BUILT_IN)

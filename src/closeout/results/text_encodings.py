@@ -1,6 +1,7 @@
-"""The forms that a value can be written in: one writer and one reader each, no choice among them.
+"""The forms that a value can be written in, and their readers; no choice among them.
 
-`encoding` chooses. Values are normal (see `normal`); readers raise ValueError for text that is not in their form.
+`encoding` chooses. Values are normal (see `normal`); readers raise ValueError for text that is not in their form. The
+original systems' fixed forms are for others to read: with a parser of Base64 and JSON, of YAML, of XML.
 """
 
 from __future__ import annotations
@@ -8,12 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from closeout.results.budgets import More
 from closeout.results.escape import escape_markers
 from closeout.results.normal import (
-    MAX_DEPTH,
     SURROGATE,
     EncodingError,
     compact_json,
@@ -26,16 +26,12 @@ from closeout.results.tokens import count_tokens
 __all__ = [
     "COMPACT_FORMAT",
     "XML_FORMAT",
-    "CompactForm",
     "compact_text",
     "escape_attribute",
     "escape_xml",
     "from_columns",
-    "read_compact",
     "read_json",
     "read_raw_block",
-    "read_safe_yaml",
-    "read_tool_result",
     "read_toon",
     "safe_yaml_text",
     "to_columns",
@@ -253,39 +249,6 @@ def _tag(key: str) -> tuple[str, str]:
     return "entry", f' key="{escape_attribute(key)}"'
 
 
-def read_tool_result(text: str) -> Any:
-    """Return the value in the `data` element that `tool_result_text` wrote."""
-    from xml.etree import ElementTree
-
-    if "<!" in text:
-        raise ValueError("The text declares a document type or holds a comment, which this form never has.")
-    try:
-        found = ElementTree.fromstring(text).find("data")  # noqa: S314 - no declarations, so no entities to expand
-    except ElementTree.ParseError as failure:
-        raise ValueError(f"The text is not the XML form: {failure}") from failure
-    if found is None:
-        raise ValueError("The text has no <data> element.")
-    return _xml_value(found)
-
-
-def _xml_value(element: Any) -> Any:
-    kind = element.get("type")
-    if kind == "object":
-        return {_xml_key(child): _xml_value(child) for child in element}
-    if kind == "list":
-        return [_xml_value(child) for child in element]
-    text = element.text or ""
-    if kind is None:
-        return text
-    return None if kind == "null" else json.loads(text)
-
-
-def _xml_key(element: Any) -> str:
-    if element.get("json") is not None:
-        return str(json.loads(element.get("json")))
-    return str(element.tag if element.get("key") is None else element.get("key"))
-
-
 # ------------------------------------------------------------------------------------------------ TOON
 
 
@@ -311,30 +274,6 @@ def read_toon(text: str) -> Any:
     return _toon().decode(text)
 
 
-# ------------------------------------------------------------------------------------------------ safe YAML
-
-
-def read_safe_yaml(text: str) -> Any:
-    """Return the value that `safe_yaml_text` wrote. The text may nest MAX_DEPTH levels, and has no aliases."""
-    import yaml
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    depth = 0
-    try:
-        for event in yaml.parse(text, Loader=loader):  # the loader itself overflows the C stack on deep nesting
-            if isinstance(event, yaml.CollectionStartEvent):
-                depth += 1
-                if depth > MAX_DEPTH + 2:  # the form wraps its value twice
-                    raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
-            elif isinstance(event, yaml.CollectionEndEvent):
-                depth -= 1
-            elif isinstance(event, yaml.AliasEvent):
-                raise ValueError("it has an alias, which this form never has")
-        return yaml.load(text, Loader=loader)["result"]["data"]  # noqa: S506 - a safe loader
-    except yaml.YAMLError as failure:
-        raise ValueError(str(failure)) from failure
-
-
 # ------------------------------------------------------------------------------------------------ the seed's forms
 
 COMPACT_FORMAT = "res:{result}|sum:{summary}|tok:{tokens}|err:{error_code}"
@@ -344,30 +283,11 @@ XML_FORMAT = (
 )
 
 _ESCAPES = {"\\": "\\\\", "|": "\\p", "\n": "\\n", "\r": "\\r"}
-_UNESCAPES = {written: sign for sign, written in _ESCAPES.items()}
-
-
-class CompactForm(NamedTuple):
-    """The contents of a compact form. `error_code` is "" for a call that succeeded."""
-
-    result: Any
-    summary: str
-    tokens: int
-    error_code: str
 
 
 def write_compact(value: Any) -> str:
     """The compact form of a normal value, with its own summary and token count."""
     return compact_text(value, summarise(value), count_tokens(compact_json(value)), "")
-
-
-def read_compact(text: str) -> CompactForm:
-    """Return the parts of a text that `compact_text` wrote. Raises ValueError for other text."""
-    parts = dict(part.partition(":")[::2] for part in text.split("|"))
-    if list(parts) != ["res", "sum", "tok", "err"]:
-        raise ValueError("The text is not res:…|sum:…|tok:…|err:….")
-    result = json.loads(base64.b64decode(parts["res"], validate=True))
-    return CompactForm(result, _unescape(parts["sum"]), int(parts["tok"]), _unescape(parts["err"]))
 
 
 def write_safe_yaml(value: Any) -> str:
@@ -392,10 +312,6 @@ def compact_text(result: Any, summary: str, tokens: int, error_code: str) -> str
 
 def _escape(text: str) -> str:
     return re.sub(r"[\\|\n\r]", lambda found: _ESCAPES[found[0]], without_surrogates(text))
-
-
-def _unescape(text: str) -> str:
-    return re.sub(r"\\[\\pnr]", lambda found: _UNESCAPES[found[0]], text)
 
 
 def safe_yaml_text(result: Any, summary: str, tokens: int) -> str:
