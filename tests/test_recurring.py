@@ -14,9 +14,10 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from cli_process import here
-from closeout import Agent, RunContext, Webhook, delete_data, tool
+from closeout import Agent, RunContext, Webhook, delete_data, export_data, find_data, tool
 from closeout.errors import ConfigError, UsageError
 from closeout.fleet.chores import change_schedule, list_schedules, next_times
+from closeout.fleet.personal_data import list_persons
 from closeout.homes import Home
 from closeout.journal.store import open_store
 from closeout.testing import ScriptedClient, answer, call
@@ -127,7 +128,7 @@ async def test_a_schedule_is_replaced_paused_continued_and_removed(any_home: Hom
     await agent.chores().fire(later)
     await agent.submit("Report more.", run_id="daily", every="0 7 * * *")
     (schedule,) = list_schedules(store)
-    assert (schedule.paused, json.loads(schedule.task)["task"]) == (True, "Report more.")
+    assert (schedule.paused, schedule.task["task"]) == (True, "Report more.")
     assert schedule.next == at("2027-01-01T07:00+00:00").timestamp()
     assert store.runs() == []
     change_schedule(store, "daily", paused=False)
@@ -168,11 +169,26 @@ async def test_a_run_that_cannot_begin_is_left_out_and_the_schedule_says_why(hom
     assert (schedule.error, schedule.last) == ("", "daily.20270102T070000Z")
 
 
-async def test_the_schedules_of_a_person_are_deleted_with_the_person(home: Path) -> None:
+async def test_the_schedules_of_a_person_are_listed_exported_and_deleted_with_the_person(
+    any_home: Home, tmp_path: Path
+) -> None:
     for user in ("ann", "bob"):
-        await reporter(home).submit("Report.", run_id=user, every="0 7 * * *", user=user)
-    delete_data("ann", home=home)
-    assert [each.name for each in list_schedules(open_store(home))] == ["bob"]
+        await reporter(any_home).submit("Report.", run_id=f"of-{user}", every="0 7 * * *", user=user)
+    assert list_persons(any_home) == {"ann": 0, "bob": 0}
+    (schedule,) = export_data(tmp_path / "out", "ann", home=any_home).schedules
+    assert (schedule.name, schedule.task) == ("of-ann", {"task": "Report.", "user": "ann"})
+    (exported,) = json.loads((tmp_path / "out" / "index.json").read_text())["schedules"]
+    assert (exported["name"], exported["task"]["task"]) == ("of-ann", "Report.")
+    if isinstance(any_home, Path):  # that of the command line
+        for command in (["list"], ["delete", "--dry-run"]):
+            done = await asyncio.to_thread(here, "data", *command, "--user", "ann")
+            assert done.out.startswith("of-ann  0 7 * * * UTC, next ")
+            assert done.err.startswith("0 runs, 1 schedule")
+        done = await asyncio.to_thread(here, "data", "delete", "--user", "ann")
+        assert done.sentence.startswith("data delete would delete 0 runs, 1 schedule. Add --yes")
+    delete_data("ann", home=any_home)
+    assert [each.name for each in list_schedules(open_store(any_home))] == ["of-bob"]
+    assert find_data("ann", home=any_home).schedules == ()
 
 
 async def test_what_cannot_recur_is_refused(home: Path) -> None:

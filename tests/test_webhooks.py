@@ -195,6 +195,12 @@ async def test_a_receiver_that_fails_is_asked_again_and_given_up_after_days(
             await chores.announce(now)  # it is not due yet
             (unsent,) = unsent_ends(store)
             assert (unsent["run_id"], unsent["tries"], unsent["error"]) == ("order-1", tries, "HTTP 500")
+            assert (unsent_ends(store, "order-1"), unsent_ends(store, "order")) == ([unsent], [])
+            if isinstance(any_home, Path):  # that of the command line
+                found = (await asyncio.to_thread(here, "runs", "order-1", "--json")).json
+                assert found["unsent"] == [unsent]
+                done = await asyncio.to_thread(here, "runs", "order-1")
+                assert f"announcement failed: {tries} tries, next 20" in done.out
             assert delay <= unsent["due"] - now <= 1.1 * delay
             now = unsent["due"]
         await chores.announce(now)

@@ -101,7 +101,7 @@ def list_data(
     agent: Annotated[str, typer.Option("--agent", "-a", help="Only runs of the agent with this name")] = "",
     json: Json = False,
 ) -> int:
-    """List the runs, sessions and budget counters of a person or of a session."""
+    """List the runs, schedules, sessions and budget counters of a person or of a session."""
     from closeout.cli.terminal import amount, print_json
     from closeout.fleet.personal_data import find_data
     from closeout.visible import visible
@@ -111,20 +111,29 @@ def list_data(
     if json:
         print_json(data.to_dict())
         return OK
-    _print_runs(data)
-    parts = [amount(len(data.runs), "run"), amount(len(data.sessions), "session")]
+    _print_data(data)
+    parts = [_counted(data), amount(len(data.sessions), "session")]
     parts += [f"budget {key}" for key in data.budget_keys]
     print(visible(", ".join(parts)), file=sys.stderr)
     _note_others(data)
     return OK
 
 
-def _print_runs(data: PersonalData) -> None:
+def _counted(data: PersonalData) -> str:
+    from closeout.cli.terminal import amount
+
+    return ", ".join([amount(len(data.runs), "run")] + [amount(len(data.schedules), "schedule")] * bool(data.schedules))
+
+
+def _print_data(data: PersonalData) -> None:
+    from closeout.cli.recurring import schedule_line
     from closeout.cli.terminal import one_line
     from closeout.visible import visible
 
     for run in data.runs:
         print(visible(f"{run.run_id}  {run.status}  {one_line(run.task, 80)}"))
+    for each in data.schedules:
+        print(schedule_line(each))
 
 
 @data_app.command("export")
@@ -136,7 +145,7 @@ def export(
     json: Json = False,
 ) -> int:
     """Write the data into a folder: for each run the conversation as text and its whole record as JSON."""
-    from closeout.cli.terminal import amount, print_json
+    from closeout.cli.terminal import print_json
     from closeout.fleet.personal_data import export_data
 
     data = export_data(output, user, session=session)
@@ -145,7 +154,7 @@ def export(
         others = data.to_dict()["others"]
         print_json({"exported": len(data.runs), "folder": output, "others": others})
     else:
-        print(f"{amount(len(data.runs), 'run')} in {output}.", file=sys.stderr)
+        print(f"{_counted(data)} in {output}.", file=sys.stderr)
         _note_others(data)
     return OK
 
@@ -163,16 +172,15 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
     json: Json = False,
 ) -> int:
-    """Delete the data: runs with all texts, search words, signals, and the counters of the person's budget."""
-    from closeout.cli.terminal import amount, confirmed, print_json
+    """Delete the data: runs with all texts, search words, signals, schedules, and the counters of the budget."""
+    from closeout.cli.terminal import confirmed, print_json
     from closeout.fleet.personal_data import delete_data, find_data
 
     if dry_run and not json:
-        _print_runs(find_data(user, session=session))
+        _print_data(find_data(user, session=session))
     data = delete_data(user, session=session, waiting=waiting, leave_others=leave_others, dry_run=True)
-    _warn_of_nothing(data)
-    what = amount(len(data.runs), "run")
-    deleted = not dry_run and (not (data.runs or data.budget_keys) or yes or confirmed("data delete", what))
+    nothing, what = _warn_of_nothing(data), _counted(data)
+    deleted = not dry_run and (nothing or yes or confirmed("data delete", what))
     if deleted:
         data = delete_data(user, session=session, waiting=waiting, leave_others=leave_others)
     if json:
@@ -194,9 +202,11 @@ def _note_others(data: PersonalData) -> None:
         print(visible(f"{named_others(data.others)} what {data.user} said (session {sessions})."), file=sys.stderr)
 
 
-def _warn_of_nothing(data: PersonalData) -> None:
-    """Say that nothing was found: a misspelt name must not look as if it was done."""
-    if not (data.runs or data.budget_keys):
+def _warn_of_nothing(data: PersonalData) -> bool:
+    """Say if nothing was found: a misspelt name must not look as if it was done. Return whether it was so."""
+    nothing = not (data.runs or data.budget_keys or data.schedules)
+    if nothing:
         from closeout.cli.terminal import say_error
 
         say_error(f"nothing is kept of {data.user or data.session!r}. Names count letter by letter, capitals too.")
+    return nothing

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from closeout.cli.exits import OK
 from closeout.cli.terminal import amount, one_line, print_json
 from closeout.config import home_folder
 from closeout.fleet.announcing import unsent_ends
-from closeout.fleet.chores import change_schedule, list_schedules
+from closeout.fleet.chores import Schedule, change_schedule, list_schedules
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import open_store
 from closeout.visible import visible
 
-__all__ = ["schedules_command", "webhooks_command"]
+__all__ = ["schedule_line", "schedules_command", "unsent_line", "webhooks_command"]
 
 
 def schedules_command(name: str, *, changes: bool, paused: bool | None, as_json: bool) -> int:
@@ -26,16 +27,21 @@ def schedules_command(name: str, *, changes: bool, paused: bool | None, as_json:
     with open_to_read(home_folder()) as store:
         found = [each for each in list_schedules(store) if changes or name in ("", each.name)]
     if as_json:
-        print_json([{**asdict(each), "task": json.loads(each.task)} for each in found])
+        print_json([asdict(each) for each in found])
         return OK
     for each in found:
-        begins = "paused" if each.paused else f"next {_local(each.next)}"
-        last = f", last {each.last}{' (not ended)' if each.is_open else ''}" if each.last else ""
-        problem = f", left out a run: {each.error}" if each.error else ""
-        task = one_line(json.loads(each.task)["task"], 60)
-        print(visible(f"{each.name}  {each.every} {each.timezone}, {begins}{last}{problem}  {each.agent}: {task}"))
+        print(schedule_line(each))
     print(f"{amount(len(found), 'schedule')}.", file=sys.stderr)
     return OK
+
+
+def schedule_line(schedule: Schedule) -> str:
+    """Return a schedule in words: its times, its last run, and its task."""
+    begins = "paused" if schedule.paused else f"next {_local(schedule.next)}"
+    last = f", last {schedule.last}{' (not ended)' if schedule.is_open else ''}" if schedule.last else ""
+    problem = f", left out a run: {schedule.error}" if schedule.error else ""
+    text = f"{schedule.name}  {schedule.every} {schedule.timezone}, {begins}{last}{problem}"
+    return visible(f"{text}  {schedule.agent}: {one_line(schedule.task['task'], 60)}")
 
 
 def webhooks_command(*, retry: bool, as_json: bool) -> int:
@@ -48,10 +54,15 @@ def webhooks_command(*, retry: bool, as_json: bool) -> int:
         print_json(found)
         return OK
     for each in found:
-        then = "given up" if each["due"] is None else f"next {_local(each['due'])}"
-        print(visible(f"{each['run_id']}  {each['tries']} tries, {then}: {each['error']}"))
+        print(visible(f"{each['run_id']}  {unsent_line(each)}"))
     print(f"{amount(len(found), 'announcement')} failed so far.", file=sys.stderr)
     return OK
+
+
+def unsent_line(unsent: Mapping[str, Any]) -> str:
+    """Return in words how often an announcement failed, when it is tried again, and why it failed."""
+    then = "given up" if unsent["due"] is None else f"next {_local(unsent['due'])}"
+    return f"{unsent['tries']} tries, {then}: {unsent['error']}"
 
 
 def _local(at: float) -> str:

@@ -116,11 +116,15 @@ def list_runs(limit: int, wanted: RunFilter, *, as_json: bool) -> int:
 
 def show_run(run_id: str, *, as_json: bool) -> int:
     """Print one run: what happened, and what each request cost. Return the exit code."""
+    from closeout.cli.recurring import unsent_line
+    from closeout.fleet.announcing import unsent_ends
+
     with open_to_read(home_folder()) as store:
-        rows, record = list(store.rows(run_id)), store.run(run_id)
+        rows, record, unsent = list(store.rows(run_id)), store.run(run_id), unsent_ends(store, run_id)
     if as_json:
         events = [{"seq": r.seq, "time": r.time, "type": type(r.event).__name__, **_body(r.event)} for r in rows]
-        print_json({**asdict(record), **_counts(rows), "requests": list(_requests(rows)), "events": events})
+        more = {"unsent": unsent, "requests": list(_requests(rows)), "events": events}
+        print_json({**asdict(record), **_counts(rows), **more})
         return 0
     console = make_console()
     started = next((row.event for row in rows if isinstance(row.event, RunStarted)), None)
@@ -135,6 +139,8 @@ def show_run(run_id: str, *, as_json: bool) -> int:
         _print_table(console, REQUESTS, [_request_cells(request) for request in requests])
     console.print()
     _print_outcome(console, record, rows)
+    for each in unsent:
+        console.print(Text(printable(f"announcement failed: {unsent_line(each)}"), "yellow"))
     return 0
 
 

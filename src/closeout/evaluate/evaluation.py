@@ -86,7 +86,7 @@ async def evaluate(
         retries: How often a trial is tried again that failed for a reason that may pass.
         shard: (i, n), from 1: run only the i-th of n shares of the tasks.
         ray: Run on a Ray cluster: "auto" for the one that this machine belongs to, or its address. The agent must then
-            be a function without arguments, which makes it on each node. Needs `closeout[ray]`.
+            be a function, which makes it on each node. Needs `closeout[ray]`.
         force: Continue although the agent or its settings have changed.
         origin: Notes for the trials' runs.
         details: Further parts of the evaluation's description, which reports show.

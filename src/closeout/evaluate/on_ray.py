@@ -27,7 +27,7 @@ from closeout.errors import BudgetReached, JournalError, JournalLocked, UsageErr
 from closeout.evaluate.outcome import RunOutcome, agent_for_task, origin_of, store_of
 from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
 from closeout.evaluate.scores import Score
-from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, may_run_again, score_attempt, without_run
+from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, may_run_again, score_attempt
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import Finished, Released, TrialClaim, TrialStore
 from closeout.homes import DatabaseHome, Home
@@ -90,11 +90,11 @@ class BatchResult:
 
 
 def prepare_folder(name: str) -> bool:
-    """Make a node's folder for an evaluation. Return False if it was there, with what earlier tasks recorded."""
+    """Make a node's folder for an evaluation. Return True if it was there, with what earlier tasks recorded."""
     folder = Path(tempfile.gettempdir()) / name
     existed = folder.is_dir()
     folder.mkdir(mode=0o700, exist_ok=True)
-    return not existed
+    return existed
 
 
 def remove_folder(name: str) -> None:
@@ -334,10 +334,9 @@ class RaySweep:
 
         if node not in self._kept:
             try:
-                made = self._ray.get(self._on(node, prepare_folder, self._folder(node), num_cpus=0))
+                self._kept[node] = self._ray.get(self._on(node, prepare_folder, self._folder(node), num_cpus=0))
             except RayError:
                 return False
-            self._kept[node] = not made
         return True
 
     def _on(self, node: str, function: Callable[[Any], Any], argument: Any, *, num_cpus: int) -> Any:
@@ -370,10 +369,6 @@ class RaySweep:
             sent += 1
         return sent
 
-    def _lost(self, claim: TrialClaim) -> Finished:
-        names = [make_scorer(each, home=self._home).name for each in self._scorers]
-        return without_run(claim, RunOutcome.of_lost(), names)
-
     def _clean_up(self) -> None:
         """Delete the nodes' folders: every run is at home."""
         tasks = [self._on(node, remove_folder, self._folder(node), num_cpus=0) for node in self._free()]
@@ -393,7 +388,9 @@ class RaySweep:
                 self._store.send([claim for claim in batch.claims if not claim.node], "")
             failed = isinstance(error, WorkerCrashedError)
             back = [
-                self._lost(claim) if failed and claim.tries >= MAX_TRIES else Released(claim, WAIT_SECONDS, failed)
+                Finished(claim, RunOutcome.of_lost(), {})
+                if failed and claim.tries >= MAX_TRIES
+                else Released(claim, WAIT_SECONDS, failed)
                 for claim in batch.claims
             ]
             self._store.exchange(back, 0, 0.0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,7 +30,7 @@ from closeout.evaluate.trials import Finished, Released, TrialClaim, TrialStore
 from closeout.homes import DatabaseHome
 from closeout.run.gate import RequestGate
 
-__all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "attempted", "may_run_again", "score_attempt", "without_run"]
+__all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "attempted", "may_run_again", "score_attempt"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -229,10 +229,9 @@ class Sweep:
             raise
         except Exception as error:  # of the user's function
             text = f"The agent for this task could not be made: {type(error).__name__}: {error}"
-            outcome = replace(RunOutcome.of_error(error), error=text)
-            return without_run(claim, outcome, [each.name for each in self._scorers])
+            return Finished(claim, replace(RunOutcome.of_error(error), error=text), {})
         if claim.node and not isinstance(store_of(agent).home, DatabaseHome) and not await may_run_again(agent):
-            return without_run(claim, RunOutcome.of_lost(), [each.name for each in self._scorers])
+            return Finished(claim, RunOutcome.of_lost(), {})
         try:
             result = await agent.run_once(
                 task.question,
@@ -279,11 +278,6 @@ async def may_run_again(agent: Agent[Any]) -> bool:
 
     async with agent:
         return may_rerun(agent.plan())
-
-
-def without_run(claim: TrialClaim, outcome: RunOutcome, names: Iterable[str]) -> Finished:
-    """Return a trial whose run could not begin, or must not begin again, with a score by each scorer."""
-    return Finished(claim, outcome, {name: Score(0.0, False, "The run failed.") for name in names})
 
 
 def attempted(

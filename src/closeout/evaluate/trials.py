@@ -128,7 +128,7 @@ class TrialClaim:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A claimed trial whose run has ended, with its score by scorer, or is suspended."""
+    """A claimed trial whose run has ended, with its score by scorer, or is suspended, or could not begin."""
 
     claim: TrialClaim
     outcome: RunOutcome

@@ -20,10 +20,7 @@ from closeout.errors import ConfigError, JournalError, RunNotFound, UsageError
 from closeout.journal.events import RunEnded
 from closeout.journal.journal_database import SEQ_BITS
 from closeout.journal.store import Store
-from closeout.models.transport import Endpoint
 from closeout.redaction import redact
-from closeout.run.waits.waiting import pending_decisions
-from closeout.tools.builtin.web import AddressGuard
 from closeout.visible import visible
 
 __all__ = ["Webhook", "announce_ends", "unsent_ends"]
@@ -44,7 +41,7 @@ _CLAIM = (
 )
 _UNSENT = (
     "SELECT r.run_id, o.agent, o.tries, o.due, o.error FROM outbox o JOIN runs r ON r.id=o.place>>32 "
-    "WHERE o.error<>'' ORDER BY o.place DESC LIMIT 1000"
+    "WHERE o.error<>'' AND ? IN ('', r.run_id) ORDER BY o.place DESC LIMIT 1000"
 )
 
 
@@ -74,6 +71,9 @@ class Webhook:
         events: str | Iterable[str] = ("ended", "waiting"),
         allow_private: bool | str | Iterable[str] = False,
     ) -> None:
+        from closeout.models.transport import Endpoint  # imports much, which a list of runs does not need
+        from closeout.tools.builtin.web import AddressGuard
+
         self._endpoint = Endpoint(url)
         self.events = (events,) if isinstance(events, str) else tuple(events)
         if not self.events or not {*self.events} <= {"ended", "waiting"}:
@@ -162,20 +162,22 @@ async def _announced(webhook: Webhook, store: Store, place: int, tries: int, now
         return "UPDATE outbox SET due=?, error=? WHERE place=? RETURNING place", (due, error, place)
 
 
-def unsent_ends(store: Store, *, retry: bool = False) -> list[dict[str, Any]]:
+def unsent_ends(store: Store, run_id: str = "", *, retry: bool = False) -> list[dict[str, Any]]:
     """Return the latest ends that could not be announced so far: `run_id`, `agent`, `tries`, `due`, `error`.
 
-    Those with `due` None were given up. With `retry` they are tried again.
+    With `run_id` they are those of a run. Those with `due` None were given up. With `retry` they are tried again.
     """
     if retry:
         _executed(store, [("UPDATE outbox SET due=0, tries=0 WHERE due IS NULL RETURNING place", ())])
     is_there = store.database.has_table("outbox")  # unless an older version wrote it, and it is only read
-    rows = store.query(_UNSENT) if is_there else []
+    rows = store.query(_UNSENT, (run_id,)) if is_there else []
     return [dict(zip(("run_id", "agent", "tries", "due", "error"), row, strict=True)) for row in rows]
 
 
 def _notice(store: Store, place: int) -> tuple[str, dict[str, Any]] | None:
     """Return the id and the content of what is sent of an event; None if its run was deleted."""
+    from closeout.run.waits.waiting import pending_decisions
+
     seq = place & ((1 << SEQ_BITS) - 1)
     for (run_id,) in store.query("SELECT run_id FROM runs WHERE id=?", (place >> SEQ_BITS,)):
         with suppress(RunNotFound):

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice, takewhile
@@ -55,7 +55,7 @@ class Schedule:
         agent: The agent whose processes begin them.
         every: When they begin, as a cron expression.
         timezone: The time zone in which that is meant.
-        task: The arguments of `Agent.submit` as JSON.
+        task: The arguments of `Agent.submit`.
         next: When the next one begins, in seconds since the epoch, or after the end of the last one.
         configured: Settings define it, rather than a program.
         paused: None begins until it is continued.
@@ -68,7 +68,7 @@ class Schedule:
     agent: str
     every: str
     timezone: str
-    task: str
+    task: Mapping[str, Any]
     next: float
     configured: bool
     paused: bool
@@ -80,7 +80,8 @@ class Schedule:
 def list_schedules(store: Store, agent: str = "") -> list[Schedule]:
     """Return the schedules of a home, or of one of its agents, by name. Raises JournalError."""
     is_there = store.database.has_table("schedules")  # unless an older version wrote it, and it is only read
-    return [Schedule(*row) for row in (store.query(_SELECT) if is_there else ()) if agent in ("", row[1])]
+    found = [Schedule(*row) for row in (store.query(_SELECT) if is_there else ()) if agent in ("", row[1])]
+    return [replace(each, task=json.loads(str(each.task))) for each in found]
 
 
 def change_schedule(store: Store, name: str, *, paused: bool | None) -> None:
@@ -230,7 +231,7 @@ class Chores:
         """Begin the run of a schedule for the first of its times that have passed. Returns when the next begins."""
         times = partial(next_times, schedule.every, schedule.timezone)
         missed = sum(1 for _ in takewhile(lambda each: each <= now, islice(times(schedule.next), COUNTED)))
-        time, task = datetime.fromtimestamp(schedule.next, UTC), json.loads(schedule.task)
+        time, task = datetime.fromtimestamp(schedule.next, UTC), schedule.task
         note = {"name": schedule.name, "time": time.isoformat(), "missed": missed}
         run_id, error = f"{schedule.name}.{time:%Y%m%dT%H%M%SZ}", ""
         try:

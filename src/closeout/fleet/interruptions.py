@@ -5,22 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from closeout.journal.events import (
-    DecisionMade,
-    Event,
-    ModelFailed,
-    ModelReplied,
-    ModelRequested,
-    RunEnded,
-    RunResumed,
-    RunStarted,
-    ToolFinished,
-    ToolStarted,
-)
+from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, RunEnded, ToolFinished, ToolStarted
 from closeout.journal.run_journal import Journal
 from closeout.journal.store import Row, RunRecord, Store
 
-__all__ = ["MAX_INTERRUPTIONS", "ended_in_vain", "interruptions"]
+__all__ = ["MAX_INTERRUPTIONS", "ended_in_vain"]
 
 log = logging.getLogger("closeout")
 
@@ -28,31 +17,13 @@ log = logging.getLogger("closeout")
 MAX_INTERRUPTIONS = 3
 
 
-def interruptions(rows: Sequence[Row]) -> int:
-    """Return how often a run that nobody executes was interrupted since it last made progress or ended."""
-    count, is_begun = 0, False
-    for row in rows:
-        if isinstance(row.event, RunEnded):
-            count, is_begun = 0, False
-        elif isinstance(row.event, RunResumed):
-            count, is_begun = count + is_begun, True
-        elif isinstance(row.event, (ModelReplied, ToolFinished, DecisionMade)):
-            count, is_begun = 0, True
-        elif not isinstance(row.event, RunStarted):
-            is_begun = True
-    return count + is_begun
-
-
-async def ended_in_vain(
-    store: Store, run_id: str, rows: Sequence[Row], *, seen: RunRecord | None = None
-) -> RunEnded | None:
+async def ended_in_vain(store: Store, run_id: str, *, seen: RunRecord | None = None) -> RunEnded | None:
     """End a run as failed if it was interrupted too often without progress. A resume by hand continues it nevertheless.
 
     Args:
         store: Where the run is kept.
         run_id: The run, which nobody executes.
-        rows: Its events.
-        seen: The run as it was before its events were read, unless this process has claimed it.
+        seen: The run as the caller saw it, unless this process has claimed it.
 
     Returns:
         The end. None: the run is to be resumed; if it was interrupted, the log says so.
@@ -61,11 +32,12 @@ async def ended_in_vain(
         JournalLocked: Another process has executed it since.
         JournalError: The journal cannot be read or written.
     """
-    count = interruptions(rows)
+    ((count,),) = await store.off_loop(store.query, "SELECT tries FROM runs WHERE run_id=?", (run_id,))
     if count <= MAX_INTERRUPTIONS:
         if count:
             log.warning("Resuming %s, interrupted %d time%s.", run_id, count, "" if count == 1 else "s")
         return None
+    rows = await store.off_loop(store.rows_from, run_id, 0)
     ended = RunEnded(
         "main",
         "failed",
@@ -81,7 +53,7 @@ async def ended_in_vain(
 
 def _where(rows: Sequence[Row]) -> str:
     """Return what the run was doing when it was interrupted."""
-    under_way: dict[tuple[str, str], Event] = {}
+    under_way: dict[tuple[str, str], ToolStarted | ModelRequested] = {}
     for event in (row.event for row in rows):
         if isinstance(event, (ToolStarted, ModelRequested)):
             under_way.pop((event.agent, event.key), None)  # the last one is the latest

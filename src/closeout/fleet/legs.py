@@ -88,7 +88,7 @@ async def _next_leg(
     if seen.status == "running":
         raise locked(run_id)
     rows = await store.off_loop(store.rows_from, run_id, 0)
-    if seen.status == "interrupted" and await ended_in_vain(store, run_id, rows, seen=seen) is None:
+    if seen.status == "interrupted" and await ended_in_vain(store, run_id, seen=seen) is None:
         return await execute_leg(plan, store, run_id, listeners, seen=seen)
     if seen.status == "cancelled" and await store.off_loop(is_handed_over, store, run_id):
         leg = await execute_leg(plan, store, run_id, listeners, seen=seen)

@@ -14,7 +14,7 @@ from typing import Any
 
 from closeout.config import home_folder
 from closeout.errors import JournalLocked, UsageError
-from closeout.fleet.chores import change_schedule, list_schedules
+from closeout.fleet.chores import Schedule, change_schedule, list_schedules
 from closeout.homes import Home, as_home
 from closeout.journal.events import RunEnded, RunStarted, ToolFinished
 from closeout.journal.holds import check_not_held
@@ -52,6 +52,7 @@ class PersonalData:
         budget_keys: The keys of budgets that hold the person's spending.
         others: The runs of other persons that repeat what this one said before them in the same session, each with
             its `run_id`, `session` and `users`. They are not among `runs`.
+        schedules: The schedules of the person's recurring runs.
     """
 
     user: str
@@ -60,13 +61,19 @@ class PersonalData:
     sessions: tuple[str, ...]
     budget_keys: tuple[str, ...]
     others: tuple[OtherRun, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        fields = {"user": self.user, "session": self.session, "sessions": list(self.sessions)}
-        others = [{**asdict(each), "users": list(each.users)} for each in self.others]
-        runs = [asdict(run) for run in self.runs]
-        return {**fields, "budget_keys": list(self.budget_keys), "runs": runs, "others": others}
+        return {
+            "user": self.user,
+            "session": self.session,
+            "sessions": list(self.sessions),
+            "budget_keys": list(self.budget_keys),
+            "schedules": [asdict(each) for each in self.schedules],
+            "runs": [asdict(run) for run in self.runs],
+            "others": [{**asdict(each), "users": list(each.users)} for each in self.others],
+        }
 
 
 def list_persons(home: str | Path | None = None) -> dict[str, int]:
@@ -75,8 +82,9 @@ def list_persons(home: str | Path | None = None) -> dict[str, int]:
     with open_to_read(folder) as store:
         for _, started in store.beginnings():
             found.update(persons_of(started))
-    charged = {spent.key.removeprefix("user:") for spent in spent_by_day(folder) if spent.key.startswith("user:")}
-    return {user: found[user] for user in sorted(charged | found.keys())}
+        named = {user for each in list_schedules(store) if (user := each.task.get("user"))}
+    named |= {spent.key.removeprefix("user:") for spent in spent_by_day(folder) if spent.key.startswith("user:")}
+    return {user: found[user] for user in sorted(named | found.keys())}
 
 
 def find_data(user: str = "", *, session: str = "", agent: str = "", home: str | Path | None = None) -> PersonalData:
@@ -89,7 +97,7 @@ def find_data(user: str = "", *, session: str = "", agent: str = "", home: str |
     Args:
         user: The person.
         session: The session, instead of a person.
-        agent: Leave out the runs of agents with another name.
+        agent: Leave out the runs and schedules of agents with another name.
         home: The folder of the runs. Defaults to `CLOSEOUT_HOME` or the user's data folder.
 
     Raises:
@@ -112,6 +120,7 @@ def find_data(user: str = "", *, session: str = "", agent: str = "", home: str |
         if agent:
             begun = {run_id: store.beginning(run_id) for run_id in found}
             found = {each: run for each, run in found.items() if (first := begun[each]) and first.name == agent}
+        schedules = [each for each in list_schedules(store, agent) if user and each.task.get("user") == user]
     keys = {spent.key for spent in spent_by_day(folder)} & {f"user:{user}"} if user else ()
     runs = sorted(found.values(), key=lambda run: run.started)
     return PersonalData(
@@ -121,6 +130,7 @@ def find_data(user: str = "", *, session: str = "", agent: str = "", home: str |
         sessions=tuple(sessions),
         budget_keys=tuple(keys),
         others=tuple(others),
+        schedules=tuple(schedules),
     )
 
 
@@ -129,8 +139,8 @@ def export_data(
 ) -> PersonalData:
     """Write the data of a person or of a session into a new folder, as JSON and as text.
 
-    The folder has `index.json` with the list of runs, and for each run a folder with `conversation.txt` (what was said
-    and done), `events.jsonl` (the whole record, an event on each line), `run.json` (its answer and status) and `files`.
+    The folder has `index.json` with the runs and schedules, and for each run a folder with `conversation.txt` (what was
+    said and done), `events.jsonl` (the record, an event on each line), `run.json` (its answer and status) and `files`.
 
     Args:
         target: The folder. It must not exist, or be empty.
@@ -227,9 +237,8 @@ def delete_data(
     store.flush()
     for key in data.budget_keys:
         forget_key(folder, key)
-    for each in list_schedules(store):
-        if user and json.loads(each.task).get("user") == user:
-            change_schedule(store, each.name, paused=None)
+    for each in data.schedules:
+        change_schedule(store, each.name, paused=None)
     store.database.wipe()  # an earlier deletion may have been disturbed
     return data
 

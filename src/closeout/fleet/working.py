@@ -154,8 +154,7 @@ class AgentWorker:
         try:
             ended: RunEnded | None = None
             if claim.status == "running" and claim.interruptions:
-                rows = await self.store.off_loop(self.store.rows_from, run_id, 0)
-                ended = await ended_in_vain(self.store, run_id, rows)
+                ended = await ended_in_vain(self.store, run_id)
             if ended is not None:
                 self._count(run_id, ended.status, ended.error)
             else:

@@ -110,7 +110,7 @@ def check_signal_name(name: Any) -> str:
 
 def open_signals(store: Store, run_id: str, *names: str) -> list[SentSignal]:
     """Return the signals of some names that are not known to be received, in the order in which they were sent."""
-    if not _exists(store):
+    if not store.database.has_table("signals"):  # an older version wrote it, and it is only read
         return []
     query = _SELECT_OPEN.format(values=store.database.values_of)
     return [SentSignal(*row) for row in store.query(query, (run_id, to_json(names).decode()))]
@@ -125,8 +125,3 @@ def mark_received(store: Store, run_id: str, ids: Iterable[str]) -> None:
     rows = [(run_id, each) for each in ids]
     if rows:
         store.transact(lambda db: db.executemany(_MARK, rows))
-
-
-def _exists(store: Store) -> bool:
-    """Return whether the store has signals. One that is only read may be of an older format."""
-    return store.database.has_table("signals")

@@ -403,7 +403,7 @@ class AgentHost:
                 started = rows[0].event
                 assert isinstance(started, RunStarted)
                 is_interrupted = bool(claim and claim.interruptions and claim.status == "running")
-                if is_interrupted and await ended_in_vain(self.store, run_id, rows):
+                if is_interrupted and await ended_in_vain(self.store, run_id):
                     self.ended["failed"] += 1
                     return
                 agent = self._agent_for(started.origin[ORIGIN])
