@@ -107,11 +107,14 @@ async def ask(tasks: list[EvalTask], folder: Path, options: argparse.Namespace) 
 def was_read(report: EvalReport, home: Path) -> dict[str, bool]:
     """Return of each task whether its answer is in what the search found, literally."""
     store, found = open_store(home), {}
+    questions = {task.id: json.dumps(task.question) for task in report.tasks}
     for trial in report.trials:
         if trial.outcome is None:
             continue
         texts = [row.event.text for row in store.rows(trial.run_id) if isinstance(row.event, ev.ToolFinished)]
-        found[trial.task_id] = Evidence("", "", "{}", 0, "\n".join(texts)).contains(trial.outcome.answer or "")
+        found[trial.task_id] = Evidence("", "", questions[trial.task_id], 0, "\n".join(texts)).contains(
+            trial.outcome.answer or ""
+        )
     return found
 
 

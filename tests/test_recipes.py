@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from cli_process import here
 from closeout import Report, tool
-from closeout.messages import Capabilities
+from closeout.messages import Capabilities, ModelReply, ModelRequest
 from closeout.recipes import report_html, report_markdown, research
 from closeout.testing import RequestView, ScriptedClient, Turn, call, say, serve_script
 
@@ -92,6 +93,30 @@ async def test_it_takes_tools_and_limits(tmp_path: Path) -> None:
     options: Any = {"config": {"agent": {"max_tokens": 10}}}
     stopped = await research("The bridge?", ScriptedClient(read), tools=[look], home=False, **options)
     assert (stopped.stop_reason, report_markdown(stopped), report_html(stopped)) == ("max_tokens", "", "")
+
+
+async def test_readers_work_at_the_same_time(tmp_path: Path) -> None:
+    class Together(ScriptedClient):
+        """A model that answers a reader only when the other one asks, too."""
+
+        met = asyncio.Barrier(2)
+
+        async def complete(self, request: ModelRequest, **how: Any) -> ModelReply:
+            asked = "\n".join(message.text for message in request.messages)
+            if "Split this question" not in asked and "notes of your readers" not in asked:
+                async with asyncio.timeout(60):
+                    await self.met.wait()
+            return await super().complete(request, **how)
+
+    model = Together(script)
+    result = await research("Canal and bridge?", model, docs=documents(tmp_path / "docs"), home=False)
+    assert len(result.citations) == 2
+
+
+def test_research_without_anything_to_read_is_refused_at_once() -> None:
+    refused = here("research", "Canal and bridge?", "-m", "openai:m", "--base-url", "http://127.0.0.1:1/v1")
+    assert (refused.code, refused.out) == (2, "")
+    assert "Pass --docs FOLDER, --web or --mcp SERVER." in refused.err
 
 
 def test_the_command_prints_the_report_and_writes_the_page(tmp_path: Path) -> None:

@@ -56,7 +56,13 @@ async def test_what_one_search_finds_is_answered_in_one_request(tmp_path: Path, 
 
 async def test_an_answer_that_is_not_in_the_results_is_left_to_the_agent() -> None:
     pytest.importorskip("pydantic_monty")
-    for thought in ("2000 - 1775 = \\boxed{225}", "That is \\boxed{177} years.", "The facts do not say.", ""):
+    for thought in (
+        "2000 - 1775 = \\boxed{225}",
+        "That is \\boxed{177} years.",
+        "The facts do not say.",
+        "",
+        "\\boxed{Orm Canal}",
+    ):
         agent, model = asked(thought, program("final_answer(2000 - 1775)"))
         result = await agent.run("How old was the Orm Canal in 2000?")
         assert (result.answer, len(model.requests)) == ("225", 2)
@@ -84,6 +90,16 @@ async def test_the_chain_of_thought_is_not_asked_for_twice_over_the_same_results
     agent, model = asked("Both are canals: \\boxed{yes}", program('final_answer("true")'))
     assert (await agent.run("Is the Orm Canal older than 1800?")).answer == "yes"
     assert len(model.requests) == 2
+
+
+async def test_an_answer_that_was_sent_back_is_not_made_again() -> None:
+    pytest.importorskip("pydantic_monty")
+    programs = program('print(search("Lake Pell"))'), program('final_answer("Orm")'), program('final_answer("Pell")')
+    agent, model = asked(
+        "It is \\boxed{unknown}.", *programs, check=lambda answer, run: "No." if answer == "Ulm" else None
+    )
+    assert (await agent.run("In which canton does the Orm Canal end?")).answer == "Pell"
+    assert len(model.requests) == 5
 
 
 async def test_what_only_the_conversation_explains_is_left_to_the_agent() -> None:

@@ -216,7 +216,9 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
     if options.research:
         from closeout.recipes import research_agent
 
-        first = "search_documents" if options.docs is not None else "web_search" if options.web else ""
+        first = "search_documents" if config.agent.documents is not None else "web_search" if options.web else ""
+        if not (first or options.mcp or options.tools or config.agent.tools or config.tools.mcp_servers):
+            raise UsageError("closeout research has nothing to read. Pass --docs FOLDER, --web or --mcp SERVER.")
         make = partial(research_agent, first=first)
     agent = make(
         connect(None if falls_back else model, options.base_url, api_key, config.llm),

@@ -35,9 +35,9 @@ class SmallModel:
     """Search for the task, and answer from what was found, in words; let the agent work if the answer is not there.
 
     The search is the first tool that says that it looks things up (`example="look_up"`), as `search_documents` does.
-    The answer counts if it has the form that is asked for and is in the results, literally: it was read. One that is
-    not, such as a calculated number, is the agent's. If the program that makes it has nothing to calculate, the answer
-    is made in words again, from all that was found.
+    The answer counts if it has the form that is asked for and was read: the results have it literally, and the task
+    does not. One that was not, such as a calculated number or one of two names, is the agent's. If the program that
+    makes it has nothing to calculate, the answer is made in words again, from all that was found.
 
     It looks at forms only, so it works the same in every language. The programs need the dialect `code`.
     """
@@ -52,13 +52,13 @@ class SmallModel:
             return Reading(calls=(first,))
         if facts and len(steps) == 1 and first in steps[0].calls and not steps[0].messages:
             read = await _in_words(turn, facts)
-            if turn.read_answer(read).ok and Evidence("", "", "{}", 0, facts).contains(read):
+            if turn.read_answer(read).ok and Evidence("", "", json.dumps(turn.task), 0, facts).contains(read):
                 return Reading(answer=read)
         reading = turn.read(await turn.send())
         programs = programs_in(reading.calls)
         tree = parse_python(programs[-1]) if programs else None
-        if tree is None or not facts or not _answers(tree) or _calculates(tree):
-            return reading
+        if tree is None or turn.view.note or not facts or not _answers(tree) or _calculates(tree):
+            return reading  # after a hint, the same chain of thought would end as before
         if read is None:
             read = await _in_words(turn, facts)
         if not read:
