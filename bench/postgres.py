@@ -6,6 +6,7 @@ two commits on disk.
 
     python bench/postgres.py [--quick] [--runs 400] [--concurrency 50]
     python bench/postgres.py --soak 2000 --workers 4 --kills 60 --pauses 15 --restarts 5 --cuts 5 [--pooler 4]
+        [--pool-mode session] [--tenants 2]
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def soak_worker(home: str, runs: int, concurrency: int, seed: int) -> None:
                 time.sleep(0.1)
 
     agent = Agent(ScriptedClient(next_turn), [pay], home=home)
-    store = open_store(as_home(home))
+    store: Any = open_store(as_home(home))
 
     async def main() -> None:
         limit = asyncio.Semaphore(concurrency)
@@ -170,7 +171,7 @@ def soak_worker(home: str, runs: int, concurrency: int, seed: int) -> None:
                 except Exception as error:  # the next round tries again
                     print(f"{os.getpid()} {name}: {type(error).__name__}: {error}", file=sys.stderr)
 
-        names = [f"run-{number}" for number in range(runs)]
+        names = [f"{store.home.schema}-{number}" for number in range(runs)]
         random.Random(seed).shuffle(names)
         while True:
             found = dict(store.query("SELECT run_id, status FROM runs"))
@@ -183,10 +184,19 @@ def soak_worker(home: str, runs: int, concurrency: int, seed: int) -> None:
     close_stores()
 
 
-def soak(runs: int, workers: int, troubles: dict[str, int], *, seed: int, minutes: float, pool: int) -> bool:
+def soak(
+    runs: int,
+    workers: int,
+    troubles: dict[str, int],
+    *,
+    seed: int,
+    minutes: float,
+    pool: int,
+    mode: str,
+    tenants: int,
+) -> bool:
     server = PostgresServer(fsync="on")
     chance = random.Random(seed)
-    schema = "soak"
     started = time.monotonic()
     processes: list[subprocess.Popen[bytes]] = []
     paused: list[tuple[float, subprocess.Popen[bytes]]] = []
@@ -195,39 +205,42 @@ def soak(runs: int, workers: int, troubles: dict[str, int], *, seed: int, minute
     try:
         server.start()
         server.execute("CREATE TABLE effects (attempt text PRIMARY KEY, purpose text, process integer)")
-        home = server.url(schema=schema, lease=LEASE)
+        schemas = [f"soak_{number}" for number in range(tenants)]
+        homes = [server.url(schema=schema, lease=LEASE) for schema in schemas]
         if pool:
-            home = f"{between.enter_context(pooler(server, size=pool, lease=LEASE))}&schema={schema}"
+            url = between.enter_context(pooler(server, mode=mode, size=pool, lease=LEASE))
+            homes = [f"{url}&schema={schema}" for schema in schemas]
         stop = server.folder / "stop"
         env = {**os.environ, "BENCH_EFFECTS": server.url(), "BENCH_STOP": str(stop)}
         log = (server.folder / "workers.log").open("wb")
 
-        def start_worker() -> None:
+        def start_worker(home: str) -> None:
             command = [sys.executable, __file__, "--soak-work", home, "--runs", str(runs), "--concurrency", "25"]
             command += ["--seed", str(chance.randrange(10**6))]
             processes.append(subprocess.Popen(command, env=env, stderr=log))
 
-        for _ in range(workers):
-            start_worker()
-        store = open_store(as_home(home))
+        for number in range(workers):
+            start_worker(homes[number % tenants])
+        stores = [open_store(as_home(home)) for home in homes]
+        count = "SELECT count(*), count(*) FILTER (WHERE status='answered') FROM runs"
         plan = [name for name, number in troubles.items() for _ in range(number)]
         chance.shuffle(plan)
         while True:
-            begun, answered = store.query("SELECT count(*), count(*) FILTER (WHERE status='answered') FROM runs")[0]
+            counts = [store.query(count)[0] for store in stores]
+            begun, answered = map(sum, zip(*counts, strict=True))
             for process in [each for each in processes if each.poll()]:  # killed, or it began during a restart
                 processes.remove(process)
-                start_worker()
+                start_worker(process.args[3])  # type: ignore[index]
             for until, process in [each for each in paused if each[0] < time.monotonic()]:
                 paused.remove((until, process))
                 process.send_signal(signal.SIGCONT)
-            if answered == (begun if stop.exists() else runs):
-                runs = answered
+            if answered == (begun if stop.exists() else runs * tenants):
                 break
             if not stop.exists() and time.monotonic() - started > minutes * 60:
                 print(f"after {minutes:g} minutes: no more runs begin, and {len(plan)} troubles are left out")
                 plan.clear()
                 stop.touch()
-            if plan and answered >= runs * sum(done.values()) // (len(plan) + sum(done.values()) + 1):
+            if plan and answered >= runs * tenants * sum(done.values()) // (len(plan) + sum(done.values()) + 1):
                 trouble = plan.pop()
                 stopped = [process for _, process in paused]
                 free = [each for each in processes if each.poll() is None and each not in stopped]
@@ -255,7 +268,9 @@ def soak(runs: int, workers: int, troubles: dict[str, int], *, seed: int, minute
         for process in processes:
             process.wait(120)
         log.close()
-        return judged(server, home, runs, done, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        each = [judged(server, home, n, done, seconds) for home, (_, n) in zip(homes, counts, strict=True)]
+        return all(each)
     finally:
         for process in processes:
             process.kill()
@@ -266,9 +281,11 @@ def soak(runs: int, workers: int, troubles: dict[str, int], *, seed: int, minute
 
 def judged(server: PostgresServer, home: str, runs: int, done: Counter[str], seconds: float) -> bool:
     """Print what became of the runs, and return whether nothing is wrong."""
-    store = open_store(as_home(home))
+    store: Any = open_store(as_home(home))
+    tenant = f"{store.home.schema}-"
     statuses = Counter(record.status for record in store.each_run())
-    effects: Counter[str] = Counter(purpose for (purpose,) in server.execute("SELECT purpose FROM effects"))
+    purposes = [purpose for (purpose,) in server.execute("SELECT purpose FROM effects") if purpose.startswith(tenant)]
+    effects, foreign = Counter(purposes), [run.run_id for run in store.each_run() if not run.run_id.startswith(tenant)]
     damaged, ends, failures, resumed, interrupted = [], Counter[int](), Counter[str](), 0, 0
     for record in store.each_run():
         found = store.read(record.run_id)
@@ -284,12 +301,14 @@ def judged(server: PostgresServer, home: str, runs: int, done: Counter[str], sec
     twice = {purpose: times for purpose, times in effects.items() if times > 1}
     lines = (server.folder / "workers.log").read_text(errors="replace").splitlines()
     kinds = Counter(line.split(": ")[1] for line in lines if line[:1].isdigit() and line.count(": ") > 1)
-    print(f"{runs} runs of {TURNS} turns, {dict(done)} in {seconds:.0f} s; errors in workers: {dict(kinds)}")
+    print(f"{tenant[:-1]}: {runs} runs of {TURNS} turns, {dict(done)} in {seconds:.0f} s")
+    print(f"errors in workers: {dict(kinds)}")
     print(f"statuses {dict(statuses)}, answers of a run {dict(ends)}, resumed {resumed} times")
     print(f"ends before that, after which a run was resumed: {dict(failures)}")
     print(f"calls reported as interrupted, effect unknown: {interrupted} of {runs * CALLS}")
-    right = not twice and not damaged and statuses == {"answered": runs} and ends == {1: runs}
+    right = not twice and not damaged and not foreign and statuses == {"answered": runs} and ends == {1: runs}
     print(f"effects done twice: {len(twice)} {dict(list(twice.items())[:3])}; damaged records: {damaged[:3]}")
+    print(f"runs of another tenant: {foreign[:3]}")
     print("nothing lost, nothing doubled" if right else "WRONG")
     return right
 
@@ -301,7 +320,9 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=50)
     parser.add_argument("--soak", type=int, default=0, metavar="RUNS")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--pooler", type=int, default=0, metavar="SIZE", help="PgBouncer in transaction mode between")
+    parser.add_argument("--pooler", type=int, default=0, metavar="SIZE", help="PgBouncer between")
+    parser.add_argument("--pool-mode", choices=("transaction", "session"), default="transaction")
+    parser.add_argument("--tenants", type=int, default=1, help="each with so many runs, in a schema of its own")
     parser.add_argument("--minutes", type=float, default=60, help="after which the soak begins no more runs")
     for name, number in (("kills", 60), ("pauses", 15), ("restarts", 5), ("cuts", 5), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=number)
@@ -315,7 +336,16 @@ def main() -> int:
     elif given.soak:
         names = ("kills", "pauses", "restarts", "cuts")
         troubles = {name: getattr(given, name) for name in names}
-        right = soak(given.soak, given.workers, troubles, seed=given.seed, minutes=given.minutes, pool=given.pooler)
+        right = soak(
+            given.soak,
+            given.workers,
+            troubles,
+            seed=given.seed,
+            minutes=given.minutes,
+            pool=given.pooler,
+            mode=given.pool_mode,
+            tenants=given.tenants,
+        )
         return 0 if right else 1
     else:
         throughput(100 if given.quick else given.runs, given.concurrency, 1 if given.quick else 3)
