@@ -193,7 +193,7 @@ def empty_cluster(folder: Path) -> Iterator[tuple[Any, Callable[[], Any]]]:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_only_trials_that_began_on_a_node_are_interrupted_by_its_death(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,15 +208,15 @@ def test_only_trials_that_began_on_a_node_are_interrupted_by_its_death(
                 assert driver.poll() is None
                 time.sleep(0.02)
             began = {f"t{line.partition('?')[0]}" for line in noted.read_text().splitlines()}
-            noted.with_name("fast").touch()
             cluster.remove_node(node, allow_graceful=False)
+            noted.with_name("fast").touch()
             add_node()
-            assert driver.wait(90) == 0
+            assert driver.wait(240) == 0
         finally:
             driver.kill()
             driver.wait()
     assert (lost(home), len(began)) == (began, 10)
-    assert payments(tmp_path).total() == 10
+    assert len({f"t{purpose.removesuffix('?')}" for purpose in payments(tmp_path)} - began) == 10
 
 
 Kill = Callable[[Any, list[Any], subprocess.Popen[bytes]], None]
