@@ -1,23 +1,18 @@
-"""The what-if lab: are planted changes of behaviour found, does the same agent differ, what is paid, also after kills?
+"""The what-if lab: are planted changes of behaviour found, does the same agent differ, what is paid?
 
 In half of the recorded runs, the model of the candidate does one of ten things otherwise. Its instructions differ, so
 each request is asked again. In the other half it does what was recorded: a finding there, or in the baseline, is false.
-The process that compares is killed at random requests, and the comparison continued. A second table has the share of
-a full rerun that each kind of change pays.
+A second table has the share of a full rerun that each kind of change pays.
 
-    python bench/what_if.py [--runs 1000] [--kills 5]
+    python bench/what_if.py [--runs 1000]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
-import os
-import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -55,11 +50,10 @@ def planted(kind: int, view: RequestView, known: int) -> Any:
     return changes[kind]
 
 
-def candidate(world: World, asked: Callable[[], object]) -> Agent:
+def candidate(world: World) -> Agent:
     """Return the agent of the shop with other instructions, and with a change in every second run."""
 
     def script(view: RequestView) -> Any:
-        asked()
         found = re.search(r"tea (\d+)\.", view.text)
         number = int(found[1]) if found else 1
         turn = planted(number // 2 % 10, view, view.text.count("costs 5")) if number % 2 == 0 else None
@@ -70,22 +64,13 @@ def candidate(world: World, asked: Callable[[], object]) -> Agent:
     return agent
 
 
-async def compare(home: Path, runs: int, stop_at: int) -> None:
-    """Compare, and print what was found. The process dies at the request of this number, before it is answered."""
-    world, asked = World(home, items=ITEMS), 0
-    counter = os.open(home / "requests", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-
-    def note() -> None:
-        nonlocal asked
-        asked += 1
-        os.write(counter, b".")
-        if asked == stop_at:
-            os._exit(9)
-
-    report = await what_if(candidate(world, note), runs, baseline=world.agent(pays="never"), allow_read_only=True)
+async def compare(home: Path, runs: int) -> dict[str, int]:
+    """Return what a comparison finds of the planted changes."""
+    world = World(home, items=ITEMS)
+    report = await what_if(candidate(world), runs, baseline=world.agent(pays="never"), allow_read_only=True)
     changed = {case.run_id for case in report.changed}
     wanted = {f"r{number}" for number in range(0, runs, 2)}
-    found = {
+    return {
         "found": len(changed & wanted),
         "false": len(changed - wanted),
         "baseline": len(report.baseline_changed),
@@ -93,17 +78,6 @@ async def compare(home: Path, runs: int, stop_at: int) -> None:
         "left": len(report.left),
         "paid": sum(case.now.paid for case in report.cases if case.now is not None),
     }
-    print(json.dumps(found))
-
-
-def killed_and_continued(home: Path, runs: int, kills: int, requests: int) -> dict[str, int]:
-    """Return what a comparison finds whose process is killed at random requests."""
-    chance = random.Random(37)
-    words = [sys.executable, __file__, "--runs", str(runs), "--home", str(home), "--stop-at"]
-    for _ in range(kills):
-        subprocess.run([*words, str(chance.randint(1, max(requests // (kills + 1), 1)))], check=False)
-    done = subprocess.run([*words, "0"], check=True, stdout=subprocess.PIPE, text=True)
-    return {**json.loads(done.stdout), "sent": (home / "requests").stat().st_size}
 
 
 @tool(read_only=True)
@@ -147,15 +121,9 @@ async def shares(runs: int = 20, items: int = 8) -> dict[str, float]:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--home", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--stop-at", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     runs = arguments.runs
     logging.disable(logging.WARNING)
-    if arguments.home:
-        await compare(arguments.home, runs, arguments.stop_at)
-        return
     for kind, share in (await shares()).items():
         print(f"{share:>6.0%}  {kind}")
     with tempfile.TemporaryDirectory() as folder:
@@ -170,13 +138,13 @@ async def main() -> None:
         same = await what_if(world.agent(pays="never"), runs)
         seconds = time.perf_counter() - began
         effects = len(world.paid)
+        found = await compare(home, runs)
         close_store(home)
-        found = await asyncio.to_thread(killed_and_continued, home, runs, arguments.kills, rerun)
     print(
         f"what-if: {found['found']} of {(runs + 1) // 2} planted changes found, {found['false']} false, "
         f"{found['baseline']} in the baseline; {effects + found['effects']} effects; the same agent: "
         f"{len(same.changed)} changed, {same.paid} of {rerun} requests paid, {seconds / runs * 1e3:.1f} ms a run; "
-        f"other instructions, killed {arguments.kills} times: {found['paid']} paid, {found['sent']} sent, "
+        f"other instructions: {found['paid']} paid, "
         f"{found['left']} runs left the record"
     )
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_process import COMMAND, environment, here
+from cli_process import here
 from closeout import Agent, tool
 from closeout.cli.selecting import RunFilter
 from closeout.errors import ResumeRefused, RunNotFound, UsageError
 from closeout.evaluate import what_if
-from closeout.journal.store import close_store, open_store
+from closeout.journal.store import open_store
 from closeout.journal.usage_totals import usage_totals
 from closeout.lab.recorded_effects import CostLimit
 from closeout.messages import Usage
@@ -276,84 +272,32 @@ async def test_runs_that_cannot_be_compared_are_named(world: World, tmp_path: Pa
         await assert_no_regression(5, world.agent(name="other"))
 
 
-SHOP = """
-from closeout import Agent, tool
+async def test_a_lane_that_was_paid_for_is_a_run_until_the_same_comparison_is_made_again(
+    tmp_path: Path,
+) -> None:
+    def agent(instructions: str) -> Agent:
+        client = ScriptedClient(lambda view: answer("5"))
+        config = {"llm": {"prices": {"*": [1e6, 1e6]}}}
+        return Agent(client, instructions=instructions, name="shop", home=tmp_path, config=config)
 
-@tool(read_only=True)
-def price(item: str) -> str:
-    \"\"\"Return a price.\"\"\"
-    return f"{item} costs 5"
+    for number in range(3):
+        await agent("Be exact.").run(f"{number}", run_id=f"r{number}")
+    compare: Any = partial(what_if, agent("Be quick."), 3, baseline=agent("Be exact."), parallel=1)
+    store = open_store(tmp_path)
 
-def shop(instructions):
-    return Agent(
-        "openai:m", [price], base_url=BASE_URL, api_key="k", instructions=instructions, name="shop", home=HOME,
-        dialect="function_call", config={"llm": {"prices": {"m": [1, 1]}}},
-    )
+    def kept() -> list[str]:
+        return sorted(run.status for run in store.each_run() if run.run_id.startswith("what-if."))
 
-old, new = shop("Be exact."), shop("Be quick.")
-"""
-
-
-async def test_a_comparison_that_was_stopped_is_continued_and_pays_nothing_twice(tmp_path: Path) -> None:
-    home, sent, ended = tmp_path / "home", 0, threading.Event()
-    stop: dict[int, tuple[int, int]] = {}  # the number of a request → the process that is stopped then, and the signal
-
-    def script(view: Any) -> Any:
-        nonlocal sent
-        sent += 1
-        if sent in stop:
-            os.kill(*stop[sent])
-            ended.wait(60)  # it gets no reply before it has stopped
-        return answer("5") if "costs 5" in view.text else call("price", item=view.question)
-
-    with serve_script(script) as server:
-        text = SHOP.replace("BASE_URL", repr(server.base_url)).replace("HOME", repr(str(home)))
-        (tmp_path / "shop.py").write_text(text, "utf-8")
-        agents: dict[str, Any] = {}
-        exec(text, agents)
-        for number in range(4):
-            await agents["old"].run(f"茶 {number}", run_id=f"r{number}")
-        close_store(home)
-        assert sent == 8
-        words = [*COMMAND, "what-if", "shop:new", "--parallel", "1", "--baseline", "shop:old", "--last", "4"]
-        path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        env = environment({"PYTHONPATH": path, "CLOSEOUT_HOME": str(home)})
-
-        def stopped(by: signal.Signals, *, at: int) -> subprocess.CompletedProcess[str]:
-            pipe = subprocess.PIPE
-            with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=env) as process:
-                ended.clear()
-                stop[at] = process.pid, by
-                out, err = process.communicate(timeout=60)
-                ended.set()
-            return subprocess.CompletedProcess(words, process.returncode, out, err)
-
-        assert stopped(signal.SIGKILL, at=13).returncode == -signal.SIGKILL
-        interrupted = stopped(signal.SIGINT, at=17)
-        assert interrupted.returncode == 130
-        assert "The same command continues it" in interrupted.stderr
-        again: Any = partial(what_if, agents["new"], 4, baseline=agents["old"], parallel=1)
-        await agents["old"].run("茶 later", run_id="later")  # it is not among the runs that were chosen
-        assert sent == 8 + 9 + 2
-        assert (await agents["new"].check_runs()).others == 0, "a stopped comparison is no open run"
-        limited = await again(limit_cost=1e-9)
-        assert (sent, len(limited.skipped)) == (8 + 9 + 2, 2), "what was paid before counts against the limit"
-        done = await again()
-        assert sent == 8 + 16 + 2 + 2, "two lanes; two requests were under way at the stops"
-        assert (done.paid, done.reused, done.changed, done.baseline_changed) == (16, 7, (), ())
-        assert (done.calls.difference, done.cases[0].now.run_cost) == (0, done.cases[0].now.cost)
-        assert done.run_cost.difference == pytest.approx(done.tokens.difference / 1e6)
-        store = open_store(home)
-        kept = {run.run_id: run.status for run in store.each_run() if run.run_id.startswith("what-if.")}
-        assert len(kept) == 9
-        assert set(kept.values()) == {"answered"}
-        assert [run.run_id for run in RunFilter().select(store)] == ["later", "r3", "r2", "r1", "r0"]
-        with pytest.raises(ResumeRefused, match="kept by a what-if comparison"):
-            await agents["new"].resume(done.cases[0].now.run_id, on_change="take")
-        paid = {total.group["agent"]: total.usage.requests for total in usage_totals(home, by=["agent"])}
-        assert paid == {"shop": 10, "what-if": 16}
-        await again()
-        assert sent == 28 + 16, "a comparison that came to its end begins again"
+    limited = await compare(limit_cost=1)
+    assert (limited.paid, kept()) == (1, ["answered"]), "no lane is begun after the limit"
+    done = await compare()
+    assert (done.paid, kept()) == (6, ["answered"] * 6), "the lane of the comparison before is gone"
+    assert [run.run_id for run in RunFilter().select(store)] == ["r2", "r1", "r0"]
+    with pytest.raises(ResumeRefused, match="kept by a what-if comparison"):
+        await agent("Be quick.").resume(done.cases[0].now.run_id, on_change="take")
+    paid = {total.group["agent"]: total.usage.requests for total in usage_totals(tmp_path, by=["agent"])}
+    assert paid == {"shop": 3, "what-if": 6}
+    assert (await agent("Be quick.").check_runs()).others == 0
 
 
 def test_the_command_compares_and_says_so_by_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

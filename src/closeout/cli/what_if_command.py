@@ -50,7 +50,7 @@ def what_if_command(agent: Agent, runs: int | list[str], *, as_json: bool, **opt
         with stray_output_to_stderr():
             report = asyncio.run(what_if(agent, runs, progress=progress, **options))
     except KeyboardInterrupt:
-        print("The comparison is stopped. The same command continues it.", file=sys.stderr)
+        print("The comparison is stopped.", file=sys.stderr)
         raise
     finally:
         if shows:
@@ -69,7 +69,7 @@ def _data(report: WhatIfReport) -> dict[str, Any]:
     }
     names = ("changed", "added", "lost", "page")
     cases = [{**asdict(case), **{name: getattr(case, name) for name in names}} for case in report.cases]
-    return {"paid": report.paid, "reused": report.reused, "cost": report.cost, **estimates, "cases": cases}
+    return {"paid": report.paid, "cost": report.cost, **estimates, "cases": cases}
 
 
 def _print_report(report: WhatIfReport) -> None:
@@ -98,8 +98,7 @@ def _print_report(report: WhatIfReport) -> None:
             interval = f" ({found.low:.3g} to {found.high:.3g})" if found.low < found.high else ""
             print(f"{name.replace('_', ' ')}: {value}{interval}")
     cost = "cost unknown" if report.cost is None else f"{report.cost:.4f} USD"
-    before = f", {report.reused} of them before the comparison was stopped" if report.reused else ""
-    print(f"{report.paid} requests paid, {cost}{before}")
+    print(f"{report.paid} requests paid, {cost}")
     if any(lane.run_id for case in report.cases for lane in case.lanes):
         print("`closeout view` shows the lanes of a run side by side: open what is printed under it after the address.")
 

@@ -73,11 +73,6 @@ class WhatIfReport:
         costs = [lane.cost for lane in self._lanes()]
         return None if None in costs else sum(cost or 0.0 for cost in costs)
 
-    @property
-    def reused(self) -> int:
-        """The paid requests that were sent before the comparison was stopped and continued."""
-        return sum(lane.reused for lane in self._lanes())
-
     def _lanes(self) -> list[Lane]:
         return [lane for case in self.cases for lane in case.lanes]
 

@@ -447,14 +447,13 @@ class Store:
                 self.database.locks.drop(number)
         return RunRows((*record.rows, *(Row(*entry) for entry in entries)), record.problems)
 
-    def delete_runs(self, run_ids: Iterable[str], *, sweep: bool = True) -> int:
+    def delete_runs(self, run_ids: Iterable[str]) -> int:
         """Delete runs, and return how many there were. The file does not shrink: new runs take the room.
 
         What-if comparisons of these runs hold the same texts, and are deleted with them.
 
         Args:
             run_ids: the names of the runs.
-            sweep: also delete the large texts that no run refers to any more. That reads the whole journal.
 
         Raises:
             RunNotFound: no run has this name; nothing is deleted.
@@ -462,7 +461,7 @@ class Store:
         """
         self.flush()
         named = tuple(run_ids)
-        numbers = {run_id: self.number_of(run_id) for run_id in (*named, *self._comparing(named))}
+        numbers = {run_id: self.number_of(run_id) for run_id in (*named, *self.lanes_of(named))}
         taken: list[int] = []
         try:
             for run_id, number in sorted(numbers.items(), key=lambda item: item[1]):
@@ -472,32 +471,15 @@ class Store:
         finally:
             for number in taken:
                 self.database.locks.drop(number)
-        if sweep:
-            self.database.delete_unused_bodies()
+        self.database.delete_unused_bodies()
         return len(set(named))
 
     def lanes_of(self, run_ids: Iterable[str]) -> list[str]:
         """Return the ids of the lanes that what-if comparisons keep of runs, the oldest first."""
         wanted = set(run_ids)
-        return [lane for lane in self._kept_by_comparisons() if lane not in wanted and run_of_lane(lane) in wanted]
-
-    def _comparing(self, run_ids: Sequence[str]) -> list[str]:
-        """Return the ids of the lanes of runs, and of the comparisons that name them."""
-        wanted = set(run_ids)
-        found = self.lanes_of(run_ids)
-        for name in self._kept_by_comparisons():
-            if name in wanted or run_of_lane(name):
-                continue
-            with suppress(RunNotFound):  # deleted since
-                started = self.beginning(name)
-                origin = started.origin.get(LAB) if started is not None else None
-                if isinstance(origin, dict) and wanted.intersection(origin.get("runs", ())):
-                    found.append(name)
-        return found
-
-    def _kept_by_comparisons(self) -> list[str]:
         statement = "SELECT run_id FROM runs WHERE run_id>? AND run_id<? ORDER BY id"
-        return [run_id for (run_id,) in self.query(statement, (f"{LAB}.", f"{LAB}/"))]
+        kept = [run_id for (run_id,) in self.query(statement, (f"{LAB}.", f"{LAB}/"))]
+        return [lane for lane in kept if lane not in wanted and run_of_lane(lane) in wanted]
 
     # -------------------------------------------------------------------------------------------- messages to runs
 

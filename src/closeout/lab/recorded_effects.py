@@ -170,15 +170,6 @@ class RecordedEffects:
     lacks_prompts: bool = False
     model: str = ""
 
-    @property
-    def paid(self) -> RecordedEffects:
-        """The effects that a kept lane paid for: its replies with a usage, and all results."""
-        replies = {
-            digest: deque(each for each in outcomes if Usage(**each.usage).requests)
-            for digest, outcomes in self.replies.items()
-        }
-        return replace(self, replies=replies)
-
     @classmethod
     def of(cls, events: Iterable[Event], tools: KnownTools) -> RecordedEffects:
         """Return the outcomes among the events of a run that has ended."""
@@ -228,8 +219,7 @@ class WhatIfJournal(Journal):
     """The journal of a run in memory whose effects are taken from a record where they are equal.
 
     A request that is not in the record is sent. A call that is not in it is made only if its tool only reads and that
-    is allowed; otherwise the run ends, and `left` has the call. What is sent or made is kept by the lane, and
-    taken from it if the lane is continued.
+    is allowed; otherwise the run ends, and `left` has the call. What is sent or made is kept by the lane.
 
     Args:
         started: The first event.
@@ -248,7 +238,6 @@ class WhatIfJournal(Journal):
         calls: The agent, name and arguments of each call in order, with the one that it wanted to make.
         requests_paid: The number of requests that were paid for.
         paid: Their usage.
-        reused: How many of them were sent before the lane was continued.
         first_paid: The number of the first of these in the run, None without one.
     """
 
@@ -268,7 +257,6 @@ class WhatIfJournal(Journal):
         self._record = recorded
         self.tools = tools
         self._lane = lane
-        self._before = RecordedEffects.of((row.event for row in lane.before), tools).paid
         self._load = load
         self._allow_read_only = allow_read_only
         self._cost = cost or CostLimit()
@@ -281,7 +269,6 @@ class WhatIfJournal(Journal):
         self.calls: list[tuple[str, str, str]] = []
         self.requests_paid = 0
         self.paid = Usage()
-        self.reused = 0
         self.first_paid: int | None = None
         self.append(started)
         self.started = self.subscribers.run.started = self._opening = started
@@ -313,9 +300,6 @@ class WhatIfJournal(Journal):
             if due and (self._ask_from is None or number < self._ask_from):
                 return _of_request(due.popleft(), started)
             self.first_paid = number if self.first_paid is None else self.first_paid
-            if before := self._before.replies.get(digest):
-                self.reused += 1
-                return self._count(started, _of_request(before.popleft(), started))
         elif isinstance(started, ToolStarted):
             return self._result(started)
         elif isinstance(started, DecisionRequested):
@@ -328,15 +312,11 @@ class WhatIfJournal(Journal):
         if self._cost.reached:
             self._stop(self._cost.reached)
         await self._lane.begin(self)
-
-        outcome = self._count(started, await run())
-        self._cost.charge(usage_of(outcome))
-        return outcome
-
-    def _count(self, started: ModelRequested, outcome: Event) -> Event:
+        outcome = await run()
         self._lane.note_paid(started)
         self.requests_paid += 1
         self.paid += usage_of(outcome)
+        self._cost.charge(usage_of(outcome))
         return outcome
 
     def _result(self, started: ToolStarted) -> Event | None:
@@ -352,8 +332,6 @@ class WhatIfJournal(Journal):
         if not (only_reads and self._allow_read_only):
             self._leave(started)
         self.calls.append((started.agent, started.name, started.arguments))
-        if before := self._before.results.get(key):
-            return replace(before.popleft(), agent=started.agent, handle=started.handle, name=started.name)
         return None
 
     def _decision(self, request: DecisionRequested) -> Event:

@@ -31,7 +31,7 @@ from closeout.journal.store import Row, Store
 from closeout.journal.totals import RunTotals
 from closeout.lab.client_conversation import CONVERSATION, as_client
 from closeout.lab.compare import agent_differences, first_difference
-from closeout.lab.kept_lanes import KeptComparison, KeptLane
+from closeout.lab.kept_lanes import KeptLane, delete_lanes
 from closeout.lab.recorded_effects import CostLimit, KnownTools, RecordedEffects, WhatIfJournal, shown
 from closeout.models.base import price_of
 from closeout.records import record
@@ -58,7 +58,6 @@ class Lane:
         run_cost: What all its requests cost, also those that were taken from the record; None if a price is unknown.
         left: The call that it wanted to make, which the record does not have and which must not be made.
         problem: Why it failed or stopped.
-        reused: The paid requests that were sent before the comparison was stopped and continued.
         run_id: The run in the home that has its events; empty if they were not kept, because it did what was recorded.
     """
 
@@ -72,7 +71,6 @@ class Lane:
     run_cost: float | None = None
     left: str = ""
     problem: str = ""
-    reused: int = 0
     run_id: str = ""
 
 
@@ -157,8 +155,6 @@ async def run_again(
 ) -> list[WhatIfCase]:
     """Run recorded runs again with an agent. The records stay as they are; what is paid for is kept as runs of its own.
 
-    A comparison that was stopped is continued by the same call, with the runs that were chosen then.
-
     Args:
         plan: The changed agent.
         store: Where the runs are kept. None is refused: there are no runs.
@@ -191,7 +187,6 @@ async def run_again(
             )
     runs = runs if isinstance(runs, int) else [runs] if isinstance(runs, str) else list(runs)
     candidate, other = _quiet(plan), None if baseline is None else _quiet(baseline)
-    cost = CostLimit(limit_cost)
     places = asyncio.Semaphore(parallel)
     done = 0
 
@@ -201,25 +196,20 @@ async def run_again(
             found = await lab.case(run_id, candidate, other)
         done += 1
         if progress is not None:
-            progress(done, len(comparison.runs))
+            progress(done, len(chosen))
         return found
 
     async with AsyncExitStack() as stack:
         for each in (plan, baseline):
             if each is not None:
                 await stack.enter_async_context(each.manager)
-        comparison = KeptComparison(store, _name(candidate, other, runs, allow_read_only=allow_read_only))
-        cost.charge(await comparison.load(lambda: _chosen(store, plan.name, runs)))
-        lab = _Lab(comparison, allow_read_only=allow_read_only, cost=cost)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(case(run_id)) for run_id in comparison.runs]
-            cases = [task.result() for task in tasks]
-            if not any(lane.status == "stopped" for each in cases for lane in each.lanes):
-                await comparison.end(f"{sum(each.changed for each in cases)} of {len(cases)} runs differ")
-        finally:
-            comparison.abandon()
-    return cases
+        chosen = await store.off_loop(_chosen, store, plan.name, runs)
+        name = _name(candidate, other, runs, allow_read_only=allow_read_only)
+        await store.off_loop(delete_lanes, store, name)
+        lab = _Lab(store, name, allow_read_only=allow_read_only, cost=CostLimit(limit_cost))
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(case(run_id)) for run_id in chosen]
+    return [task.result() for task in tasks]
 
 
 def _name(plan: AgentPlan, baseline: AgentPlan | None, runs: object, *, allow_read_only: bool) -> str:
@@ -229,7 +219,7 @@ def _name(plan: AgentPlan, baseline: AgentPlan | None, runs: object, *, allow_re
         for each in (plan, baseline)
     ]
     text = json.dumps([agents, runs, allow_read_only], default=str, sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{LAB}.{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
 def _chosen(store: Store, name: str, runs: int | Iterable[str]) -> list[str]:
@@ -259,9 +249,9 @@ def _quiet(plan: AgentPlan) -> AgentPlan:
 class _Lab:
     """Runs cases. `cost` is charged by all of them."""
 
-    def __init__(self, comparison: KeptComparison, *, allow_read_only: bool, cost: CostLimit) -> None:
-        self._comparison = comparison
-        self._store = comparison.store
+    def __init__(self, store: Store, name: str, *, allow_read_only: bool, cost: CostLimit) -> None:
+        self._store = store
+        self._name = name
         self._allow_read_only = allow_read_only
         self._cost = cost
 
@@ -286,7 +276,7 @@ class _Lab:
     async def _lanes(
         self, case: WhatIfCase, rows: Sequence[Row], plan: AgentPlan, baseline: AgentPlan | None
     ) -> WhatIfCase:
-        lane = await self._comparison.lane(case.run_id, "candidate")
+        lane = self._kept_lane(case.run_id, "candidate")
         try:
             then, now, journal = await self._lane(case.run_id, rows, plan, lane)
             if then is None:
@@ -307,7 +297,7 @@ class _Lab:
         )
         if baseline is None:
             return case
-        lane = await self._comparison.lane(case.run_id, "baseline")
+        lane = self._kept_lane(case.run_id, "baseline")
         try:
             _, again, other = await self._lane(
                 case.run_id, rows, baseline, lane, ask_from=journal.first_paid, names=journal.tools
@@ -316,6 +306,9 @@ class _Lab:
         finally:
             lane.abandon()
         return replace(case, baseline=again)
+
+    def _kept_lane(self, run_id: str, lane: str) -> KeptLane:
+        return KeptLane(self._store, f"{self._name}.{run_id}.{lane}", origin={"run": run_id, "lane": lane})
 
     async def _lane(
         self,
@@ -359,18 +352,17 @@ class _Lab:
             run_cost=result.usage.cost_usd,
             left=journal.left,
             problem=journal.problem or result.error,
-            reused=journal.reused,
         )
         return then, now, journal
 
 
 async def _kept(lane: KeptLane, found: Lane, journal: WhatIfJournal, *, differs: bool) -> Lane:
-    """Keep a lane that differs or was paid for, with its end unless it was stopped. Return it with its run."""
-    if found.status != "stopped":
-        if lane.was_stopped or (differs and not lane.run_id):
-            await lane.begin(journal)
-        status, reason = ("failed", "left_record") if found.left else (found.status, "")
-        await lane.end(RunEnded("main", status, reason, answer=found.answer, error=found.problem))
+    """Keep a lane that differs or was paid for. Return it with its run."""
+    if differs and not lane.run_id and found.status != "stopped":
+        await lane.begin(journal)
+    ends = {"left the record": ("failed", "left_record"), "stopped": ("cancelled", "cost_limit")}
+    status, reason = ends.get(found.status, (found.status, ""))
+    await lane.end(RunEnded("main", status, reason, answer=found.answer, error=found.problem))
     return replace(found, run_id=lane.run_id)
 
 
