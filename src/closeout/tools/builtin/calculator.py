@@ -18,6 +18,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from closeout.errors import ToolError
+from closeout.parsing.python_source import parse_python
 from closeout.tools.tool import tool
 
 __all__ = ["calculate", "evaluate"]
@@ -46,14 +47,6 @@ def _power(base: Number, exponent: Number) -> Number:
     return math.pow(base, exponent)
 
 
-def _sqrt(value: Number) -> Number:
-    if isinstance(value, Fraction) and value >= 0:
-        top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
-        if top * top == value.numerator and bottom * bottom == value.denominator:
-            return Fraction(top, bottom)
-    return math.sqrt(value)
-
-
 def _round(value: Number, digits: Number = Fraction(0)) -> Number:
     """Half away from zero, as taught at school; Python's own rounds 2.5 to 2."""
     places = _whole(digits)
@@ -79,13 +72,6 @@ def _integers(function: Callable[..., int], *, most: float = math.inf) -> Callab
     return of
 
 
-def _several(function: Callable[..., Number]) -> Callable[..., Number]:
-    def of(first: Number, *values: Number) -> Number:
-        return function([first, *values])
-
-    return of
-
-
 def _angle(function: Callable[[float], float]) -> Callable[[Number], Number]:
     """sin(pi) is 0, not the 1.2e-16 that is the error in pi."""
     return lambda angle: round(function(float(angle)), SHOWN_DIGITS)
@@ -105,15 +91,15 @@ FUNCTIONS: dict[str, Callable[..., Number]] = {
     "log": lambda x, base=math.e: math.log10(x) if base == 10 else math.log(x, base),
     "log10": lambda x: math.log10(x),
     "log2": lambda x: math.log2(x),
-    "max": _several(max),
-    "mean": _several(statistics.mean),
-    "median": _several(statistics.median),
-    "min": _several(min),
+    "max": max,
+    "mean": lambda *values: statistics.mean(values),
+    "median": lambda *values: statistics.median(values),
+    "min": min,
     "pow": _power,
     "round": _round,
     "sin": _angle(math.sin),
-    "sqrt": _sqrt,
-    "sum": _several(sum),
+    "sqrt": lambda x: math.sqrt(x),
+    "sum": lambda *values: sum(values, Fraction(0)),
     "tan": _angle(math.tan),
 }
 CONSTANTS: dict[str, Number] = {"pi": math.pi, "e": math.e}
@@ -136,15 +122,11 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 _SIGNS = str.maketrans({
     "×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-", "—": "-", "≤": "<=", "≥": ">=", "≠": "!=", "^": "**",
     "加": "+", "减": "-", "乘": "*", "除": "/", "π": " pi ", "√": " sqrt ",
-    "$": " ", "€": " ", "£": " ", "¥": " ",
 })  # fmt: skip
-_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?![\d,])")
-_ROOT = re.compile(r"\bsqrt\s+(\d+(?:\.\d+)?)")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?|\))(?:%(?!\s*[\w.(])|\s*%\s*(of)\b)")  # not 17 % 5, a remainder
+_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?![\d,])")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)(?:%(?!\s*[\w.(])|\s*%\s*(of)\b)")  # not 17 % 5, a remainder
 _AMBIGUOUS = re.compile(r"[\w)]\s*([+-])\s*(\d+(?:\.\d+)?)\s*%\s*(?=[+\-),]|$)")
-_WARNED_OF = re.compile(r"\\|\d(?:and|else|for|if|in|is|not|or)\b")  # by Python's parser, on stderr
-_SUM = re.compile(r"\d\s*%\s*[+-]|%.*%")  # 100% - 15% is clear
 
 
 def _normalised(text: str) -> str:
@@ -154,17 +136,13 @@ def _normalised(text: str) -> str:
     text = " ".join(text.split()).strip("`\"' ").rstrip("=? ")
     if not re.search(r"[A-Za-z]\w*\s*\(|\[", text):  # between the arguments of a function a comma separates
         text = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
-    ambiguous = _AMBIGUOUS.search(text)
-    if ambiguous and not _SUM.search(text):
+    if ambiguous := _AMBIGUOUS.search(text):
         sign, number = ambiguous.groups()
         raise ToolError(
             f"'{sign} {number}%' can mean two things. To change the amount by {number}% write "
             f"amount * (1 {sign} {number}/100); to change it by the number itself write {sign} {number}/100."
         )
-    text = _PERCENT.sub(
-        lambda found: (f"({found[1]}/100)" if found[1] != ")" else ")/100") + (" * " if found[2] else ""), text
-    )
-    return re.sub(r"(?<=[\d)])\s*of\b", " *", _ROOT.sub(r"sqrt(\1)", text))
+    return _PERCENT.sub(lambda found: f"({found[1]}/100)" + (" * " if found[2] else ""), text)
 
 
 def _shown(value: Number) -> str:
@@ -199,18 +177,17 @@ def evaluate(expression: str) -> str:
     text = _normalised(str(expression))
     if not text:
         raise ToolError("The expression is empty. Write arithmetic, for example (36 + 4.5) / 2.")
+    tree = parse_python(text)
+    if tree is None or len(tree.body) != 1 or not isinstance(tree.body[0], ast.Expr):
+        raise ToolError(f"'{text[:80]}' cannot be read. {EXAMPLE}")
     try:
-        if _WARNED_OF.search(text):
-            raise ValueError
-        return _value(ast.parse(text, mode="eval").body, text)
+        return _value(tree.body[0].value, text)
     except ZeroDivisionError:
         raise ToolError(f"{text} divides by zero.") from None
     except OverflowError:
         raise ToolError(f"{text[:80]} is too large a number to calculate with.") from None
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if isinstance(error, RecursionError | MemoryError) or "nested" in str(error):
-            raise ToolError("The expression is nested too deeply. Split it into steps.") from None
-        raise ToolError(f"'{text[:80]}' cannot be read. {EXAMPLE}") from None
+    except RecursionError:
+        raise ToolError("The expression is nested too deeply. Split it into steps.") from None
 
 
 def _value(node: ast.expr, text: str) -> str:
