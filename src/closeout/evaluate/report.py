@@ -352,94 +352,59 @@ class EvalReport:
 
     def lines(self) -> list[tuple[str, str]]:
         """Return what a table of the report shows, label and text."""
-        score, totals, low_high = self.score, self.totals, self.bootstrap()
-        found = [
-            (
-                "score",
-                (
-                    f"{percent(score.mean)} ± {percent(score.error)} (standard error) of "
-                    f"{amount(score.trials, 'trial')}, {amount(score.clusters, 'task')}; "
-                    f"95 % interval {span(score.low, score.high)}, bootstrap {span(*low_high)}"
-                ),
-            ),
-            ("right", f"{totals.correct:,} of {totals.planned:,} trials"),
-        ]
-        if totals.finished < totals.planned:
-            so_far = self.score_so_far
-            found.append(
-                (
-                    "unfinished",
-                    (
-                        f"{totals.planned - totals.finished:,} of {totals.planned:,} trials, counted as wrong; "
-                        f"finished ones: {percent(so_far.mean)} of {so_far.trials:,}"
-                    ),
-                )
-            )
-        if totals.suspended:
-            found.append(
-                (
-                    "suspended",
-                    (
-                        f"{totals.suspended:,} of {totals.planned:,} trials wait for a decision: `closeout approve` "
-                        "lists them; after that the same command continues"
-                    ),
-                )
-            )
-        for k in self._ks():
-            found.append((f"pass@{k}", f"{percent(self.pass_at(k).mean)} of {amount(score.clusters, 'task')}"))
-            found.append((f"pass^{k}", f"{percent(self.pass_hat(k).mean)} of {amount(score.clusters, 'task')}"))
-        found.append(
-            (
-                "runs",
-                (
-                    f"{totals.answered:,} answered, {totals.unanswered:,} without an answer, {totals.failed:,} failed"
-                    f" (of {totals.planned:,}){f', {totals.tries:,} tried again' if totals.tries else ''}"
-                ),
-            )
-        )
-        if self.failures:
-            found.append(("failures", ", ".join(f"{kind} {number:,}" for kind, number in self.failures.items())))
-        if totals.not_judged:
-            found.append(("not judged", f"{totals.not_judged:,} of {totals.finished:,}, counted as wrong"))
-            found += [("  because", f"{reason} ({number:,})") for reason, number in self.not_judged_reasons]
-        if self.edited:
-            found.append(("edited by hand", f"{self.edited:,}; without: --scorer '{self.scorer}{ORIGINAL}'"))
-        others = [name for name in self.scorers if name != self.scorer]
-        for name in others:
-            kappa = self.agreement(self.scorer, name)
-            shown = "no trial has both verdicts" if math.isnan(kappa) else f"Cohen's kappa {kappa:.2f}"
-            found.append((f"agreement with {name}", shown))
-        found += self._cost_lines()
-        if self.stopped:
-            found.append(("stopped", f"early, by {self.stopped.rstrip('.')}; the same command continues"))
-        return found
+        return list(self._lines())
 
-    def _cost_lines(self) -> list[tuple[str, str]]:
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        score, totals = self.score, self.totals
+        trials, tasks = amount(score.trials, "trial"), amount(score.clusters, "task")
+        interval = f"95 % interval {span(score.low, score.high)}, bootstrap {span(*self.bootstrap())}"
+        mean = f"{percent(score.mean)} ± {percent(score.error)} (standard error)"
+        yield "score", f"{mean} of {trials}, {tasks}; {interval}"
+        yield "right", f"{totals.correct:,} of {totals.planned:,} trials"
+        if totals.finished < totals.planned:
+            missing = f"{totals.planned - totals.finished:,} of {totals.planned:,} trials, counted as wrong"
+            so_far = self.score_so_far
+            yield "unfinished", f"{missing}; finished ones: {percent(so_far.mean)} of {so_far.trials:,}"
+        if totals.suspended:
+            then = "`closeout approve` lists them; after that the same command continues"
+            yield "suspended", f"{totals.suspended:,} of {totals.planned:,} trials wait for a decision: {then}"
+        for k in self._ks():
+            yield f"pass@{k}", f"{percent(self.pass_at(k).mean)} of {tasks}"
+            yield f"pass^{k}", f"{percent(self.pass_hat(k).mean)} of {tasks}"
+        ends = f"{totals.answered:,} answered, {totals.unanswered:,} without an answer, {totals.failed:,} failed"
+        yield "runs", f"{ends} (of {totals.planned:,}){f', {totals.tries:,} tried again' if totals.tries else ''}"
+        if self.failures:
+            yield "failures", ", ".join(f"{kind} {number:,}" for kind, number in self.failures.items())
+        if totals.not_judged:
+            yield "not judged", f"{totals.not_judged:,} of {totals.finished:,}, counted as wrong"
+            for reason, number in self.not_judged_reasons:
+                yield "  because", f"{reason} ({number:,})"
+        if self.edited:
+            yield "edited by hand", f"{self.edited:,}; without: --scorer '{self.scorer}{ORIGINAL}'"
+        for name in self.scorers:
+            if name != self.scorer:
+                kappa = self.agreement(self.scorer, name)
+                shown = "no trial has both verdicts" if math.isnan(kappa) else f"Cohen's kappa {kappa:.2f}"
+                yield f"agreement with {name}", shown
+        yield from self._cost_lines()
+        if self.stopped:
+            yield "stopped", f"early, by {self.stopped.rstrip('.')}; the same command continues"
+
+    def _cost_lines(self) -> Iterator[tuple[str, str]]:
         totals, outcomes = self.totals, [trial.outcome for trial in self.trials if trial.outcome is not None]
         if not outcomes:
-            return []
-        cost = "unknown" if totals.cost is None else f"${totals.cost:.4f}, ${totals.cost / len(outcomes):.5f} a trial"
+            return
+        tokens = f"{totals.input_tokens:,} in ({totals.cached_tokens:,} cached), {totals.output_tokens:,} out"
+        yield "tokens", f"{tokens}, {amount(totals.requests, 'request')}"
+        yield (
+            "cost",
+            "unknown" if totals.cost is None else f"${totals.cost:.4f}, ${totals.cost / len(outcomes):.5f} a trial",
+        )
+        turns, calls = (fmean(getattr(each, name) for each in outcomes) for name in ("turns", "tool_calls"))
         seconds = [outcome.seconds for outcome in outcomes]
-        return [
-            (
-                "tokens",
-                (
-                    f"{totals.input_tokens:,} in ({totals.cached_tokens:,} cached), {totals.output_tokens:,} out, "
-                    f"{amount(totals.requests, 'request')}"
-                ),
-            ),
-            ("cost", cost),
-            (
-                "a trial",
-                (
-                    f"{fmean(outcome.turns for outcome in outcomes):.1f} turns, "
-                    f"{fmean(outcome.tool_calls for outcome in outcomes):.1f} tool calls "
-                    f"({totals.tool_failures:,} failed in all), "
-                    f"{median(seconds):.1f} s median, {max(seconds):.1f} s longest"
-                ),
-            ),
-            ("rollbacks, repairs", f"{totals.rollbacks:,}, {totals.repairs:,}"),
-        ]
+        work = f"{turns:.1f} turns, {calls:.1f} tool calls ({totals.tool_failures:,} failed in all)"
+        yield "a trial", f"{work}, {median(seconds):.1f} s median, {max(seconds):.1f} s longest"
+        yield "rollbacks, repairs", f"{totals.rollbacks:,}, {totals.repairs:,}"
 
     def provenance(self) -> list[tuple[str, str]]:
         """Return what it takes to repeat the evaluation, label and text."""
