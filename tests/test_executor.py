@@ -534,16 +534,6 @@ def test_arguments_that_are_not_an_object_are_fixed_as_far_as_they_can_be_read(
     assert ToolExecutor().fix_tool_call_arguments("run_python_code", given) == {"sandbox_id": "default", **fixed}
 
 
-def test_a_tool_of_a_sub_agent_is_known_by_its_own_rules() -> None:
-    key: dict[str, Any] = {"type": "object", "properties": {"isbn": {"type": "string"}, "note": {"type": "string"}}}
-    key["required"] = ["isbn"]
-    library = Source(tool("borrow", lambda isbn: isbn, key, duplicate_key=("isbn",), empty_at=("books",)))
-    executor = ToolExecutor(source(), {"librarian": library})
-    assert executor.fix_tool_call_arguments("borrow", {"ISBN": 5}) == {"isbn": "5"}
-    assert executor.get_query_str_from_tool_call("borrow", {"isbn": "5", "note": "x"}) == "borrow_5"
-    assert executor.should_rollback_result("borrow", {"books": []}, {"result": {"books": []}})
-
-
 async def test_a_manager_that_can_only_execute_is_enough_for_the_designs_methods() -> None:
     executor = ToolExecutor(Manager())  # type: ignore[arg-type]
     assert executor.fix_tool_call_arguments("scrape_and_extract_info", {"description": "d"}) == {"info_to_extract": "d"}
@@ -727,10 +717,3 @@ def test_results_become_message_parts() -> None:
 
     formatted = ToolExecutor(output_formatter=Formatter()).format_tool_result_for_llm({"result": 1})
     assert formatted == {"type": "text", "text": "formatted 1"}
-
-
-async def test_sub_agents_have_their_own_tools() -> None:
-    mine, theirs = source(), Source(tool("read", lambda path: "text", PATH))
-    executor = ToolExecutor(mine, {"reader": theirs})
-    assert (await one(executor, "read", {"path": "a"}, agent="main/r4:reader")).status == "ok"
-    assert (await one(executor, "read", {"path": "a"})).status == "refused"

@@ -1,4 +1,4 @@
-"""The tables of docs/seeds that the code decides: names, constants, settings, variables, and the steps that runs log.
+"""The tables of docs/seeds that the code decides: names, hooks, settings, variables, and the steps that runs log.
 
 python tests/seeds/seed_tables.py writes them into the pages.
 """
@@ -13,9 +13,40 @@ from typing import Any
 
 import closeout
 from closeout import Agent, Boxed, tool
-from closeout.compat import ENVIRONMENT, SETTINGS, VOCABULARY
+from closeout.compat import ENVIRONMENT, HOOKS, NOT_CALLED, SETTINGS, VOCABULARY
 from closeout.config import Config
 from closeout.testing import ScriptedClient, answer, call, say
+
+CHINESE = {
+    "a run that begins": "运行开始",
+    "a question to `runner.run`": "`runner.run` 的每个问题",
+    "each request": "每次请求",
+    "each reply": "每条回复",
+    "each call of a tool": "每次工具调用",
+    "each result of a tool": "每个工具结果",
+    "each event that has this name": "每个同名事件",
+    "an answer, and closing": "答案，以及收尾",
+    "an attempt without an answer": "没有答案的尝试",
+    "the end of a run": "运行结束",
+    "A run is recorded in its journal; result.messages is the conversation.": (
+        "运行记录在日志里；result.messages 是对话。"
+    ),
+    "result.agent_thoughts holds the steps; listeners= receive them as they happen.": (
+        "result.agent_thoughts 有各步；listeners= 实时收到它们。"
+    ),
+    "Override _organize_historic_prompt_messages.": "重写 _organize_historic_prompt_messages。",
+    "Override create_message or complete.": "重写 create_message 或 complete。",
+    "A run shortens its conversation itself; Agent(context=…) decides how.": (
+        "运行自己缩短对话；Agent(context=…) 决定怎样缩短。"
+    ),
+    "agent.keep_tool_result sets how many results stay.": "agent.keep_tool_result 设定保留多少结果。",
+    "Override is_duplicate_query in a ToolExecutor.": "在 ToolExecutor 里重写 is_duplicate_query。",
+    "Override record_query in a ToolExecutor.": "在 ToolExecutor 里重写 record_query。",
+    "A run rolls replies back itself; agent.max_consecutive_rollbacks limits it.": (
+        "运行自己回滚回复；agent.max_consecutive_rollbacks 是上限。"
+    ),
+    "A model is offered the tools that the manager holds.": "提供给模型的，是管理器里的工具。",
+}
 
 DOCS = Path(__file__).parents[2] / "docs"
 BEGIN, END = "<!-- names {} -->", "<!-- end -->"
@@ -36,6 +67,7 @@ def table(seed: str, language: str) -> str:
         text = str(value).partition("\n")[0].replace("|", "\\|")
         shown = f"`{text}`" if name.isupper() else ""
         lines.append(f"| `closeout.{name}` | `closeout.{homes[name]}` | {shown} |")
+    lines += hooks(seed, language)
     rows = [*map(setting, SETTINGS.get(seed, ()))]
     rows += [f"| | | `{name}` |" for name in ENVIRONMENT.get(seed, ())]
     if rows:
@@ -45,6 +77,23 @@ def table(seed: str, language: str) -> str:
         lines += ["", "| 日志步骤 | 级别 |" if language == "zh" else "| step of the log | level |", "|---|---|"]
         lines += ["| `{}` | {} |".format(name.replace("|", "\\|"), level) for name, level in steps()]
     return "\n".join(lines)
+
+
+def hooks(seed: str, language: str) -> list[str]:
+    """The methods that a subclass overrides, and what a run calls them for; those that it overrides in vain."""
+    heads = {
+        "en": ("overridden method | called for", "method that no run calls | instead"),
+        "zh": ("重写的方法 | 何时调用", "运行不调用的方法 | 代替它的"),
+    }
+    lines = []
+    for head, owners in zip(heads[language], (HOOKS, NOT_CALLED), strict=True):
+        rows = [
+            f"| `{owner}.{method}` | {CHINESE[text] if language == 'zh' else text} |"
+            for owner in VOCABULARY[seed]
+            for method, text in owners.get(owner, {}).items()
+        ]
+        lines += ["", f"| {head} |", "|---|---|", *rows] if rows else []
+    return lines
 
 
 def setting(key: str) -> str:

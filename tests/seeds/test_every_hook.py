@@ -1,136 +1,230 @@
-"""Every method of the seeds' classes that a subclass overrides is called, in every dialect and every way to run."""
+"""Every hook of `closeout.compat.HOOKS` is called in every dialect and every way to run, and may fail."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from closeout import (
-    Agent,
-    AnswerGenerator,
-    Boxed,
-    Capabilities,
-    OutputFormatter,
-    TaskLog,
-    TelemetryCollector,
-    ToolExecutor,
-    ToolManager,
-    tool,
-)
+import closeout
+from closeout import Agent, Boxed, Capabilities, ToolManager, UsageError, tool
+from closeout.compat import CALL, HOOKS, NOT_CALLED, QUESTION, REPLY, REQUEST, RESULT, RUN, VOCABULARY
 from closeout.dialects.protocol import DIALECTS
-from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+from closeout.errors import ServerFailed
+from closeout.models.retry import RetryPolicy
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 
-HOOKS: dict[type, tuple[str, ...]] = {
-    ToolExecutor: (
-        "fix_tool_call_arguments",
-        "get_query_str_from_tool_call",
-        "is_duplicate_query",
-        "record_query",
-        "execute_single_tool_call",
-        "post_process_tool_call_result",
-        "should_rollback_result",
-        "format_tool_result_for_llm",
-    ),
-    OutputFormatter: ("format_tool_result_for_user", "format_final_summary_and_log", "_extract_boxed_content"),
-    AnswerGenerator: ("handle_llm_call", "generate_and_finalize_answer", "generate_final_answer_with_retries"),
-    ToolManager: ("execute_tool_call",),
-    ScriptedClient: (
-        "create_message",
-        "process_llm_response",
-        "extract_tool_calls_info",
-        "update_message_history",
-        "format_token_usage_summary",
-    ),
-    TelemetryCollector: ("record",),
-    TaskLog: ("log_step",),
-}
 WAYS = ("run", "stream", "session", "map", "resume", "sub-agent")
+RUNNERS = (closeout.FunctionCallAgentRunner, closeout.CotChatAgentRunner, closeout.CotCompletionAgentRunner)
+ONE_TEXT = ("cot_completion", closeout.CotChatAgentRunner, closeout.CotCompletionAgentRunner)
+# What these make has no default in its place.
+NEEDED = (
+    closeout.BaseAgentRunner,
+    closeout.CotAgentRunner,
+    closeout.CotChatAgentRunner,
+    closeout.CotAgentOutputParser,
+    closeout.BaseClient,
+)
+
+Change = Callable[[str], None]  # called with the name of each hook before what it does
 
 
-def noting(base: type, seen: set[str]) -> Any:
-    """A subclass whose methods note their names and do what those of the base class do."""
+def hooks_of(kind: type) -> list[str]:
+    return [name for base in kind.__mro__ for name in HOOKS.get(base.__name__, ())]
+
+
+def hooked(base: type, before: Change) -> Any:
+    """A subclass whose hooks call a function first, and then do what those of the base class do."""
 
     def method(name: str) -> Any:
-        def noted(self: Any, *arguments: Any, **options: Any) -> Any:
-            seen.add(name)
+        def own(self: Any, *arguments: Any, **options: Any) -> Any:
+            before(name)
             return getattr(super(made, self), name)(*arguments, **options)
 
-        return noted
+        return own
 
-    made = type(f"Own{base.__name__}", (base,), {name: method(name) for name in HOOKS[base]})
+    made = type(f"Own{base.__name__}", (base,), {name: method(name) for name in hooks_of(base)})
     return made
 
 
-@tool(read_only=True, approval="always")
-def look(key: str) -> str:
-    """Look something up."""
-    return f"{key} is 42"
+class Script:
+    """Fails at first, finds no answer in the first attempt, and one in the second, after a call."""
+
+    failed = learned = False
+
+    def __call__(self, view: RequestView) -> Turn | Exception:
+        if not self.failed:
+            self.failed = True
+            return ServerFailed("busy")
+        if "is 42" in view.text:
+            return answer(r"\boxed{42}")
+        if self.learned:
+            return call("scrape_website", url="a")
+        self.learned = "Another attempt" in view.text
+        return say("Failure type: none." if self.learned else "It is hard to say.")
 
 
-def play(view: RequestView) -> Turn:
-    return answer(r"\boxed{42}") if "is 42" in view.text else call("look", key="a")
+@tool(name="scrape_website", read_only=True)
+def scrape(url: str) -> str:
+    """Read a page."""
+    return f"{url} is 42"
 
 
-class Hooked:
-    """An agent in which every hook is overridden."""
+class World:
+    """An agent in which every hook is overridden, or those of one class."""
 
-    def __init__(self, home: Path, dialect: str, *, asks: bool) -> None:
-        self.seen: set[str] = set()
-        own = look if asks else tool(read_only=True)(look.function)
-        native = dialect == "function_call"
-        self.log = noting(TaskLog, self.seen)()
-        self.agent = Agent(
-            noting(ScriptedClient, self.seen)(
-                play, capabilities=Capabilities(completions=True, native_tools=native, known=True)
-            ),
-            noting(ToolManager, self.seen)([own]),
-            dialect=dialect,
-            answer=Boxed(),
-            home=home,
-            output_formatter=noting(OutputFormatter, self.seen)(),
-            tool_executor=noting(ToolExecutor, self.seen),
-            answer_generator=noting(AnswerGenerator, self.seen),
-            telemetry=noting(TelemetryCollector, self.seen)(),
+    def __init__(self, home: Path | Literal[False], kind: Any, before: Change, only: type = object) -> None:
+        self.kinds: list[type] = []  # the subclasses
+
+        def own(base: type) -> Any:
+            self.kinds.append(hooked(base, before) if issubclass(base, only) else base)
+            return self.kinds[-1]
+
+        dialect = kind.dialect if isinstance(kind, type) else kind
+        page = tool(name="scrape_website", read_only=True, approval="always")(scrape.function) if home else scrape
+        model = own(ScriptedClient)(
+            Script(),
+            capabilities=Capabilities(completions=True, native_tools=dialect == "function_call", known=True),
+        )
+        model.retry = RetryPolicy(first_wait=0)
+        self.home = home
+        self.listeners = [own(closeout.TaskLog)(), own(closeout.StreamHandler)(None)]
+        options: dict[str, Any] = {
+            "answer": Boxed(),
+            "home": home,
+            "max_turns": 6,
+            "context_compress_limit": 1,
+            "output_formatter": own(closeout.OutputFormatter)(),
+            "tool_executor": own(closeout.ToolExecutor),
+            "answer_generator": own(closeout.AnswerGenerator),
+            "telemetry": own(closeout.TelemetryCollector)(),
+        }
+        if dialect in ("cot_chat", "cot_completion"):
+            options["output_parser"] = own(closeout.CotAgentOutputParser)
+        tools = own(ToolManager)([page])
+        self.runner = own(kind)(model, tools, "Be brief.", **options) if isinstance(kind, type) else None
+        self.agent: Agent[Any] = (
+            Agent(model, tools, dialect=kind, **options) if self.runner is None else self.runner.agent
         )
 
+    async def ask(self, way: str) -> Any:
+        agent, listeners = self.agent, self.listeners
+        if way == "run" and self.runner is not None:
+            async for _ in self.runner.run("What is a?", listeners=listeners):
+                pass
+            return self.runner.result
+        if way == "run":
+            return await agent.run("What is a?", listeners=listeners)
+        if way == "stream":
+            stream = agent.stream("What is a?", listeners=listeners)
+            async for _ in stream:
+                pass
+            return stream.result
+        if way == "session":
+            return await agent.session("s").run("What is a?", listeners=listeners)
+        if way == "map":
+            (result,) = [result async for result in agent.map(["What is a?"], listeners=listeners)]
+            return result
+        if way == "resume":
+            waiting = await agent.run("What is a?")
+            assert waiting.status == "waiting", waiting.error
+            return await agent.resume(waiting.run_id, decisions={waiting.waiting[0].id: True}, listeners=listeners)
+        outer = Agent(
+            ScriptedClient([call("helper", task="What is a?"), answer("42")]),
+            [agent.as_tool("helper", "Help.")],
+            home=self.home,
+        )
+        return await outer.run("What is a?", listeners=listeners)
 
-async def ask(hooked: Hooked, way: str, home: Path) -> str | None:
-    agent, listeners = hooked.agent, [hooked.log]
-    if way == "run":
-        return (await agent.run("What is a?", listeners=listeners)).answer
-    if way == "stream":
-        stream = agent.stream("What is a?", listeners=listeners)
-        async for _ in stream:
-            pass
-        return stream.result.answer
-    if way == "session":
-        return (await agent.session("s").run("What is a?", listeners=listeners)).answer
-    if way == "map":
-        (answered,) = [result.answer async for result in agent.map(["What is a?"], listeners=listeners)]
-        return answered
-    if way == "resume":
-        waiting = await agent.run("What is a?")
-        assert waiting.status == "waiting"
-        hooked.seen.clear()
-        result = await agent.resume(waiting.run_id, decisions={waiting.waiting[0].id: True}, listeners=listeners)
-        return result.answer
-    outer = Agent(
-        ScriptedClient([call("helper", task="What is a?"), answer("42")]),
-        [agent.as_tool("helper", "Help.")],
-        home=home,
-    )
-    return (await outer.run("What is a?", listeners=listeners)).answer
+
+@pytest.fixture(autouse=True)
+def demonstration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEMO_MODE", "1")
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dialect", DIALECTS)
-async def test_every_overridden_method_is_called(dialect: str, way: str, tmp_path: Path) -> None:
-    if dialect == "code":
+@pytest.mark.parametrize("kind", [*DIALECTS, *RUNNERS])
+async def test_every_overridden_method_is_called(kind: Any, tmp_path: Path) -> None:
+    if kind == "code":
         pytest.importorskip("pydantic_monty")
-    hooked = Hooked(tmp_path, dialect, asks=way == "resume")
-    assert await ask(hooked, way, tmp_path) == "42"
-    # One growing text has no history of messages.
-    without = {"update_message_history"} if dialect == "cot_completion" else set()
-    assert {name for names in HOOKS.values() for name in names} - hooked.seen == without
+    for way in WAYS:
+        seen: set[str] = set()
+        world = World(tmp_path if way == "resume" else False, kind, seen.add)
+        result = await world.ask(way)
+        assert result.answer == "42", (way, result.error)
+        # A conversation that is one text has no results to add to it, and only a runner itself has questions.
+        without = {"update_message_history"} if kind in ONE_TEXT else set()
+        without |= {"_init_react_state"} if isinstance(kind, type) and way != "run" else set()
+        assert {name for each in world.kinds for name in hooks_of(each)} - seen == without, way
+
+
+@pytest.mark.parametrize("owner", HOOKS)
+async def test_an_override_that_raises_is_named_and_costs_no_more_than_it_must(
+    owner: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = getattr(closeout, owner)
+    kind = next((each for each in RUNNERS if issubclass(each, base)), "cot_chat" if "Cot" in owner else None)
+    for name, called_for in HOOKS[owner].items():
+
+        def fail(called: str, name: str = name) -> None:
+            if called == name:
+                raise KeyError("gone")
+
+        caplog.clear()
+        world = World(False, kind or "function_call", fail, base)
+        if called_for == QUESTION:
+            with pytest.raises(KeyError):
+                await world.ask("run")
+            continue
+        result = await world.ask("run")
+        if called_for == RUN or (called_for in (REQUEST, REPLY) and base in NEEDED):
+            assert (result.status, "KeyError: 'gone'" in result.error) == ("failed", True), name
+        elif called_for in (CALL, RESULT) and result.answer is None:
+            assert result.status == "unanswered", (name, result.error)
+            assert all("gone" in output.telemetry.error_message for output in result.tool_outputs), name
+        else:
+            assert result.answer == "42", (name, result.error)
+        said = [result.error, *result.warnings, caplog.text, str(result.telemetry.metrics), result.final_summary]
+        assert any("gone" in text for text in said), name
+
+
+async def test_a_runner_and_an_executor_may_both_make_the_calls() -> None:
+    seen: list[str] = []
+    runner = hooked(closeout.CotChatAgentRunner, seen.append)
+    executor = hooked(closeout.ToolExecutor, seen.append)
+    for tools in (ToolManager([scrape]), [scrape]):
+        model = ScriptedClient([call("scrape_website", url="a"), answer("42")])
+        made = runner(model, tools, tool_executor=executor, answer=Boxed(), home=False)
+        seen.clear()
+        async for _ in made.run("What is a?"):
+            pass
+        assert made.result.answer == "42"
+        assert seen.index("_handle_invoke_action") < seen.index("execute_single_tool_call")
+    with pytest.raises(UsageError, match="must be a class"):
+        _ = runner(model, [scrape], tool_executor=lambda **options: None).agent
+    with pytest.raises(UsageError, match="is not called with agent="):
+        _ = runner(agent=Agent(model, [scrape], home=False)).agent
+
+
+def test_a_method_that_no_run_calls_is_said_with_what_to_write_instead() -> None:
+    for owner, names in NOT_CALLED.items():
+        base: Any = ScriptedClient if owner == "BaseClient" else getattr(closeout, owner)
+        for name, instead in names.items():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                made = type("Mine", (base,), {name: lambda self: None})
+                if owner == "BaseClient":
+                    Agent(made([]), home=False)
+                if owner == "ToolManager":
+                    Agent(ScriptedClient([]), made(), home=False)
+                if owner == "Orchestrator":
+                    made(llm_client=ScriptedClient([]))
+            assert [str(each.message) for each in caught] == [f"Mine.{name} is never called. {instead}"]
+
+
+def test_the_index_names_methods_that_exist() -> None:
+    for owner, names in HOOKS.items():
+        assert all(callable(getattr(getattr(closeout, owner), name)) for name in names), owner
+        assert any(owner in names for names in VOCABULARY.values()), owner

@@ -82,7 +82,10 @@ def test_the_instruction_prompt_holds_instruction_tools_and_names(kind):
 def test_the_historic_prompt(kind):
     made = runner(kind, history=HISTORY)
     assert made._organize_historic_prompt() == "Question: Who?\n\nFinal Answer: It was Ada.\n\n"
-    assert made._organize_historic_prompt([{"role": "user", "content": "Else?"}]) == "Question: Else?\n\n"
+    other = [{"role": "user", "content": "Else?"}]
+    assert made._organize_historic_prompt(other) == "Question: Else?\n\n"
+    assert made._organize_historic_prompt(current_session_messages=other) == "Question: Else?\n\n"
+    assert made._organize_historic_prompt([]) == ""
 
 
 def test_the_completion_form_is_one_user_message():
@@ -192,7 +195,7 @@ async def test_a_subclass_writes_its_own_prompts():
         def _organize_instruction_prompt(self):
             return "It's mine: action_input\n{{historic_messages}}Question: {{query}}\n{{agent_scratchpad}}"
 
-        def _organize_historic_prompt(self, messages=None):
+        def _organize_historic_prompt(self, current_session_messages=None):
             return "(a long story)\n"
 
     client = ScriptedClient([answer("1")])
@@ -210,13 +213,6 @@ async def test_a_subclass_builds_on_the_messages_of_its_base():
     client = ScriptedClient([answer("1")])
     await play(Own(client, history=history, home=False), "What?")
     assert "user: Who?\r\nassistant: It was 'Ada'.\r\n" in client.requests[0].prompt
-
-
-@pytest.mark.parametrize("name", ["messages", "current_session_messages"])
-def test_the_messages_of_a_historic_prompt_have_two_names(name):
-    made = prepared(CotCompletionAgentRunner)
-    assert made._organize_historic_prompt(**{name: [{"role": "user", "content": "Hm?"}]}) == "Question: Hm?\n\n"
-    assert made._organize_historic_prompt([]) == ""
 
 
 def test_the_cot_runner_is_a_template_for_others():

@@ -158,14 +158,6 @@ def test_a_runner_runs_from_code_that_is_not_async() -> None:
     assert [runner.run_sync(question).answer for question in ("One?", "Two?")] == ["1", "2"]
 
 
-def test_a_method_that_no_run_calls_is_said_with_what_to_write_instead() -> None:
-    with pytest.warns(UserWarning, match=r"Mine\._save_agent_thought is never called\. result\.agent_thoughts"):
-
-        class Mine(CotChatAgentRunner):
-            def _save_agent_thought(self, action: Any) -> str:
-                return ""
-
-
 class Upstream(CotChatAgentRunner):
     """Overrides what other runners of Dify have beside the methods of the article."""
 

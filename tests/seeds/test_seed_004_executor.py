@@ -230,41 +230,6 @@ async def test_a_formatter_of_another_class_gets_the_seed_record() -> None:
     assert (await one(ToolExecutor(Search({"n": 1}), output_formatter=Plain()))).text == '["bing_search", {"n": 1}]'
 
 
-@pytest.mark.parametrize("returned", [None, "text", {}, {"text": 5}])
-async def test_a_formatter_that_returns_no_part_leaves_the_text_as_it_is(returned: Any) -> None:
-    class Broken:
-        def format_tool_result_for_user(self, outcome: dict[str, Any]) -> Any:
-            return returned
-
-    assert (await one(ToolExecutor(Search(), output_formatter=Broken()))).text == "found"
-
-
-# ------------------------------------------------------------------------------------ failures of an override
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        "fix_tool_call_arguments",
-        "get_query_str_from_tool_call",
-        "post_process_tool_call_result",
-        "should_rollback_result",
-        "format_tool_result_for_llm",
-    ],
-)
-async def test_a_method_that_raises_fails_its_call_and_not_the_run(method: str) -> None:
-    def raises(*arguments: Any) -> Any:
-        raise KeyError("gone")
-
-    executor = type("Broken", (ToolExecutor,), {method: raises})(Search())
-    outcome = await one(executor)
-    if method == "format_tool_result_for_llm":
-        assert outcome.text == "found"
-    else:
-        assert outcome.status in ("error", "refused")
-        assert f"Broken.{method} raised KeyError" in outcome.reason
-
-
 # ------------------------------------------------------------------------------------ @tool(judge=…)
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from closeout import (
     Agent,
-    OutputFormatter,
     ResponseFormat,
     RunContext,
     RunResult,
@@ -82,15 +81,14 @@ class SeedExecutor(ToolExecutor):
         SeedExecutor.made = [self]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_subclass_with_the_constructor_of_the_design_runs_with_the_settings_of_the_run(dialect: str) -> None:
+async def test_a_subclass_with_the_constructor_of_the_design_runs_with_the_settings_of_the_run() -> None:
     @tool(read_only=True)
     def words() -> str:
         """A long text."""
         return "word " * 5000
 
     settings = {"agent": {"result_budget": 100, "max_parallel_calls": 3}}
-    result, _ = await asked(SeedExecutor, call("words"), tools=[words], dialect=dialect, config=settings)
+    result, _ = await asked(SeedExecutor, call("words"), tools=[words], config=settings)
     assert result.answer == "done"
     (executor,) = SeedExecutor.made
     assert (executor.result_budget, executor.max_parallel) == (100, 3)
@@ -132,10 +130,9 @@ class Cached(ToolExecutor):
         )
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-async def test_an_override_makes_every_call_of_a_run(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_override_makes_every_call_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cached, "given", [])
-    _, client = await asked(Cached, call("look", key="kept"), call("look", key="abcd"), dialect=dialect)
+    _, client = await asked(Cached, call("look", key="kept"), call("look", key="abcd"))
     assert "from memory" in str(client.requests[1].messages)
     assert "the value of abcd is 4" in str(client.requests[2].messages)
     assert Cached.given == [
@@ -308,21 +305,6 @@ async def test_an_override_shortens_scraped_pages_in_demonstrations(monkeypatch:
 # ------------------------------------------------------------------------------------ the record
 
 
-@pytest.mark.parametrize("returned", ["a text", None, {"type": "text"}])
-async def test_a_formatter_whose_value_cannot_be_used_is_a_warning(returned: Any) -> None:
-    class Wrong(OutputFormatter):
-        def format_tool_result_for_user(self, tool_call_execution_result: Any) -> Any:
-            if returned is None:
-                raise ValueError("no style")
-            return returned
-
-    result, client = await asked(None, output_formatter=Wrong())
-    assert shown(client) == "the value of abcd is 4"
-    (warning,) = result.warnings
-    assert "Wrong.format_tool_result_for_user" in warning
-    assert "by default" in warning
-
-
 async def test_a_refused_call_is_in_the_log_the_telemetry_and_the_warnings(tmp_path: Path) -> None:
     result, _ = await asked(None, call("look", name="a"), call("lok_up_all", key="a"), home=tmp_path)
     assert [warning.partition(":")[0] for warning in result.warnings] == [
@@ -477,8 +459,7 @@ class Watched(ToolManager):
         return {**made, "result": f"<{made['result']}>"} if tool_name == "changed" else made
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_managers_own_execute_tool_call_makes_the_calls_of_a_run(dialect: str) -> None:
+async def test_a_managers_own_execute_tool_call_makes_the_calls_of_a_run() -> None:
     def changed(key: str) -> str:
         """Give a value."""
         return f"value of {key}"
@@ -493,7 +474,7 @@ async def test_a_managers_own_execute_tool_call_makes_the_calls_of_a_run(dialect
 
     manager = Watched(map(tool, [changed, kept, forbidden]))
     script = [call("changed", key="a"), call("kept"), call("forbidden"), answer("done")]
-    result = await Agent(ScriptedClient(script), manager, dialect=dialect, home=False).run("What?")
+    result = await Agent(ScriptedClient(script), manager, home=False).run("What?")
     assert result.answer == "done"
     assert manager.calls == [("local", "changed", {"key": "a"}), ("local", "kept", {}), ("local", "forbidden", {})]
     first, second, third = result.tool_outputs
@@ -557,11 +538,10 @@ class SeedManager:
         return {**named, "error": "gone"} if server_name == "attic" else {**named, "result": f"{server_name} has 42"}
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_manager_of_the_original_shape_is_an_agents_tools(home: Path, dialect: str) -> None:
+async def test_a_manager_of_the_original_shape_is_an_agents_tools(home: Path) -> None:
     manager = SeedManager()
     script = [call("look", key="a"), call("attic-look", key="b"), answer("done")]
-    agent = Agent(ScriptedClient(script), manager, dialect=dialect)  # type: ignore[arg-type]
+    agent = Agent(ScriptedClient(script), manager)  # type: ignore[arg-type]
     result = await agent.run("What?")
     assert result.answer == "done"
     assert manager.calls == [("shelf", "look", {"key": "a"}), ("attic", "look", {"key": "b"})]

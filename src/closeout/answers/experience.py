@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from closeout.answers.reading import said, shorten
 from closeout.parsing.forms.reader import find_call_mark
+from closeout.results.budgets import largest_fit
 
 __all__ = [
     "FAILURE_SUMMARY_ASSISTANT_PREFIX",
@@ -78,40 +80,34 @@ class FailureExperience:
     failed_tools: tuple[str, ...] = ()  # "tool: why"
     done: tuple[str, ...] = ()  # "tool(arguments) → result" of calls with effects
 
-    def text(self, budget_tokens: int | None = None, count: Callable[[str], int] | None = None) -> str:
+    def text(self, budget_tokens: int = sys.maxsize) -> str:
         """Return the experience as the next attempt reads it.
 
         Args:
-            budget_tokens: The most tokens to use; old queries are dropped first, findings last. None: no limit.
-            count: Counts tokens; without it they are estimated, rather too high.
+            budget_tokens: The most tokens to use, by an estimate that is rather too high. Old queries are dropped
+                first, findings last.
         """
-        count = count or estimate_tokens
-        listed: list[tuple[str, tuple[str, ...]]] = [
+        parts = [f"Failure type: {self.type}"]
+        if self.done:
+            parts.append(_done(self.done, budget_tokens // 2))
+        if self.findings:
+            parts.append(f"Useful findings:\n{self.findings}")
+        if self.what_happened:
+            parts.append(f"What happened: {self.what_happened}")
+        kept: list[str] = []
+        for part in parts:
+            if part := _fitting(part, budget_tokens):
+                kept.append(part)
+            budget_tokens -= estimate_tokens(part) + 1
+        listed = (
             ("Tools that failed", self.failed_tools),
             ("Pages already read", self.pages),
             ("Queries already tried", self.queries),
-        ]
-        head = [f"Failure type: {self.type}"]
-        if self.done:
-            room = None if budget_tokens is None else budget_tokens // 2
-            head.append(_done(self.done, room, count))
-        if self.findings:
-            head.append(f"Useful findings:\n{self.findings}")
-        if self.what_happened:
-            head.append(f"What happened: {self.what_happened}")
-        if budget_tokens is None:
-            return "\n".join(head + [_listing(title, items) for title, items in listed if items])
-        kept: list[str] = []
-        left = budget_tokens
-        for part in head:
-            part = _fitting(part, left, count)
-            kept += [part] if part else []
-            left -= count(part) + 1
+        )
         for title, items in listed:
-            items = _last_that_fit(title, items, left, count)
-            if items:
+            if items := _last_that_fit(title, items, budget_tokens):
                 kept.append(_listing(title, items))
-                left -= count(kept[-1]) + 1
+                budget_tokens -= estimate_tokens(kept[-1]) + 1
         return "\n".join(kept)
 
 
@@ -156,30 +152,24 @@ def extract_failure_experience_summary(text: str) -> str:
     return account.strip().strip("`").strip()
 
 
-def render_experiences(
-    experiences: Sequence[FailureExperience | str],
-    budget_tokens: int = _DEFAULT_BUDGET,
-    count: Callable[[str], int] | None = None,
-) -> str:
+def render_experiences(experiences: Sequence[FailureExperience | str], budget_tokens: int = _DEFAULT_BUDGET) -> str:
     """Return what the next attempt is shown of all earlier ones, in at most `budget_tokens`; "" if there were none.
 
     The last attempt gets half of the budget, the others share the rest.
     """
     if not experiences:
         return ""
-    count = count or estimate_tokens
     numbered = len(experiences) > 1
     head = (
         "Earlier attempts at this task ended without an answer. Build on what they found. Do not repeat their "
         "searches, do not read the same pages again, and avoid what failed."
     )
-    left = max(budget_tokens - count(head) - 8 * len(experiences), 0)
+    left = max(budget_tokens - estimate_tokens(head) - 8 * len(experiences), 0)
     earlier = left // 2 // (len(experiences) - 1) if numbered else 0
     parts = [head]
     for number, experience in enumerate(experiences, 1):
         share = earlier if number < len(experiences) else left - earlier * (len(experiences) - 1)
-        record = experience if isinstance(experience, FailureExperience) else None
-        text = record.text(share, count) if record else _fitting(str(experience), share, count)
+        text = experience.text(share) if isinstance(experience, FailureExperience) else _fitting(experience, share)
         if text:
             parts.append(f"Attempt {number}:\n{text}" if numbered else text)
     return "\n\n".join(parts)
@@ -261,33 +251,32 @@ def _listing(title: str, items: Sequence[str]) -> str:
     return f"{title}:\n" + "\n".join(f"- {item}" for item in items)
 
 
-def _done(calls: tuple[str, ...], budget: int | None, count: Callable[[str], int]) -> str:
+def _done(calls: tuple[str, ...], budget: int) -> str:
     """List the calls that must not be repeated; says how many there are if not all fit."""
     title = "Already done, do not repeat"
-    kept = calls if budget is None else _last_that_fit(title, calls, budget, count)
+    kept = _last_that_fit(title, calls, budget)
     return _listing(title if len(kept) == len(calls) else f"{title} (the last {len(kept)} of {len(calls)})", kept)
 
 
-def _last_that_fit(title: str, items: tuple[str, ...], budget: int, count: Callable[[str], int]) -> tuple[str, ...]:
-    left = budget - count(f"{title}:\n")
+def _last_that_fit(title: str, items: tuple[str, ...], budget: int) -> tuple[str, ...]:
+    left = budget - estimate_tokens(f"{title}:\n")
     kept: list[str] = []
     for item in reversed(items):
-        left -= count(f"- {item}\n")
+        left -= estimate_tokens(f"- {item}\n")
         if left < 0:
             break
         kept.append(item)
     return tuple(reversed(kept))
 
 
-def _fitting(text: str, budget: int, count: Callable[[str], int]) -> str:
-    """Return the longest start of a text that fits, found by bisection; the cut is marked."""
-    if count(text) <= budget:
+def _fitting(text: str, budget: int) -> str:
+    """Return the longest start of a text that fits; the cut is marked."""
+    if estimate_tokens(text) <= budget:
         return text
-    low, high = 0, min(len(text), max(budget, 0) * 8)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if count(text[:middle] + " …") <= budget:
-            low = middle
-        else:
-            high = middle - 1
-    return text[:low].rstrip() + " …" if low > 20 else ""
+    cut = largest_fit(
+        21,
+        min(len(text), max(budget, 0) * 8),
+        lambda length: text[:length].rstrip() + " …",
+        lambda part: estimate_tokens(part) <= budget,
+    )
+    return cut or ""

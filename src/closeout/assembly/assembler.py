@@ -30,6 +30,7 @@ from closeout.assembly.checks import (
 )
 from closeout.assembly.parts import Parts, without_parts
 from closeout.assembly.toolset import check_deps_types, check_sub_agents, configured_sub_agents, with_settings
+from closeout.compat import warn_of_methods_not_called
 from closeout.compat.tool_executor import ToolExecutor
 from closeout.compat.user_generator import own_generator
 from closeout.config import Config, LLMSettings, SubAgentSettings, home_folder, load_config
@@ -59,7 +60,7 @@ from closeout.strategies.small_model import SmallModel
 from closeout.tools.approval_rules import ApprovalRule, read_rules
 from closeout.tools.builtin.documents import document_tools
 from closeout.tools.builtin.program_sandbox import require_sandbox, sandbox_installed
-from closeout.tools.foreign import AdaptedManager, is_foreign_manager
+from closeout.tools.foreign import tool_manager
 from closeout.tools.manager import AnyTool, ToolManager
 from closeout.tools.mcp.mcp_config import read_servers
 from closeout.tools.secrets import Secret, Secrets
@@ -118,6 +119,8 @@ class Assembler:
         if (handoffs or config.agent.handoffs) and getattr(self._dialect, "name", self._dialect) == "code":
             raise ConfigError("The dialect code has no handoffs: a program cannot hand the conversation over.")
         self.manager = self._make_manager(spec.tools, spec.mcp_servers, (*parts.tools(), *handoffs))
+        for part in (self.client, self.manager):
+            warn_of_methods_not_called(type(part))
         self._prefers_programs = self._dialect == "auto" and self._adopt_programs()
         check_sub_agents(config.agent.sub_agents, self.manager)
         check_deps_types(spec.deps_type, self.manager.local_tools)
@@ -344,31 +347,23 @@ class Assembler:
         if self._runs_programs:
             require_sandbox()
             programs.append(program_tool)
-        if (
-            isinstance(tools, list | tuple)
-            and len(tools) == 1
-            and (isinstance(tools[0], ToolManager) or is_foreign_manager(tools[0]))
-        ):
-            tools = tools[0]
-        if is_foreign_manager(tools):
-            tools = AdaptedManager(tools)
-        if isinstance(tools, ToolManager):
+        if (manager := tool_manager(tools)) is not None:
             if servers:
                 raise UsageError("With tools=ToolManager(…), pass its servers as ToolManager(mcp_servers=…).")
             for each in configured:
-                tools.add(as_tool(with_settings(each, self.config.tools)))
-            for each in self._configured_sub_agents(tools.local_tools):
-                tools.add(each)
-            for each in self._skill_tool((*tools.local_tools, *programs)):
-                tools.add(each)
-            names = {spec.name for spec in tools.specs()}
-            for each in (read_result_tool, *_waiting_for(tools.local_tools), *programs):
+                manager.add(as_tool(with_settings(each, self.config.tools)))
+            for each in self._configured_sub_agents(manager.local_tools):
+                manager.add(each)
+            for each in self._skill_tool((*manager.local_tools, *programs)):
+                manager.add(each)
+            names = {spec.name for spec in manager.specs()}
+            for each in (read_result_tool, *_waiting_for(manager.local_tools), *programs):
                 if each.spec.name not in names:
-                    tools.add(each)
-            for each in tools.local_tools:
+                    manager.add(each)
+            for each in manager.local_tools:
                 if (with_model := self._with_model(each)) is not each:
-                    tools.replace(with_model)
-            return tools
+                    manager.replace(with_model)
+            return manager
         named = (*check_list("tools", tools, "[look_up]"), *configured)
         own = [as_tool(with_settings(each, self.config.tools)) for each in named]
         own += self._configured_sub_agents(own)

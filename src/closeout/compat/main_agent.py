@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from closeout.agent import Agent
+from closeout.compat import warn_of_methods_not_called
 from closeout.compat.stream_handler import StreamHandler
 from closeout.compat.task_log import TaskLog
 from closeout.errors import UsageError
-from closeout.tools.foreign import AdaptedManager, is_foreign_manager
+from closeout.tools.foreign import tool_manager
 from closeout.tools.manager import ToolManager
 
 __all__ = ["MainAgentAnswer", "Orchestrator"]
@@ -54,15 +55,14 @@ class Orchestrator:
         sub_agent_tool_definitions: Any = None,
         **options: Any,
     ) -> None:
+        warn_of_methods_not_called(type(self))
         config: Any = _plain(cfg)
         below: Mapping[str, Any] = {}
         if isinstance(config, dict) and isinstance(group := config.get("agent"), dict):
             below = group.get("sub_agents") or {}
             config["agent"] = {**group, "sub_agents": {}} if sub_agent_tool_managers else group
         options = {"config": config, "output_formatter": output_formatter, **options}
-        tools = ToolManager() if main_agent_tool_manager is None else main_agent_tool_manager
-        if is_foreign_manager(tools):
-            tools = AdaptedManager(tools)
+        tools = tool_manager(main_agent_tool_manager) or ToolManager(main_agent_tool_manager or ())
         self.sub_agents = {
             name: Agent(llm_client, [manager], name=name, **{**options, **_limits(below.get(name))})
             for name, manager in (sub_agent_tool_managers or {}).items()

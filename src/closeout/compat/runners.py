@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from closeout.agent import Agent
 from closeout.codec import shared_items
+from closeout.compat import HOOKS, REPLY, REQUEST, warn_of_methods_not_called
 from closeout.compat.tool_executor import SingleCall, ToolExecutor
 from closeout.config import load_config
 from closeout.dialects.cot import (
@@ -40,6 +40,8 @@ from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, R
 from closeout.parsing.readers import Reader
 from closeout.results.tokens import count_tokens
 from closeout.run.subagents import as_tool
+from closeout.tools.foreign import tool_manager
+from closeout.tools.manager import ToolManager
 
 if TYPE_CHECKING:
     from closeout.journal.events import Event
@@ -65,20 +67,12 @@ T = TypeVar("T")
 
 _LATER_SLOTS = ("historic_messages", "query", "agent_scratchpad")
 _SLOT = re.compile(r"\{\{\s*(?:instruction|tools|tool_names|historic_messages|query|agent_scratchpad)\s*\}\}")
-# Methods of Dify's runners that runs do not call, and what to write in their place.
-_NOT_CALLED = {
-    "_create_message": "A run is recorded in its journal; result.messages is the conversation.",
-    "_save_agent_thought": "result.agent_thoughts holds the steps; listeners= receive them as they happen.",
-}
-_HOOKS = (
-    "_organize_prompt_messages",
-    "_organize_instruction_prompt",
-    "_organize_historic_prompt",
-    "_organize_historic_prompt_messages",
-    "_organize_system_prompt",
-    "_organize_user_query",
-    "_format_assistant_message",
-    "_convert_dict_to_action",
+# Hooks that a run calls through the runner as its dialect.
+_OF_DIALECT = tuple(
+    name
+    for kind in ("BaseAgentRunner", "CotAgentRunner", "CotChatAgentRunner")
+    for name, called_for in HOOKS[kind].items()
+    if called_for in (REQUEST, REPLY)
 )
 _OF_AGENT = frozenset(("stream", "resume", "session", "map", "submit", "fork", "as_tool"))
 # Calls a tool by its name from the thread of `_handle_invoke_action`.
@@ -100,6 +94,11 @@ class PromptMessage(Message):
     """A message of a prompt. In a content that is a list, text parts are `TextPromptMessageContent`."""
 
     __slots__ = ()
+    role_of_class: ClassVar[str] = ""
+
+    def __init__(self, *args: Any, **keys: Any) -> None:
+        role = {"role": self.role_of_class} if self.role_of_class else {}
+        super().__init__(*args, **{**role, **keys})
 
     @classmethod
     def typed(cls, message: Mapping[str, Any]) -> PromptMessage:
@@ -123,34 +122,24 @@ class SystemPromptMessage(PromptMessage):
     """A message of the role `system`: `SystemPromptMessage(content="…")`."""
 
     __slots__ = ()
-
-    def __init__(self, *args: Any, **keys: Any) -> None:
-        super().__init__(*args, **{"role": "system", **keys})
+    role_of_class = "system"
 
 
 class UserPromptMessage(PromptMessage):
     """A message of the role `user`: `UserPromptMessage(content="…")`."""
 
     __slots__ = ()
-
-    def __init__(self, *args: Any, **keys: Any) -> None:
-        super().__init__(*args, **{"role": "user", **keys})
+    role_of_class = "user"
 
 
 class AssistantPromptMessage(PromptMessage):
     """A message of the role `assistant`: `AssistantPromptMessage(content="…")`."""
 
     __slots__ = ()
-
-    def __init__(self, *args: Any, **keys: Any) -> None:
-        super().__init__(*args, **{"role": "assistant", **keys})
+    role_of_class = "assistant"
 
 
-_OF_ROLE: Mapping[str, type[PromptMessage]] = {
-    "system": SystemPromptMessage,
-    "user": UserPromptMessage,
-    "assistant": AssistantPromptMessage,
-}
+_OF_ROLE = {kind.role_of_class: kind for kind in (SystemPromptMessage, UserPromptMessage, AssistantPromptMessage)}
 
 
 class AppRunner(ABC):
@@ -206,13 +195,12 @@ class BaseAgentRunner(AppRunner):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name in _NOT_CALLED.keys() & cls.__dict__.keys():
-            warnings.warn(f"{cls.__name__}.{name} is never called. {_NOT_CALLED[name]}", UserWarning, stacklevel=2)
+        warn_of_methods_not_called(cls)
 
     def __init__(
         self,
         model: Any = "local",
-        tools: Sequence[Callable[..., Any]] = (),
+        tools: Any = (),
         instruction: str = "",
         *,
         history: Sequence[Mapping[str, Any]] = (),
@@ -224,7 +212,7 @@ class BaseAgentRunner(AppRunner):
         **options: Any,
     ) -> None:
         self._model = model
-        self._tools = [as_tool(each) for each in tools]
+        self._tools = tool_manager(tools) or [as_tool(each) for each in tools]
         self._instruction = instruction
         self._history: list[Message] = list(map(Message.of, history))
         self._history_budget = history_budget
@@ -239,7 +227,8 @@ class BaseAgentRunner(AppRunner):
         self._template, self._inputs = instruction, dict[str, Any]()
         self._query = ""
         self._agent_scratchpad: list[AgentScratchpadUnit] = []
-        self._prompt_messages_tools: list[ToolSpec] = sorted((each.spec for each in self._tools), key=lambda s: s.name)
+        specs = self._tools.specs() if isinstance(self._tools, ToolManager) else [each.spec for each in self._tools]
+        self._prompt_messages_tools: list[ToolSpec] = sorted(specs, key=lambda spec: spec.name)
         self._steps: list[Step] = []
         self._last_turn: list[Message] = []  # what the previous run ended with; history in the next run
         self._request: tuple[HistoryView, Capabilities] | None = None  # the request that is being organized
@@ -322,8 +311,11 @@ class BaseAgentRunner(AppRunner):
     @cached_property
     def agent(self) -> Agent:
         """The agent that the runner runs. What it runs by itself is not part of the runner's conversation."""
-        given, calls_methods = self._given_agent, any(map(self._overrides, _HOOKS))
+        given, calls_methods = self._given_agent, any(map(self._overrides, _OF_DIALECT))
         if given is not None:
+            for name in ("_fill_in_inputs_from_external_data_tools", "_handle_invoke_action"):
+                if self._overrides(name):
+                    raise UsageError(f"{type(self).__name__}.{name} is not called with agent=. Pass its parts.")
             if not (calls_methods or self._changes_agent):
                 return given
             self._output_parser = self._output_parser or given.plan().spec.output_parser
@@ -335,15 +327,16 @@ class BaseAgentRunner(AppRunner):
         instructions: Any = self._template or None
         if "{{" in self._template or self._overrides("_fill_in_inputs_from_external_data_tools"):
             instructions = self._filled
+        options = {**reading, **self._options}
         if self._overrides("_handle_invoke_action"):
-            reading["tool_executor"] = partial(_Invoking, self)
-        return Agent(
-            self._model,
-            self._tools,
-            instructions=instructions,
-            **{**reading, **self._options},
-            config=config,
-        )
+            options["tool_executor"] = self._invoking(options.get("tool_executor") or ToolExecutor)
+        return Agent(self._model, self._tools, instructions=instructions, **options, config=config)
+
+    def _invoking(self, kind: Any) -> Callable[..., ToolExecutor]:
+        """An executor class whose calls `_handle_invoke_action` makes."""
+        if not isinstance(kind, type):
+            raise UsageError(f"With _handle_invoke_action, tool_executor must be a class, got {kind!r:.80}.")
+        return type(kind.__name__, (_Invoking, kind), {"runner": self})
 
     def _filled(self, _: Any) -> str:
         return self._fill_in_inputs_from_external_data_tools(self._template, self._inputs)
@@ -439,7 +432,7 @@ class BaseAgentRunner(AppRunner):
 
     def _check_prompt(self, messages: Sequence[Message], view: HistoryView) -> None:
         """Raise ConfigError for a first request that a subclass has left incomplete."""
-        if not any(map(self._overrides, _HOOKS)):
+        if not any(map(self._overrides, _OF_DIALECT)):
             return
         text, name = "\n".join(message.text for message in messages), type(self).__name__
         known = "\n".join((view.instructions, view.question, *(Message.of(each).text for each in view.earlier)))
@@ -494,18 +487,11 @@ class CotAgentRunner(BaseAgentRunner):
     def _organize_instruction_prompt(self) -> str:
         """The first prompt with `{{instruction}}`, `{{tools}}` and `{{tool_names}}` filled."""
 
-    def _organize_historic_prompt(
-        self,
-        messages: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        current_session_messages: Sequence[Mapping[str, Any]] | None = None,
-    ) -> str:
-        """The conversation as text: `Question: …` for the user's part, `Final Answer: …` for the assistant's answers.
-
-        `messages` replaces the conversation so far, under either name.
-        """
-        replaced = current_session_messages if messages is None else messages
-        return historic_prompt(self._organize_historic_prompt_messages() if replaced is None else replaced)
+    def _organize_historic_prompt(self, current_session_messages: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The conversation so far, or the one given, as text: `Question: …` and `Final Answer: …`."""
+        return historic_prompt(
+            self._organize_historic_prompt_messages() if current_session_messages is None else current_session_messages
+        )
 
     def _format_assistant_message(self, agent_scratchpad: list[AgentScratchpadUnit]) -> str:
         """The steps as text. With an override, they are one message or part of a prompt."""
@@ -543,7 +529,9 @@ class CotChatAgentRunner(CotAgentRunner):
         if self._request is not None and not any(map(self._overrides, parts)):
             return self._rendered_messages()
         messages: list[PromptMessage] = [self._organize_system_prompt()]
-        messages += map(PromptMessage.typed, conversation(self._organize_historic_prompt_messages()))
+        own = self._own_earlier()
+        earlier = conversation(self._organize_historic_prompt_messages() if own is None else own)
+        messages += map(PromptMessage.typed, earlier)
         messages = self._organize_user_query(self._query, messages)
         if self._agent_scratchpad:
             said = self._format_assistant_message(self._agent_scratchpad).rstrip()
@@ -607,11 +595,9 @@ class FunctionCallAgentRunner(BaseAgentRunner):
 
 
 class _Invoking(ToolExecutor):
-    """Has a runner's `_handle_invoke_action` make the calls, in a thread: it is not async, and tools may be."""
+    """Calls a runner's `_handle_invoke_action` in a thread: it is not async, and tools may be."""
 
-    def __init__(self, runner: BaseAgentRunner, **options: Any) -> None:
-        super().__init__(**options)
-        self._runner = runner
+    runner: ClassVar[BaseAgentRunner]
 
     async def execute_single_tool_call(
         self,
@@ -622,16 +608,16 @@ class _Invoking(ToolExecutor):
         agent_name: str = "main",
         turn_count: int = 0,
     ) -> SingleCall:
-        loop = asyncio.get_running_loop()
+        loop, above = asyncio.get_running_loop(), super().execute_single_tool_call
 
         def invoke(name: str, given: Any) -> Any:
-            made = tool_manager.execute_tool_call(server_name=server_name, tool_name=name, arguments=given)
-            return asyncio.run_coroutine_threadsafe(made, loop).result()
+            made = above(tool_manager, server_name, name, given, agent_name, turn_count)
+            return asyncio.run_coroutine_threadsafe(made, loop).result()[0]
 
-        action, tools = AgentScratchpadUnit.Action(tool_name, arguments), self._runner._prompt_messages_tools
+        action, tools = AgentScratchpadUnit.Action(tool_name, arguments), self.runner._prompt_messages_tools
         token = _invoke.set(invoke)
         try:
-            observation, found = await asyncio.to_thread(self._runner._handle_invoke_action, action, tools, [], None)
+            observation, found = await asyncio.to_thread(self.runner._handle_invoke_action, action, tools, [], None)
         finally:
             _invoke.reset(token)
         failed = isinstance(found, Mapping) and "error" in found and observation == found["error"]

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from closeout.compat import HOOKS
 from closeout.journal.events import (
     REFUSED_CALL,
     AgentEnded,
@@ -240,8 +241,7 @@ class _StreamedRun:
         self._story = Story()
         self._agents: dict[str, str] = {}  # the ids of those that have started and not ended
         self._written: dict[str, list[int]] = {}  # keyed by agent: the indexes of its reply's calls, in order
-        names = ("update", *(name for name, _ in _METHODS.values()))
-        own = frozenset(name for name in names if is_overridden(handler, StreamHandler, name))
+        own = frozenset(name for name in HOOKS["StreamHandler"] if is_overridden(handler, StreamHandler, name))
         self._overrides = _Overrides(handler, own) if own else None
         self._send = handler.send if self._overrides is None else self._overrides.add
 

@@ -12,7 +12,7 @@ from inspect import Parameter, signature
 from typing import Any, NamedTuple, TypeAlias
 
 from closeout.errors import Suspended, ToolDefinitionError
-from closeout.messages import Repair, ToolCall, ToolPolicy, ToolSpec
+from closeout.messages import Repair, ToolCall, ToolSpec
 from closeout.overrides import is_overridden
 from closeout.parsing.json_text import repair_json
 from closeout.repair.argument_repair import RepairedArguments
@@ -34,7 +34,6 @@ from closeout.tools.judge import (
 from closeout.tools.manager import LOCAL
 from closeout.tools.running import ToolSource, failed_output, succeeded
 from closeout.tools.shipped_policies import DEMO_SCRAPE_MAX_LENGTH
-from closeout.tools.toolbox import Toolbox
 
 __all__ = ["DEMO_SCRAPE_MAX_LENGTH", "MakeExecutor", "SingleCall", "ToolExecutor", "made_executor"]
 
@@ -65,7 +64,7 @@ class ToolExecutor(CallExecutor):
 
     Args:
         main_agent_tool_manager: The tools. Methods that only look at values work without.
-        sub_agent_tool_managers: An agent's name → its tools; other agents use the main ones.
+        sub_agent_tool_managers: The tools of its sub-agents, by name. Kept for subclasses.
         output_formatter: Its `format_tool_result_for_user` writes every result that the model is shown.
         task_log: `execute_single_tool_call` logs to its `log_step`.
         stream_handler: Kept for subclasses.
@@ -92,22 +91,8 @@ class ToolExecutor(CallExecutor):
         self.sub_agent_tool_managers = dict(sub_agent_tool_managers or {})
         self.task_log = task_log
         self.stream = stream_handler
-        self._toolboxes = {name: Toolbox(manager) for name, manager in self.sub_agent_tool_managers.items()}
 
     # ------------------------------------------------------------------------------------ where they are called
-
-    def _toolbox_of(self, agent: str) -> Toolbox:
-        if not self._toolboxes:
-            return self._toolbox
-        return self._toolboxes.get(agent) or self._toolboxes.get(agent.rsplit(":", 1)[-1]) or self._toolbox
-
-    def _toolbox_with(self, tool_name: str) -> Toolbox:
-        """The toolbox that holds a tool, whichever agent it is for."""
-        toolboxes = (self._toolbox, *self._toolboxes.values())
-        return next((toolbox for toolbox in toolboxes if toolbox.named(tool_name) is not None), self._toolbox)
-
-    def _policy(self, tool_name: str) -> ToolPolicy:
-        return self._toolbox_with(tool_name).policy(tool_name)
 
     def _overrides(self, name: str) -> bool:
         """Return whether a method is not the one of ToolExecutor."""
@@ -126,8 +111,8 @@ class ToolExecutor(CallExecutor):
         logger.error("%s.%s failed.", type(self).__name__, name, exc_info=error)
         return MethodFailed(f"{type(self).__name__}.{name} raised {type(error).__name__}: {error}")
 
-    def _repaired(self, call: ToolCall, spec: ToolSpec, toolbox: Toolbox) -> RepairedArguments:
-        arguments, found = call.arguments, super()._repaired(call, spec, toolbox)
+    def _repaired(self, call: ToolCall, spec: ToolSpec) -> RepairedArguments:
+        arguments, found = call.arguments, super()._repaired(call, spec)
         if not self._overrides("fix_tool_call_arguments"):
             return found
         given = arguments if isinstance(arguments, Mapping) else found.arguments if found.ok else _as_object(arguments)
@@ -137,7 +122,7 @@ class ToolExecutor(CallExecutor):
         unchanged = found.arguments if found.ok else given
         if fixed in (unchanged, ToolExecutor.fix_tool_call_arguments(self, spec.name, dict(given))):
             return found
-        again = toolbox.repair(spec, fixed)
+        again = self._toolbox.repair(spec, fixed)
         if not again.ok:
             return again
         repair = Repair("fix_tool_call_arguments", "arguments", summarise(given), after=summarise(again.arguments))
@@ -228,11 +213,10 @@ class ToolExecutor(CallExecutor):
         Called before every call. What it changes is recorded as a repair, and must fit the tool's schema. Arguments
         that cannot be repaired are returned unchanged; if the tool is unknown, its policy's aliases and defaults apply.
         """
-        toolbox = self._toolbox_with(tool_name)
-        spec = toolbox.named(tool_name)
+        spec = self._toolbox.named(tool_name)
         if spec is None:
-            return renamed(_as_object(arguments), self._policy(tool_name))
-        repaired = toolbox.repair(spec, arguments)
+            return renamed(_as_object(arguments), self._toolbox.policy(tool_name))
+        repaired = self._toolbox.repair(spec, arguments)
         return dict(repaired.arguments if repaired.ok else _as_object(arguments))
 
     def get_query_str_from_tool_call(self, tool_name: str, arguments: dict[str, Any]) -> str | None:
@@ -240,8 +224,8 @@ class ToolExecutor(CallExecutor):
 
         Called for every call. None means that the call may be repeated, as one of a tool that is unknown here.
         """
-        policy = self._policy(tool_name)
-        if policy.duplicate_key is None and self._toolbox_with(tool_name).named(tool_name) is None:
+        policy = self._toolbox.policy(tool_name)
+        if policy.duplicate_key is None and self._toolbox.named(tool_name) is None:
             return None
         return query_key(tool_name, _as_object(arguments), policy)
 
@@ -255,7 +239,7 @@ class ToolExecutor(CallExecutor):
             tool_name: The tool's name.
             tool_call_result: `server_name`, `tool_name`, and `result` or `error`. Not changed.
         """
-        length = self._policy(tool_name).demo_length
+        length = self._toolbox.policy(tool_name).demo_length
         if "result" not in tool_call_result or length is None or os.environ.get("DEMO_MODE") != "1":
             return tool_call_result
         result = tool_call_result["result"]
@@ -280,7 +264,7 @@ class ToolExecutor(CallExecutor):
         if tool_result.get("error"):
             return False
         found, is_normal = tool_result.get("result", result), isinstance(tool_result, _NormalRecord)
-        judgement = judge(found, self._policy(tool_name), tool_name, is_normal=is_normal)
+        judgement = judge(found, self._toolbox.policy(tool_name), tool_name, is_normal=is_normal)
         if self._overrides("is_google_search_empty_result"):
             if self.is_google_search_empty_result(tool_name, tool_result):
                 return True
@@ -330,7 +314,9 @@ class ToolExecutor(CallExecutor):
 
         An override is called by `should_rollback_result`, for the results of every tool.
         """
-        return "organic" in self._policy(tool_name).empty_at and has_no_organic_results(tool_result.get("result"))
+        return "organic" in self._toolbox.policy(tool_name).empty_at and has_no_organic_results(
+            tool_result.get("result")
+        )
 
     def get_scrape_result(self, result: str) -> str:
         """Return a scraped text of at most DEMO_SCRAPE_MAX_LENGTH characters; in JSON, only its "text" is cut.

@@ -112,7 +112,9 @@ class _Closing:
         wants_to_end = stop.reading is not None and stop.reading.ends
         self._may_act = stop.reason == "insisted" and not wants_to_end and attempt.may_reopen
         self._may_shrink = True
-        self._log = agent.scope.task_log
+
+    def _log(self, level: str, step: str, message: str) -> None:
+        self._agent.scope.journal.append(Noted(self._agent.scope.path, level, step, message=message))
 
     async def run(self) -> AgentResult | Reading:
         stop, text = self._stop, self._stop.text
@@ -251,7 +253,7 @@ class _Closing:
             turns=self._attempt.turns,
             contract=plan.contract,
             format_answer=agent.format.format,
-            log=self._log.log_step,
+            log=self._log,
             agent_type=agent.scope.path.rpartition(":")[2],
             retries=max_final_answer_retries(plan),
             constraint=enforceable(plan.contract.constraint(), self._session.capabilities),
@@ -285,7 +287,7 @@ class _Closing:
                         continue
                     if isinstance(error, ModelError):  # the dialogue logs a limit
                         step = f"{asked.purpose} | LLM Call ERROR"
-                        self._log.log_step("error", step, f"{asked.purpose} error: {error}")
+                        self._log("error", step, f"{asked.purpose} error: {error}")
                     call = LLMCallResult.failed(asked.messages, error)
                 else:
                     if self._may_act and (reading := session.read(reply)).calls:
@@ -299,9 +301,9 @@ class _Closing:
 
     def _received(self, reply: ModelReply, asked: ClosingRequest) -> LLMCallResult:
         step, cut = f"{asked.purpose} | LLM Call", reply.finish_reason in CUT
-        self._log.log_step("info", step, "completed successfully")
+        self._log("info", step, "completed successfully")
         if not (reply.finished or cut):
-            self._log.log_step("warning", step, f"the reply is not finished ({reply.finish_reason})")
+            self._log("warning", step, f"the reply is not finished ({reply.finish_reason})")
             return LLMCallResult.failed(asked.messages, unfinished(reply))
         text, calls = self._session.answer_or_text(reply), tool_call_infos(self._session.calls_in(reply))
         return LLMCallResult(text, False, calls, [*asked.messages, assistant_message(reply)], cut=cut)
@@ -309,7 +311,7 @@ class _Closing:
     def _retried(self, asked: ClosingRequest, retry: RetryNote) -> None:
         agent_type = self._agent.scope.path.rpartition(":")[2]
         message = f"{retry.error} Retrying in {retry.delay:.1f} s."
-        self._log.log_step("warning", f"{agent_type} | LLM retry | step {asked.step}", message)
+        self._log("warning", f"{agent_type} | LLM retry | step {asked.step}", message)
 
     def _shrunk(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Message] | None:
         """Return a shorter conversation, None if it was shortened before or cannot be."""

@@ -252,9 +252,8 @@ class CallExecutor:
             shows: Returns whether the model still sees a result. A call whose result has left the context gets it
                 again, and does not run. None: the model sees all of them.
         """
-        toolbox = self._toolbox_of(agent)
         plans = [
-            _again_if_left_out(self._plan(call, toolbox, agent, handles(index) if handles else ""), shows)
+            _again_if_left_out(self._plan(call, agent, handles(index) if handles else ""), shows)
             for index, call in enumerate(calls)
         ]
         return [
@@ -262,14 +261,14 @@ class CallExecutor:
             for plan in _with_twins(plans)
         ]
 
-    def _plan(self, call: ToolCall, toolbox: Toolbox, agent: str, handle: str) -> PlannedCall:
+    def _plan(self, call: ToolCall, agent: str, handle: str) -> PlannedCall:
         """Resolve the tool, repair the arguments and look for an earlier call like this one. Nothing runs."""
-        spec, repairs, message = toolbox.resolve(call)
+        spec, repairs, message = self._toolbox.resolve(call)
         if spec is None:
             return PlannedCall(call=call, spec=None, refusal=message, code="UnknownTool", handle=handle)
         refused = partial(PlannedCall, call=call, spec=spec, handle=handle)
         try:
-            arguments, made, errors = self._repaired(call, spec, toolbox)
+            arguments, made, errors = self._repaired(call, spec)
         except ToolDefinitionError as error:
             return refused(refusal=f"{spec.name} cannot be called: {error}", code="ToolDefinitionError")
         except MethodFailed as error:
@@ -312,7 +311,7 @@ class CallExecutor:
 
     def start(self, plan: PlannedCall, guard: CallGuard | None = None) -> Awaitable[ToolOutput]:
         """Call the tool of a plan, with a guard between them. The output is to be post-processed."""
-        source = self._toolbox_of(plan.agent).source
+        source = self._toolbox.source
         assert source is not None
         assert not isinstance(plan.call.arguments, str)
         progress = None if self.on_progress is None else partial(self.on_progress, plan.handle)
@@ -323,12 +322,12 @@ class CallExecutor:
 
     def as_served(self, plan: PlannedCall) -> ToolSpec:
         """Return the tool of a planned call as its server defines it at this moment."""
-        return self._toolbox_of(plan.agent).as_served(plan.tool)
+        return self._toolbox.as_served(plan.tool)
 
     def edited(self, plan: PlannedCall, call: ToolCall) -> PlannedCall:
         """Return the plan with arguments that a person wrote: they are used exactly as written or not at all."""
-        toolbox, spec = self._toolbox_of(plan.agent), plan.tool
-        checked = toolbox.repair(spec, call.arguments)
+        spec = plan.tool
+        checked = self._toolbox.repair(spec, call.arguments)
         assert isinstance(call.arguments, Mapping)
         if checked.errors or checked.repairs:
             problem = checked.errors[0] if checked.errors else checked.repairs[0].kind
@@ -633,12 +632,8 @@ class CallExecutor:
 
     # ------------------------------------------------------------------------------------ what a subclass may decide
 
-    def _toolbox_of(self, agent: str) -> Toolbox:
-        """The tools of an agent."""
-        return self._toolbox
-
-    def _repaired(self, call: ToolCall, spec: ToolSpec, toolbox: Toolbox) -> RepairedArguments:
-        return toolbox.repair(spec, call.arguments, call.text)
+    def _repaired(self, call: ToolCall, spec: ToolSpec) -> RepairedArguments:
+        return self._toolbox.repair(spec, call.arguments, call.text)
 
     def _query_of(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> str | None:
         """The key that two calls share if they are the same call; None if it may be repeated."""

@@ -14,7 +14,7 @@ from closeout.errors import ToolDefinitionError, ToolError
 from closeout.tools.manager import LOCAL, ToolManager
 from closeout.tools.tool import Tool
 
-__all__ = ["AdaptedManager", "foreign_tool", "is_foreign_manager"]
+__all__ = ["foreign_tool", "is_foreign_manager", "tool_manager"]
 
 
 def foreign_tool(something: Any) -> Tool[..., Any] | None:
@@ -69,6 +69,14 @@ def is_foreign_manager(something: Any) -> bool:
     """Return whether something is not a `ToolManager` and has its two methods for a message history."""
     methods = (getattr(something, name, None) for name in ("get_all_tool_definitions", "execute_tool_call"))
     return not isinstance(something, ToolManager | type) and all(map(callable, methods))
+
+
+def tool_manager(tools: Any) -> ToolManager | None:
+    """Return the manager that is an agent's tools, alone or in a list; None if they are something else."""
+    only = tools[0] if isinstance(tools, list | tuple) and len(tools) == 1 else tools
+    if is_foreign_manager(only):
+        return AdaptedManager(only)
+    return only if isinstance(only, ToolManager) else None
 
 
 class AdaptedManager(ToolManager):
