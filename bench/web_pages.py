@@ -64,13 +64,12 @@ class Server:
     def start(self) -> None:
         command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(self.port), "--log-level", "critical"]
         self.process = subprocess.Popen(command, cwd=WEBAPP, env=self.env)
-        for _ in range(400):
-            try:
-                urllib.request.urlopen(f"{self.url}agent/healthz", timeout=5).close()
+        while self.process.poll() is None:
+            with suppress(OSError):  # it does not listen yet
+                urllib.request.urlopen(f"{self.url}agent/healthz", timeout=60).close()
                 return
-            except OSError:
-                time.sleep(0.05)
-        raise SystemExit("The example does not start.")
+            time.sleep(0.05)
+        raise SystemExit(f"The example exited with {self.process.returncode} before it answered.")
 
     def stop(self, how: int = signal.SIGTERM) -> None:
         self.process.send_signal(how)
@@ -116,6 +115,9 @@ def in_record(store: Store, chat: str) -> list[list[str]]:
                     ended = end
                 case ev.ReplyStreamed(offset=offset, text=text):
                     texts = [*([] if offset == 0 else texts), text]
+        for each in calls.values() if ended is not None and ended.status != "waiting" else ():
+            if each[1].endswith(("running", "needs your approval")):
+                each[1] = f"{each[1].split()[0]} failed"
         if ended is not None and ended.status in ev.REPLIED:
             found.append(["assistant", ended.closing_text or ended.answer or ""])
         elif ended is not None and ended.status in ENDS:
@@ -151,14 +153,22 @@ class Conversation:
     def run(self) -> None:
         for _ in range(self.dice.randint(1, 3)):
             page = self.dice.choice(self.tabs)
-            self.wait(page)
-            self._decide(page)
-            page.get_by_label("Message").fill(self.dice.choice(MESSAGES))
+            self._write(page, self.dice.choice(MESSAGES))
             page.keyboard.press("Enter")
             self.seen["messages"] += 1
             self._disturb(page)
             self.wait(page)
             self._decide(page)
+
+    def _write(self, page: Any, message: str) -> None:
+        for _ in range(30):
+            self.wait(page)
+            self._decide(page)
+            with suppress(TimeoutError):  # the other tab's run asks something, of which this one has just heard
+                page.get_by_label("Message").fill(message, timeout=2_000)
+                return
+        shown = page.locator(".log").inner_text()
+        raise SystemExit(f"{self.chat} takes no message; it is {self.status(page)} and shows\n{shown}")
 
     def _decide(self, page: Any) -> None:
         for _ in range(3):
@@ -197,14 +207,14 @@ class Conversation:
         """Compare every tab, once it has been looked at, with the record, and then the page that is loaded again."""
         found = []
         for number, page in enumerate(self.tabs):
-            wrong = [], []
-            for _ in range(100):  # news for the other tab are under way
-                wrong = page.evaluate(SHOWN), in_record(store, self.chat)
-                if wrong[0] == wrong[1] and self.status(page) == "ready":
+            shown, status, record = list[list[str]](), "", list[list[str]]()
+            for _ in range(300):  # news for the other tab are under way
+                shown, status, record = page.evaluate(SHOWN), self.status(page), in_record(store, self.chat)
+                if (shown, status) == (record, "ready"):
                     break
                 page.wait_for_timeout(100)
             else:
-                found.append(f"tab {number} of {self.chat}\n  shows  {wrong[0]}\n  record {wrong[1]}")
+                found.append(f"tab {number} of {self.chat} is {status}\n  shows  {shown}\n  record {record}")
         page = self.tabs[0]
         page.reload()
         page.wait_for_selector(".log")
@@ -254,7 +264,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    dice, seen, wrong = random.Random(options.seed), Counter[str](), list[str]()
+    seen, wrong = Counter[str](), list[str]()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, open_chromium() as browser:
         server = Server(Path(folder))
@@ -264,7 +274,7 @@ def main() -> None:
         try:
             over_ag_ui(context, server)
             for number in range(1, options.conversations + 1):
-                conversation = Conversation(context, server, dice, seen)
+                conversation = Conversation(context, server, random.Random(f"{options.seed}.{number}"), seen)
                 conversation.run()
                 if found := conversation.differences(store):
                     wrong.append(f"{number}: " + "\n".join(found))

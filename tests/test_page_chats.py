@@ -80,6 +80,18 @@ async def test_calls_are_approved_and_declined(tmp_path: Path) -> None:
             assert ("paid 7" if approved else "too much") in said["text"]
 
 
+async def test_a_call_that_was_not_decided_when_its_run_was_stopped_asks_no_more(tmp_path: Path) -> None:
+    async with serving(agent_of(pays, tmp_path)) as served:
+        await post(served, "c1", user("Pay 7."))
+        await served.http.post(f"{served.base_url}/ui/c1/stop")
+        (paid,) = parts((await messages(served, "c1"))[-1])
+        assert (paid["state"], paid["errorText"]) == ("output-error", "The run ended before this call.")
+        (told,) = [each for each in await messages(served, "c1", "ag-ui") if each["role"] == "tool"]
+        assert told["content"] == "The run ended before this call."
+        chunks = await post(served, "c1", user("Pay 7 after all."))
+        assert [each for each in chunks if each["type"] == "tool-approval-request"], "the chat goes on"
+
+
 async def test_a_question_is_answered_by_the_next_message(tmp_path: Path) -> None:
     script = [call("ask_user", question="Which?", options=["a", "b"]), say("It is b.")]
     async with serving(agent_of(script, tmp_path)) as served:

@@ -38,12 +38,17 @@ function Chat({ id, initial }) {
   const sent = useRef("");
   const channel = useRef(null);
   const tell = () => channel.current?.postMessage("news");
+  const news = async () => {
+    await sync();
+    tell();
+  };
   const chat = useChat({
     id,
     messages: initial,
     transport,
     sendAutomaticallyWhen: lastAssistantMessageIsCompleteWithApprovalResponses,
-    onFinish: ({ isError, isDisconnect }) => (isError || isDisconnect ? sync() : tell()),
+    onFinish: news,
+    onError: () => setTimeout(news, 250), // also if the stream could not be resumed, which does not finish
   });
   const { messages, setMessages, sendMessage, resumeStream, addToolApprovalResponse, status } = chat;
   const busy = status === "submitted" || status === "streaming";
@@ -64,32 +69,33 @@ function Chat({ id, initial }) {
     }
   }, [id]);
 
-  // Show what the record has, follow the run that is under way, and show what began or ended in between.
-  const syncing = useRef("");
-  const sync = useCallback(async () => {
-    if (syncing.current) {
-      syncing.current = "again";
-      return;
-    }
-    do {
-      syncing.current = "once";
-      const found = await reached();
-      setMessages(found);
-      const words = found.filter((message) => message.role === "user").flatMap((message) => message.parts);
-      if (sent.current && !words.some((part) => part.text === sent.current)) setText(sent.current); // it got lost
-      sent.current = "";
-      await resumeStream();
-      const latest = await reached();
-      if (!busyNow.current) setMessages(latest);
-    } while (syncing.current === "again");
-    syncing.current = "";
+  // Show what the record has, and follow the run that is under way. An answer that is streamed here already comes back
+  // when it ends. Asked again meanwhile, it looks once more.
+  const syncing = useRef(null);
+  const again = useRef(false);
+  const sync = useCallback(() => {
+    again.current = true;
+    syncing.current ??= (async () => {
+      while (again.current) {
+        again.current = false;
+        const found = await reached();
+        if (busyNow.current) break;
+        setMessages(found);
+        const words = found.filter((message) => message.role === "user").flatMap((message) => message.parts);
+        if (sent.current && !words.some((part) => part.text === sent.current)) setText(sent.current); // it got lost
+        sent.current = "";
+        await resumeStream();
+      }
+      syncing.current = null;
+    })();
+    return syncing.current;
   }, [reached, setMessages, resumeStream]);
 
   useEffect(() => {
-    sync();
     channel.current = new BroadcastChannel(`chat ${id}`);
-    channel.current.onmessage = () => busyNow.current || sync();
-    const back = () => document.visibilityState === "visible" && !busyNow.current && sync();
+    channel.current.onmessage = () => sync();
+    news(); // what was sent before the page was loaded again, other tabs may not know
+    const back = () => document.visibilityState === "visible" && sync();
     document.addEventListener("visibilitychange", back);
     return () => {
       channel.current.close();

@@ -94,6 +94,8 @@ class PageStream:
         status = "interrupted" if ended is None else ended.status
         replied = ended is not None and status in REPLIED
         self._settle((ended.closing_text or ended.answer or "") if ended and replied else None)
+        for place in list(self._calls) if ended and status != "waiting" else ():
+            self._close(place, ok=False, output=None, error="The run ended before this call.")
         self._end_step()
         about: dict[str, Any] = {"runId": self.run_id, "status": status}
         if ended is not None:

@@ -92,8 +92,8 @@ class EvaluationPage {
     replaceChildren(this.compared, h("label", null, t("Compared with"), " ", choice),
       !other ? null : !common ? h("p.quiet", null, t("The two evaluations have no task in common."))
         : h("p", null, points === null ? "" : h("b", { class: points < 0 ? "note-error" : "" }, `${points > 0 ? "+" : points < 0 ? "−" : ""}${Math.abs(points).toFixed(1)} ${t("points")}`),
-          ` (${share(other.score.mean)} → ${share(found.score.mean)}) · `,
-          ["worse", "better"].map((kind, at) => [at ? " · " : "", h("button.more", { type: "button", click: () => this.choose({ outcome: kind }) }, t(`{n} tasks ${kind}`, { n: count([...this.rows.values()].filter((row) => this.differs(row) === kind).length) }))])));
+          ` (${share(other.score.mean)} → ${share(found.score.mean)}): `,
+          ["worse", "better"].map((kind, at) => [at ? " · " : "", h("button.more", { type: "button", click: () => this.choose({ outcome: kind }) }, t(`{n} ${kind}`, { n: count([...this.rows.values()].filter((row) => this.differs(row) === kind).length) }))])));
   }
 
   /** How a task differs: from the other evaluation, or from trial to trial; "" if it does not. */

@@ -33,7 +33,7 @@ class Playground {
     const [agent] = this.agents;
     replaceChildren(this.main, h("div.play-page", null, h("h1", null, agent ? agent.name : t("Playground")),
       agent ? [
-        h("p.quiet", { dir: "auto" }, agent.model),
+        h("p.quiet", null, t("Model"), " ", h("bdi", null, agent.model)),
         fold(t("The agent and its tools"), () => h("div.wide", { tabindex: "0", role: "region", "aria-label": t("The agent and its tools") }, h("img.agent-picture", { src: agentPicture(isDark()), alt: describeAgents(this.agents) }))),
         this.form, this.shown,
       ] : [h("p", null, t("This viewer has no agent to run. A server has one:")), commandLine("closeout serve AGENT.yaml")]));
