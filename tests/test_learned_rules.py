@@ -11,9 +11,10 @@ import pytest
 from cli_process import here
 from closeout import Agent, Flow, tool
 from closeout.errors import UsageError
+from closeout.homes import Home
 from closeout.journal.events import CallDecided, Noted
 from closeout.journal.store import open_store
-from closeout.lab.learned_rules import MadeDecision, decisions_of, suggestions
+from closeout.lab.learned_rules import MadeDecision, decisions_of, recorded_decisions, suggestions
 from closeout.testing import ScriptedClient, answer, call
 from closeout.tools.approval_rules import ApprovalRule, read_rules
 
@@ -34,14 +35,27 @@ def learned(*decisions: MadeDecision) -> list[ApprovalRule]:
     return [each.rule for each in suggestions(decisions)]
 
 
-async def decided(home: Path, *amounts: tuple[str, float, bool]) -> None:
-    """Record a run in which a person decided on transfers."""
+async def decided(home: Home, *amounts: tuple[str, float, bool]) -> str:
+    """Record a run in which a person decided on transfers. Return its id."""
     turns = [call("transfer", to=to, amount=amount) for to, amount, _ in amounts]
     agent = Agent(ScriptedClient([*turns, answer("done")]), [transfer], home=home)
     run = await agent.run("Pay.")
     for number, (_, _, verdict) in enumerate(amounts, 1):
         run = await agent.resume(run.run_id, decisions={f"r{number}": verdict})
     assert run.answer == "done"
+    return run.run_id
+
+
+async def test_runs_without_a_decision_are_not_read(any_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await decided(any_home, ("Ada", 5, True), ("Ada", 9, False))
+    await Agent(ScriptedClient([answer("done")]), home=any_home).run("Do nothing.")
+    last = await decided(any_home, ("Ada", 7, True))
+    store, read = open_store(any_home), list[str]()
+    rows = store.rows
+    monkeypatch.setattr(store, "rows", lambda run_id: [read.append(run_id), *rows(run_id)][1:])
+    assert [each.arguments["amount"] for each in recorded_decisions(store)] == [5, 9, 7]
+    assert read == [first, last]
+    assert [each.run_id for each in recorded_decisions(store, most=2)] == [last]
 
 
 # ------------------------------------------------------------------------------------------------ what is learned

@@ -107,6 +107,10 @@ _SELECT_BEGINNINGS = (
     "SELECT id, run_id, (SELECT body FROM events e WHERE e.place=r.id<<32 AND ({contains} OR {contains})) "
     "FROM runs r WHERE id<? ORDER BY id DESC LIMIT 1000"
 )
+_SELECT_HOLDING = (
+    "SELECT run_id FROM (SELECT id, run_id FROM runs ORDER BY id DESC LIMIT ?) r WHERE EXISTS "
+    "(SELECT 1 FROM events e WHERE e.place>=r.id<<32 AND e.place<(r.id+1)<<32 AND {contains}) ORDER BY id DESC"
+)
 # More runs than can wait or be interrupted.
 _ALL_RUNS = 1 << 40
 _NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO UPDATE SET value=excluded.value"
@@ -938,6 +942,11 @@ class Store:
         ):
             yield from self._records(found)
             last = found[-1][0]
+
+    def runs_with(self, kind: type[Event], most: int = _ALL) -> list[str]:
+        """Return those of the latest runs, newest first, that have an event of a type, or may have one."""
+        statement = _SELECT_HOLDING.format(contains=self.database.contains)
+        return [run_id for (run_id,) in self.query(statement, (min(most, _ALL), f'"{kind.__name__}"'.encode()))]
 
     def runs_under(self, name: str) -> list[RunRecord]:
         """Return the run of this name and those named `NAME.…`, in the order in which they were created."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ def decisions_of(run_id: str, rows: Iterable[Row]) -> Iterator[MadeDecision]:
                 )
 
 
-def recorded_decisions(store: Store, agent: str | None = None, most: int | None = None) -> Iterator[MadeDecision]:
+def recorded_decisions(store: Store, agent: str | None = None, most: int = sys.maxsize) -> Iterator[MadeDecision]:
     """Yield what people decided in the runs of a store, the latest last.
 
     Args:
@@ -125,12 +125,12 @@ def recorded_decisions(store: Store, agent: str | None = None, most: int | None 
         most: Look only at so many runs.
     """
     imported = store.imported_runs()  # what they say that somebody approved is not known to be true
-    for run in reversed([*islice(store.each_run(), most)]):
-        if run.run_id not in imported:
-            rows = [*store.rows(run.run_id)]
+    for run_id in reversed(store.runs_with(DecisionMade, most)):
+        if run_id not in imported:
+            rows = [*store.rows(run_id)]
             began = rows[0].event if rows else None
             if agent is None or (isinstance(began, RunStarted) and began.name == agent):
-                yield from decisions_of(run.run_id, rows)
+                yield from decisions_of(run_id, rows)
 
 
 def rule_for(store: Store, run_id: str, call: str) -> Suggestion | None:

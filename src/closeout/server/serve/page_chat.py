@@ -7,7 +7,7 @@ is under way as a stream from its beginning.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -15,7 +15,7 @@ from aiohttp import web
 
 from closeout.errors import RunExists
 from closeout.file_values import File
-from closeout.journal.events import REPLIED, Event
+from closeout.journal.events import REPLIED
 from closeout.journal.store import RunRecord
 from closeout.journal.subscribers import RunInfo
 from closeout.run.ag_ui import ag_ui_messages
@@ -108,7 +108,7 @@ class _Chats:
         self, request: web.Request, chat: str, message: Mapping[str, Any], body: Mapping[str, Any]
     ) -> tuple[str, int]:
         """Begin a run, or continue the one that waits. Returns it, and the number of the first event to send."""
-        runs = await self._chat_runs(request, chat)
+        runs = await self._runs(request, chat)
         last = runs[-1] if runs else None
         if last is not None and await self._host.state(last.run_id):
             raise ApiError(409, BUSY.format(f"{self._path}/{quote(chat, safe='')}"), code="busy")
@@ -135,12 +135,9 @@ class _Chats:
         except RunExists:
             raise ApiError(409, BUSY.format(f"{self._path}/{quote(chat, safe='')}"), code="busy") from None
 
-    async def _runs(self, request: web.Request) -> list[RunRecord]:
-        return await self._chat_runs(request, request.match_info["id"])
-
-    async def _chat_runs(self, request: web.Request, chat: str) -> list[RunRecord]:
-        """Return the runs of a chat. Raises RunNotFound if another client began it."""
-        session = self._host.agent.session(chat)
+    async def _runs(self, request: web.Request, chat: str = "") -> list[RunRecord]:
+        """Return the runs of a chat, that of the path by default. Raises RunNotFound if another client began it."""
+        session = self._host.agent.session(chat or request.match_info["id"])
         runs = await self._host.store.off_loop(lambda: session.runs)
         for run in runs[:1]:
             await self._host.find(run.run_id, seen_by(request))
@@ -156,7 +153,7 @@ class _Chats:
         self, request: web.Request, run_id: str, names: tuple[str, str], after: int = 0
     ) -> web.StreamResponse:
         events = ServerSentEvents(
-            self._events(run_id),
+            (row.event async for row in self._host.follow(run_id)),
             lambda: RunInfo(run_id),
             self._form,
             skip=after,
@@ -164,10 +161,6 @@ class _Chats:
             names=names,
         )
         return await send_events(request, events, events.headers)
-
-    async def _events(self, run_id: str) -> AsyncIterator[Event]:
-        async for row in self._host.follow(run_id):
-            yield row.event
 
 
 def _file_url(request: web.Request, run_id: str) -> Callable[[str], str]:

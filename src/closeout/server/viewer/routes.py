@@ -274,7 +274,6 @@ class _Viewer:
 
     async def show_trial(self, request: web.Request) -> web.Response:
         """The verdicts on a run that is a trial of an evaluation; null for another run."""
-
         from closeout.server.viewer.evaluations import trial_shape
 
         return json_response(await self._in_store(trial_shape, request))
@@ -451,24 +450,16 @@ class _Viewer:
 
     async def list_evaluations(self, request: web.Request) -> web.Response:
         """The evaluations, the latest first."""
+        from closeout.server.viewer.evaluations import evaluations_shape
 
-        def read() -> list[dict[str, Any]]:
-            from closeout.server.viewer.evaluations import evaluations_shape
-
-            return evaluations_shape(self._app[HOME])
-
-        return json_response({"evaluations": await self._read(read)})
+        return json_response({"evaluations": await self._read(evaluations_shape, self._app[HOME])})
 
     async def show_evaluation(self, request: web.Request) -> web.Response:
         """One evaluation with its trials; only its state if `version` is still the latest."""
-        scorer, version = request.query.get("scorer", ""), request.query.get("version", "")
+        from closeout.server.viewer.evaluations import evaluation_shape
 
-        def read() -> dict[str, Any]:
-            from closeout.server.viewer.evaluations import evaluation_shape
-
-            return evaluation_shape(self._app[HOME], request.match_info["name"], scorer=scorer, version=version)
-
-        return json_response(await self._read(read))
+        name, asked = request.match_info["name"], {key: request.query.get(key, "") for key in ("scorer", "version")}
+        return json_response(await self._read(evaluation_shape, self._app[HOME], name, **asked))
 
     async def show_usage(self, request: web.Request) -> web.Response:
         """The usage of the runs of the last `days`, in the groups of `by`, and what the keys of budgets have spent."""
