@@ -280,5 +280,5 @@ def test_every_known_key_can_be_set() -> None:
 
 
 def test_the_environment_sets_the_home_folder(tmp_path: Path) -> None:
-    assert home_folder({"CLOSEOUT_HOME": str(tmp_path)}) == tmp_path
-    assert home_folder({}).name == "closeout"
+    assert home_folder(environment={"CLOSEOUT_HOME": str(tmp_path)}) == tmp_path
+    assert home_folder(environment={}).name == "closeout"

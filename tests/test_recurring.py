@@ -225,6 +225,7 @@ async def test_the_viewer_lists_them(client: TestClient, home: Path) -> None:
     (schedule,) = found["schedules"]
     assert (schedule["name"], schedule["next"], schedule["paused"]) == ("daily", 1798786800.0, 0)
     assert found["unsent"] == []
+    assert (await client.post("/viewer/api/schedules/daily/pause", json={})).status == 403  # from elsewhere
 
 
 @pytest.mark.slow
@@ -254,3 +255,8 @@ def test_the_page_of_runs_shows_them_and_the_webhooks_that_failed(viewer: Viewer
     page = viewer.open()
     page.wait_for_selector(f"text=Webhooks that failed: {run_id}")
     assert "daily (in " in page.inner_text("p.grouped:has-text('Recurring:')")
+    page.click("button:text('Pause')")
+    page.wait_for_selector("text=daily (paused)")
+    assert list_schedules(open_store(home))[0].paused
+    page.click("button:text('Continue')")
+    page.wait_for_selector("text=daily (in ")

@@ -520,9 +520,9 @@ class Config(_Section):
 _DEFAULTS = Config()
 
 
-def home_folder(environment: Mapping[str, str] | None = None) -> Home:
-    """Return the home that stores runs: `CLOSEOUT_HOME`, a folder or a database, otherwise the user's data folder."""
-    named = (os.environ if environment is None else environment).get("CLOSEOUT_HOME")
+def home_folder(named: Home | str | None = None, *, environment: Mapping[str, str] | None = None) -> Home:
+    """Return the named home of runs, else `CLOSEOUT_HOME`, a folder or a database, else the user's data folder."""
+    named = named or (os.environ if environment is None else environment).get("CLOSEOUT_HOME")
     return as_home(named) if named else data_folder()
 
 

@@ -22,7 +22,7 @@ from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.sweep import Sweep, SweepSettings, score_attempt
 from closeout.evaluate.tasks import EvalTask, Fields, TaskSource, load_tasks
 from closeout.evaluate.trials import TrialStore, evaluation_file
-from closeout.homes import Home, as_home
+from closeout.homes import Home
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import open_store
 from closeout.redaction import redact
@@ -252,7 +252,7 @@ async def rescore(name: str, scorer: ScorerSource, *, home: Home | str | None = 
     Raises:
         UsageError: The evaluation or the scorer does not exist.
     """
-    folder = home_folder() if home is None else as_home(home)
+    folder = home_folder(home)
     made = make_scorer(scorer, home=folder)
     store = TrialStore(evaluation_file(folder, name))
     try:
@@ -290,7 +290,7 @@ def edit_score(
     """
     if value is not None and not reason.strip():
         raise UsageError("An edited score needs a reason. Say why, for those who read the report.")
-    folder = home_folder() if home is None else as_home(home)
+    folder = home_folder(home)
     store = TrialStore(evaluation_file(folder, name))
     try:
         chosen = scorer or store.spec["scorers"][0]

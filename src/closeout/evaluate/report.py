@@ -24,7 +24,7 @@ from closeout.evaluate.estimates import (
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import ORIGINAL, Trial, TrialStore, evaluation_file
 from closeout.evaluate.wording import SLICE_COLUMNS, amount, finite, markdown_table, percent, span
-from closeout.homes import Home, as_home
+from closeout.homes import Home
 from closeout.notebook import html_table
 
 __all__ = ["EvalReport", "Slice", "Totals", "load_report", "read_report"]
@@ -467,7 +467,7 @@ def load_report(name: str, *, home: Home | str | None = None, scorer: str = "") 
     """
     from closeout.config import home_folder
 
-    store = TrialStore(evaluation_file(home_folder() if home is None else as_home(home), name))
+    store = TrialStore(evaluation_file(home_folder(home), name))
     try:
         return read_report(store, scorer)
     finally:

@@ -15,7 +15,6 @@ from typing import Any
 from closeout.config import home_folder
 from closeout.errors import JournalLocked, UsageError
 from closeout.fleet.chores import Schedule, change_schedule, list_schedules
-from closeout.homes import Home, as_home
 from closeout.journal.events import RunEnded, RunStarted, ToolFinished
 from closeout.journal.holds import check_not_held
 from closeout.journal.ledger import forget_key, spent_by_day
@@ -65,20 +64,12 @@ class PersonalData:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {
-            "user": self.user,
-            "session": self.session,
-            "sessions": list(self.sessions),
-            "budget_keys": list(self.budget_keys),
-            "schedules": [asdict(each) for each in self.schedules],
-            "runs": [asdict(run) for run in self.runs],
-            "others": [{**asdict(each), "users": list(each.users)} for each in self.others],
-        }
+        return dict(json.loads(json.dumps(asdict(self))))  # with lists instead of tuples
 
 
 def list_persons(home: str | Path | None = None) -> dict[str, int]:
     """Return the persons of whom a home has data, sorted, each with the number of runs that name them."""
-    folder, found = _folder(home), Counter[str]()
+    folder, found = home_folder(home), Counter[str]()
     with open_to_read(folder) as store:
         for _, started in store.beginnings():
             found.update(persons_of(started))
@@ -109,7 +100,7 @@ def find_data(user: str = "", *, session: str = "", agent: str = "", home: str |
             raise UsageError(f"{name} must be a text, got {value!r:.80}.")
     if bool(user) == bool(session):
         raise UsageError("Name either a user or a session whose data is meant.")
-    folder = _folder(home)
+    folder = home_folder(home)
     with open_to_read(folder) as store:
         if session:
             found = runs_with_forks(store, runs_of_session(store, session))
@@ -162,13 +153,13 @@ def export_data(
     data = find_data(user, session=session, home=home)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     names: list[str] = []
-    with open_to_read(_folder(home)) as store:
+    with open_to_read(home_folder(home)) as store:
         for number, run in enumerate(data.runs, 1):
             names.append(f"{number:04}-{_UNSAFE.sub('_', run.run_id)[:80]}")
             rows = list(store.rows(run.run_id))
             _write_run(folder / names[-1], run, rows)
             _write_files(folder / names[-1] / "files", store, rows)
-    spent = [asdict(each) for each in spent_by_day(_folder(home)) if each.key in data.budget_keys]
+    spent = [asdict(each) for each in spent_by_day(home_folder(home)) if each.key in data.budget_keys]
     index = {"exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **data.to_dict(), "budgets": spent}
     for shown, name in zip(index["runs"], names, strict=True):
         shown["folder"] = name
@@ -221,7 +212,7 @@ def delete_data(
             f"{named_others(data.others)} what {user} said, so nothing was deleted. Delete the whole conversation "
             f"first ({sessions}), or leave them as they are: leave_others=True (--leave-others)."
         )
-    folder, found = _folder(home), [run.run_id for run in data.runs]
+    folder, found = home_folder(home), [run.run_id for run in data.runs]
     if dry_run:
         with open_to_read(folder) as read:
             check_not_held(read, found)
@@ -253,10 +244,6 @@ def named_others(others: Sequence[OtherRun]) -> str:
         names.append(f"{len(others) - MOST_NAMED:,} more")
     listed = ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else names[0]
     return f"{listed} repeat{'s' if len(others) == 1 else ''}"
-
-
-def _folder(home: str | Path | None) -> Home:
-    return home_folder() if home is None else as_home(home)
 
 
 # ------------------------------------------------------------------------------------------------ writing

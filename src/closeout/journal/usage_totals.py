@@ -12,7 +12,7 @@ from itertools import chain
 
 from closeout.config import home_folder
 from closeout.errors import JournalError, RunNotFound, UsageError
-from closeout.homes import Home, as_home
+from closeout.homes import Home
 from closeout.journal.journal_database import SqlConnection
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import Store
@@ -100,7 +100,7 @@ def usage_totals(
         raise UsageError(f"Usage has no group {unknown[0]!r}. Choose from {', '.join(GROUPS)}.")
     first, last = _day("since", since), _day("until", until)
     sums: dict[tuple[str, ...], tuple[UsageSum, list[float]]] = {}
-    with open_to_read(home_folder() if home is None else as_home(home)) as store:
+    with open_to_read(home_folder(home)) as store:
         for part in chain(_kept(store, first, last or "9999", "tool" in by), _uncounted(store)):
             if (first and part.day < first) or (last and part.day > last) or bool(part.tool) != ("tool" in by):
                 continue

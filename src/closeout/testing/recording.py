@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from closeout.config import home_folder
 from closeout.context.keeper import message_size
 from closeout.errors import JournalDamaged, JournalError, UsageError
-from closeout.homes import as_home
 from closeout.journal.events import (
     Event,
     ModelFailed,
@@ -248,7 +247,7 @@ def _shape(request: ModelRequest) -> tuple[int, int]:
 
 
 def _rows(run_id: str, home: str | Path | None) -> tuple[Row, ...]:
-    with open_to_read(home_folder() if home is None else as_home(home)) as store:
+    with open_to_read(home_folder(home)) as store:
         return tuple(store.rows(run_id))
 
 

@@ -139,7 +139,7 @@ def models_folder(environment: Mapping[str, str] | None = None) -> Path:
     named = env.get("CLOSEOUT_MODELS")
     if named:
         return Path(named).expanduser()
-    home = home_folder(env)
+    home = home_folder(environment=env)
     return (data_folder() if isinstance(home, DatabaseHome) else home) / "models"
 
 

@@ -18,7 +18,7 @@ from aiohttp import web
 from closeout.codec import encode_json
 from closeout.errors import DecisionRefused, JournalError, JournalLocked, MessageRefused, RunNotFound, UsageError
 from closeout.fleet.announcing import unsent_ends
-from closeout.fleet.chores import list_schedules
+from closeout.fleet.chores import change_schedule, list_schedules
 from closeout.homes import Home
 from closeout.journal.events import ModelRequested
 from closeout.journal.following import follow
@@ -80,6 +80,7 @@ def add_viewer(app: web.Application, *, host: AgentHost | None = None) -> None:
     route.add_get("/viewer", _redirect)
     route.add_get("/viewer/api/runs", viewer.list_runs)
     route.add_post("/viewer/api/runs", viewer.begin_run)
+    route.add_post("/viewer/api/schedules/{name}/{change:pause|continue}", viewer.change_schedule)
     route.add_get("/viewer/api/agent", viewer.show_agent)
     route.add_get("/viewer/api/agent.svg", viewer.draw_agent)
     route.add_get("/viewer/api/runs/{run_id}", viewer.show_run)
@@ -435,6 +436,15 @@ class _Viewer:
             return json_response({"id": await self._read(send)})
         except MessageRefused as error:
             return error_response(409, str(error), "message_refused")
+
+    async def change_schedule(self, request: web.Request) -> web.Response:
+        """Pause a schedule, or continue it."""
+        from closeout.server.viewer.decision_requests import check_own_page
+
+        check_own_page(request, self._token)
+        store, paused = await self._read(open_store, self._app[HOME]), request.match_info["change"] == "pause"
+        await self._read(partial(change_schedule, store, request.match_info["name"], paused=paused))
+        return json_response({"paused": paused})
 
     async def _host_of(self, request: web.Request) -> AgentHost | None:
         """Return what executes the run, if this server does."""

@@ -386,6 +386,8 @@ const CHINESE = {
   "Files of the task": "任务文件",
   "Expected answer": "标准答案",
   "Recurring:": "定时运行:",
+  "Pause": "暂停",
+  "Continue": "继续",
   "given up": "已放弃",
   "Webhooks that failed:": "失败的 webhook:",
   "Trials are listed in their evaluations:": "各评测的试验列在其页面中:",

@@ -4,7 +4,7 @@ import { h, marked, replaceChildren } from "./dom.js";
 import { ago, cost, count, duration, moment, percent, short, until } from "./format.js";
 import { t } from "./language.js";
 import { aboutRun, statusChip } from "./parts.js";
-import { listRuns } from "./source.js";
+import { listRuns, pauseSchedule } from "./source.js";
 
 const STATUSES = ["", "running", "waiting", "answered", "unanswered", "failed", "interrupted", "cancelled"];
 const AGES = { "": "any time", "1h": "last hour", "24h": "last 24 hours", "7d": "last 7 days", "30d": "last 30 days" };
@@ -140,8 +140,13 @@ class RunsPage {
   /** The recurring runs, and the webhooks that have failed so far. */
   drawBeside({ schedules, unsent }) {
     const next = (each) => (each.paused ? t("paused") : until(each.next));
+    const text = JSON.stringify([schedules.map((each) => [each.name, next(each), each.last, each.error]), unsent]);
+    if (this.besideText === text) return; // the focus stays on a button
+    this.besideText = text;
+    const change = (each) => pauseSchedule(each.name, !each.paused).then(() => this.refresh(), (error) => replaceChildren(this.note, error.message));
     const recurring = schedules.map((each) => h("span", { dir: "auto", title: `${each.every} ${each.timezone} ${each.last} ${each.error}` },
-      `${each.name} (${next(each)}${each.error ? `, ${t("failed")}` : ""}) `));
+      `${each.name} (${next(each)}${each.error ? `, ${t("failed")}` : ""}) `,
+      h("button.more", { type: "button", click: () => change(each) }, each.paused ? t("Continue") : t("Pause"))));
     const failed = unsent.map((each) => h("a", { href: `#/run/${encodeURIComponent(each.run_id)}`, dir: "auto", title: each.error },
       `${each.run_id}${each.due === null ? ` (${t("given up")})` : ""} `));
     replaceChildren(this.beside,

@@ -140,6 +140,11 @@ export function undoCall(id, call) {
   return post(`${runPath(id)}/undo`, { id: call });
 }
 
+/** Pause a schedule, or continue it. */
+export function pauseSchedule(name, pause) {
+  return post(`schedules/${encodeURIComponent(name)}/${pause ? "pause" : "continue"}`, {});
+}
+
 /** Begin to sign in to the server whose login the run waits for. Returns the address of the page to open, empty if none. */
 export async function beginLogin(id, name) {
   return (await post(`${runPath(id)}/login`, { id: name })).page;
