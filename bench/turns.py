@@ -43,7 +43,7 @@ from closeout.journal import store
 LENGTHS = (10, 50, 200)
 LONG = 1000
 CROWDS = {1: 50, 100: 20, 1000: 10}  # runs at once, and the turns of each
-CALLS = {"read-only": 4.6, "undeclared": 6.0}  # function calls of a turn, times the bare loop's
+CALLS = {"read-only": 4.2, "undeclared": 5.2}  # function calls of a turn, times the bare loop's
 RECORDED_ON = (3, 11)  # other versions of Python count otherwise
 
 

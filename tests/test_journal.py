@@ -262,6 +262,14 @@ async def test_a_loop_makes_quick_commits_itself_and_leaves_slow_ones_to_a_threa
     assert (quick, last, slow) == ([True, True], True, False)
 
 
+async def test_a_run_that_is_alone_does_not_wait_for_others_to_commit_with_it(home: Path) -> None:
+    journal = Journal.start(open_store(home), started())
+    journal.append(replied(0, "a"))
+    with pytest.raises(StopIteration):  # not after a turn of the loop
+        journal.committed().send(None)
+    assert types_on_disk(open_store(home)) == ["RunStarted", "ModelReplied"]
+
+
 async def test_a_loop_leaves_large_events_to_a_thread(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("closeout.journal.store.COMMIT_SECONDS", 3600.0)  # none by the timer
     store = open_store(home)

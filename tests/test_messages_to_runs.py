@@ -456,6 +456,19 @@ async def test_runs_that_nobody_writes_to_keep_no_table_and_their_events(home: P
     assert (await made_agent(home).resume("t")).answer == "nothing"
 
 
+async def test_the_requests_of_a_run_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_deadline, "WATCH_SECONDS", 3600.0)
+    inbox, loop, timers = Inbox(Mailbox(None, "r"), RecordedRun(())), asyncio.get_running_loop(), list[float]()
+    call_later = loop.call_later
+    monkeypatch.setattr(loop, "call_later", lambda delay, *call: (timers.append(delay), call_later(delay, *call))[1])
+    for _ in range(3):
+        async with request_deadline.RequestDeadline(
+            None, inbox, "main", lambda: request_deadline.ReplyInterrupted("interrupted")
+        ):
+            await asyncio.sleep(0)
+    assert timers == [3600.0]
+
+
 async def test_a_message_while_a_late_request_is_ended_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_deadline, "WATCH_SECONDS", 0.02)
     inbox, problems = Inbox(Mailbox(None, "r"), RecordedRun(())), list[Any]()

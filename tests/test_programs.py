@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from closeout import Agent, Boxed, Json, Number, RunContext, ToolOutput, tool
-from closeout.dialects.functions import call_source, functions_of, stubs
+from closeout.dialects.functions import call_source, functions_of, stubs, with_functions
 from closeout.errors import UsageError
 from closeout.journal.events import Event, Repaired, ToolStarted
 from closeout.messages import Capabilities, Delta, ModelReply, ToolSpec
@@ -226,6 +226,11 @@ def test_a_description_cannot_end_its_docstring_or_the_block() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ executing
+
+
+def test_tools_without_programs_are_the_same_object_in_every_run_so_that_clients_write_them_once() -> None:
+    specs = (ToolSpec("a"), ToolSpec("b"))
+    assert with_functions(specs) is specs
 
 
 async def test_a_program_calls_tools_and_closes_the_run() -> None:

@@ -177,8 +177,8 @@ def shared_items(before: Sequence[Any], now: Sequence[Any]) -> int:
     compared. Otherwise it bisects: comparing slices of mostly identical
     objects costs a few nanoseconds an item.
     """
-    if isinstance(before, Snapshot) and before.shares_list(now):
-        return min(len(before), len(now))
+    if isinstance(before, Snapshot) and isinstance(now, Snapshot) and before._items is now._items:
+        return min(before._length, now._length)
     kept = now.kept_from(before) if isinstance(now, Snapshot) else 0
     if kept:
         return kept + _common_length(before[kept:], now[kept:])

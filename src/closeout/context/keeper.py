@@ -172,8 +172,9 @@ class ContextKeeper:
     def added_tokens(self, steps: Sequence[Step]) -> int:
         """Estimate the tokens that the results of the last turn add to the next prompt."""
         self._calibrate(steps)
-        pictures = sum(len(returned.images) for returned in steps[-1].returns)
-        return round(_estimate(steps[-1]) * self._counter.scale) + pictures * PICTURE_TOKENS
+        last = steps[-1]
+        pictures = sum([len(returned.images) for returned in last.returns])
+        return round(_estimate(last) * self._counter.scale) + pictures * PICTURE_TOKENS
 
     def _calibrate(self, steps: Sequence[Step]) -> None:
         """Compare the estimate of the last results that were sent with what the server counted for them.

@@ -154,6 +154,8 @@ def _one_line(text: str) -> str:
 
 def with_functions(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
     """Return the tools; if one runs programs, its description lists the functions that a program can call."""
+    if all(tool.name != RUN_PROGRAM for tool in tools):
+        return tuple(tools)  # a tuple itself: what clients know of an agent's tools serves all of its runs
     return tuple(
         replace(tool, description=f"{DESCRIPTION}{stubs(tools)}") if tool.name == RUN_PROGRAM else tool
         for tool in tools

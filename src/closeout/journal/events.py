@@ -871,16 +871,10 @@ def _attached(text: str) -> dict[str, Any]:
 
 def usage_record(usage: Usage | None) -> dict[str, Any]:
     """Return the fields of a `Usage` as an event stores them; empty for None."""
-    if usage is None:
-        return {}
-    return {
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-        "cache_read_tokens": usage.cache_read_tokens,
-        "cache_write_tokens": usage.cache_write_tokens,
-        "requests": usage.requests,
-        "cost_usd": usage.cost_usd,
-    }
+    return {} if usage is None else _fields_of_usage(usage)
+
+
+_fields_of_usage = shallow_dict(Usage)
 
 
 def _text(arguments: Any) -> str:

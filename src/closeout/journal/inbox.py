@@ -255,6 +255,8 @@ class Inbox:
         self._main = MAIN  # the agent that has the conversation
         self._unread: list[SentMessage] = []
         self._promised: dict[str, Callable[[], Awaitable[bool]]] = {}  # by agent
+        self._watching: list[Callable[[], object]] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     def promise(self, agent: str, wait: Callable[[], Awaitable[bool]]) -> None:
         """Do not let an agent end while messages to it are to come. `wait` waits for one; False: none is to come."""
@@ -319,6 +321,23 @@ class Inbox:
         """True if a message that interrupts an agent's reply is unread."""
         self._collect()
         return any(each.interrupts and self._is_for(each, agent) for each in self._unread)
+
+    def watch(self, look: Callable[[], object], seconds: float) -> None:
+        """Call a function every so many seconds, until `unwatch`. One timer serves all requests of the run."""
+        self._watching.append(look)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._look, seconds)
+
+    def unwatch(self, look: Callable[[], object]) -> None:
+        """Do not call a function any more."""
+        self._watching.remove(look)
+
+    def _look(self, seconds: float) -> None:
+        self._timer = None
+        if self._watching:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._look, seconds)
+        for look in tuple(self._watching):
+            look()
 
     def end(self) -> None:
         """Note that no process executes the run any more. A run that is resumed takes messages until then."""

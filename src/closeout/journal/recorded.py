@@ -160,7 +160,7 @@ class RecordedRun:
 
     def find(self, kind: type[Event], agent: str, key: str) -> Event | None:
         """Return the recorded event of an agent with this key, if it has not been matched yet."""
-        return self._events.get(agent, {}).get((kind.__name__, key))
+        return self._events.get(agent, {}).get((kind.__name__, key)) if self._events else None
 
     def has_message(self, agent: str, request: int) -> bool:
         """True if the record holds a message that joins before this request of an agent, or before an earlier one."""
@@ -218,8 +218,8 @@ class RecordedRun:
 
     def has_started(self, started: Event) -> bool:
         """True if the record holds this intent, also if the agent has done something else since."""
-        events = self._events.get(started.agent) or self._left.get(started.agent, {})
-        recorded = events.get(_place_of(started))
+        events = self._events.get(started.agent) or self._left.get(started.agent)
+        recorded = events.get(_place_of(started)) if events else None
         return recorded is not None and _same_call(recorded, started)
 
     def take_outcome(self, started: Event) -> Event | None:

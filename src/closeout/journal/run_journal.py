@@ -367,7 +367,8 @@ class Journal:
         return event
 
     def _write(self, event: Event, *, durable: bool = False) -> None:
-        self._raise_failure()
+        if self._failure is not None:
+            raise self._failure
         if self._store is None:
             self._kept.append(Row(self._next, self._now(), event))
             self._next += 1

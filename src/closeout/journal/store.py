@@ -183,12 +183,10 @@ class _EventBatch:
     @property
     def is_large(self) -> bool:
         """True if it takes long to encode."""
-        events = (event for entries in self.events.values() for _, _, event in entries)
-        return bool(self.contents) or any(
-            (isinstance(event, ModelRequested) and event.size - event.shared > LARGE)
-            or any(len(getattr(event, name) or "") > LARGE for name in event.bodies)
-            for event in events
-        )
+        events = [event for entries in self.events.values() for _, _, event in entries]
+        sizes = [len(getattr(event, name) or "") for event in events for name in event.bodies]
+        sizes += [event.size - event.shared for event in events if isinstance(event, ModelRequested)]
+        return bool(self.contents) or max(sizes, default=0) > LARGE
 
 
 class Store:
@@ -219,6 +217,7 @@ class Store:
         self._ends: dict[int, _Entry] = {}  # the last events of runs, which are written together with their outcome
         self._lost: set[int] = set()  # runs that another process has taken over from this one
         self._claimed: set[int] = set()  # runs that this process has taken, and that nobody executes yet
+        self._executing: set[int] = set()  # runs that this process has begun or resumed, and not released
         self._tried: set[int] = set()  # runs that were interrupted, and have made no progress since
         self._writer = ThreadPoolExecutor(1, "closeout-journal", self._begin_writing)
         self._writer_thread = 0
@@ -300,6 +299,8 @@ class Store:
             raise
         if submit:
             database.tell(number)
+        else:
+            self._executing.add(number)
         return number
 
     def transact(self, act: Callable[[SqlConnection], T], *, holding: Sequence[int] = ()) -> T:
@@ -344,6 +345,7 @@ class Store:
             except BaseException:
                 self.database.locks.drop(number)
                 raise
+            self._executing.add(number)
             if tries[0] > 1:
                 self._tried.add(number)
             return number
@@ -628,6 +630,9 @@ class Store:
         loop = asyncio.get_running_loop()
         self._syncs_soon |= syncs_soon
         waiters = self._waiters.get(loop)
+        if waiters is None and len(self._executing) == 1 and self._commit_here():  # there is nobody to wait for
+            self.check_held(run)
+            return
         if waiters is None:
             waiters = self._waiters[loop] = []
             loop.call_soon(self._commit_for, loop)
@@ -745,8 +750,8 @@ class Store:
         """Unlock a run: another process may continue it."""
         with self._writing:
             self.database.locks.drop(number)
-            self._lost.discard(number)
-            self._tried.discard(number)
+            for runs in (self._lost, self._tried, self._executing):
+                runs.discard(number)
             self._failures.pop(number, None)
 
     def forget(self, run: int) -> None:
@@ -1201,11 +1206,10 @@ def _apart(event: Event, bodies: _Bodies) -> tuple[Any, ...]:
     values = {name: each for name, each in event.values().items() if each or name not in empty or each != empty[name]}
     refs: dict[str, str] = {}
     for name in event.bodies:
-        text = values.get(name)
-        if text and len(text) > BODY_LIMIT:
+        if name in values and (text := values[name]) and len(text) > BODY_LIMIT:
             values[name], refs[name] = "", bodies.add(text)
-    if added := values.get("added"):  # the messages of a request, each with a text of its own
-        values["added"] = [_message_apart(message, number, bodies, refs) for number, message in enumerate(added)]
+    if isinstance(event, ModelRequested) and event.added:  # messages, each with a text of its own
+        values["added"] = [_message_apart(message, number, bodies, refs) for number, message in enumerate(event.added)]
     return (values, refs) if refs else (values,)
 
 

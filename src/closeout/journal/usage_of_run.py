@@ -25,7 +25,7 @@ from closeout.messages import Usage, UsageSum
 __all__ = ["NUMBERS", "RunUsage", "UsagePart", "totals_kept", "usage_of_run"]
 
 DAY = 86_400  # seconds
-_COUNTED = (AgentStarted, ModelFailed, ModelReplied, RunStarted, ToolFinished, TurnAccepted)
+_COUNTED = frozenset({AgentStarted, ModelFailed, ModelReplied, RunStarted, ToolFinished, TurnAccepted})
 _NO_USAGE = Usage()
 # The columns of a part. What it has in common with those of other runs is kept once.
 NUMBERS = (
@@ -98,49 +98,52 @@ class RunUsage:
 
     def add(self, at: float, event: Event) -> None:
         """Add an event and its time, in seconds since the epoch."""
-        if not isinstance(event, _COUNTED):
+        if type(event) not in _COUNTED:
             return
-        if isinstance(event, RunStarted):
-            self._names["main"], self._user = event.name, event.user
-            self._keys["main"] = set(event.settings.get("budget") or ())
-        elif isinstance(event, AgentStarted):
-            self._keys[event.agent] = _keys_of(event.agent, self._keys) | set(event.budget)
-            self._models[event.agent], self._names[event.agent] = event.model, event.name
-            self._groups.clear()
-        elif isinstance(event, (ModelReplied, ModelFailed)) and event.usage:
-            if isinstance(event, ModelReplied) and event.model in self._model_of(event.agent).split(" | "):
-                if self._asked.get(event.agent) != event.model:
-                    self._groups.clear()
-                self._asked[event.agent] = event.model  # whatever else the server calls it
-            total, unpriced = self._requests.setdefault(self._group(event.agent, at), (UsageSum(), [0]))
+        if isinstance(event, (ModelReplied, ModelFailed)) and event.usage:
+            model = event.model if isinstance(event, ModelReplied) else ""
+            if model != self._asked.get(event.agent) and model in self._model_of(event.agent).split(" | "):
+                self._groups.clear()
+                self._asked[event.agent] = model  # whatever else the server calls it
+            group = self._group(event.agent, at)
+            total, unpriced = self._requests.get(group) or self._requests.setdefault(group, (UsageSum(), [0]))
             cost = event.usage.get("cost_usd")
             usage = Usage(**{**event.usage, "cost_usd": cost or 0.0})
             if cost is None:
                 unpriced[0] += usage.requests
             total.add(usage)
         elif isinstance(event, ToolFinished):
-            self._add_call(event.name, event.agent, at, 1, not event.ok, event.ms / 1000, 0)
+            sums = self._sums(event.name, event.agent, at)
+            sums[0] += 1
+            sums[1] += not event.ok
+            sums[2] += event.ms / 1000
         elif isinstance(event, TurnAccepted):
             for shown in event.returns:
                 if shown["call"] < len(event.calls):
                     name = str(event.calls[shown["call"]]["name"])
-                    self._add_call(name, event.agent, at, 0, 0, 0, shown.get("tokens") or 0)
+                    self._sums(name, event.agent, at)[3] += shown.get("tokens") or 0
+        elif isinstance(event, RunStarted):
+            self._names["main"], self._user = event.name, event.user
+            self._keys["main"] = set(event.settings.get("budget") or ())
+        elif isinstance(event, AgentStarted):
+            self._keys[event.agent] = _keys_of(event.agent, self._keys) | set(event.budget)
+            self._models[event.agent], self._names[event.agent] = event.model, event.name
+            self._groups.clear()
 
     def _group(self, path: str, at: float) -> _Group:
         place = path, at // DAY
         if (found := self._groups.get(place)) is None:
             day = datetime.fromtimestamp(at, UTC).date().isoformat()
             name = self._names.get(path) or path.rpartition(":")[2]
-            keys, model = tuple(sorted(_keys_of(path, self._keys))), self._asked.get(path) or self._model_of(path)
-            found = self._groups[place] = day, keys, model, name
+            keys, model = tuple(sorted(_keys_of(path, self._keys))), self._asked.get(path)
+            found = self._groups[place] = day, keys, model or self._model_of(path), name
         return found
 
     def _model_of(self, path: str) -> str:
         return self._models.get(path, self._model)
 
-    def _add_call(self, name: str, path: str, at: float, *numbers: float) -> None:
-        sums = self._tools.setdefault((self._group(path, at), name), [0.0] * 4)
-        sums[:] = [before + number for before, number in zip(sums, numbers, strict=True)]
+    def _sums(self, name: str, path: str, at: float) -> list[float]:
+        return self._tools.setdefault((self._group(path, at), name), [0.0] * 4)
 
     def parts(self) -> list[UsagePart]:
         """Return the usage in parts."""

@@ -156,7 +156,7 @@ class AnthropicClient(HTTPClient):
         if not request.tools:
             used = uses_tools(messages)
             return encode_json(tool_definitions([ToolSpec(name) for name in used])) if used else b""
-        return self._tools_text(request.tools)
+        return self._tools_of(request.tools)[0]
 
     def _options(self, request: ModelRequest, stream: bool) -> dict[str, Any]:
         asked = {name: value for name, value in self._asked(request).items() if name not in self.rules.dropped}

@@ -47,9 +47,9 @@ def cited_by_anthropic(blocks: Iterable[Mapping[str, Any]]) -> Iterator[CitedPag
 
 def cited_by_gemini(choice: Mapping[str, Any], message: Mapping[str, Any]) -> Iterator[CitedPage]:
     """Yield the citations in Gemini's grounding metadata, which gateways put beside the message or into it."""
-    google = _object(_object(message, "extra_content"), "google")
-    for place in (choice, message, google):
-        found = _object(place, "groundingMetadata") or _object(place, "grounding_metadata")
+    places = (choice, message, _object(_object(message, "extra_content"), "google"))
+    names = ("groundingMetadata", "grounding_metadata")
+    for found in [_object(place, name) for place in places for name in names if name in place]:
         chunks = _objects(found.get("groundingChunks") or found.get("grounding_chunks"))
         for support in _objects(found.get("groundingSupports") or found.get("grounding_supports")):
             said = _object(support, "segment").get("text")

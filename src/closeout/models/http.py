@@ -56,7 +56,6 @@ MAX_UNREAD = 2**20
 # Seconds that a stream may stay open after its finish_reason: the usage comes in an event of its own.
 FINISH_SECONDS = 2.0
 TOOLS_KEPT = 1024  # lists of tools whose JSON is kept
-NO_TOOLS = SentTools((), ServerRules())
 LESSON_SECONDS = 86_400.0  # until what a server refuses is tried again in a new process
 SHOWN = 200  # characters of a refusal in a warning
 # The shortest limit of a description that a number in a refusal may be, and the limit that is tried otherwise.
@@ -127,12 +126,9 @@ class HTTPClient(BaseClient):
         on_retry: OnRetry | None = None,
         search: RefusalSearch | None = None,
     ) -> ModelReply:
-        policy = self.retry
-        if self._has_answered:  # so its address is right: it restarts
-            policy = replace(policy, unreachable_retries=policy.retries)
         reply, spent = await complete_with_retries(
             partial(self._attempt_request, request, on_delta, search=search or self._new_search(request)),
-            policy=policy,
+            policy=self.retry,
             timeout=self._timeout if request.timeout is None else request.timeout,
             on_retry=on_retry,
         )
@@ -279,7 +275,8 @@ class HTTPClient(BaseClient):
                 client = found
                 search.reason = search.reason or explain(said)[1][:SHOWN].rstrip(".")
                 self.charge(ONE_REQUEST)
-            reply = client._sent_tools(request).restored(reply)
+            if request.tools:
+                reply = client._tools_of(request.tools)[1].restored(reply)
             if on_delta is not None and not stream and reply.finish_reason != "rejected":
                 _replay(reply, on_delta)
             usage = reply.usage
@@ -318,7 +315,9 @@ class HTTPClient(BaseClient):
         self, response: transport.Response, on_delta: OnDelta | None, sent: int
     ) -> ModelReply | tuple[int, Mapping[str, str], bytes]:
         """Return the reply in a response, or the status, headers and body of an error."""
-        self._has_answered = True
+        if not self._has_answered:  # its address is right: where nothing listens later, the server restarts
+            self._has_answered = True
+            self.retry = replace(self.retry, unreachable_retries=self.retry.retries)
         if response.status == 200:
             return await self._read_response(response, on_delta, sent)
         said = await response.read_start()
@@ -360,7 +359,7 @@ class HTTPClient(BaseClient):
     def _note_passed(self, request: ModelRequest) -> None:
         """Take note that the server has accepted the parts of a request. The objects are kept, so ids stay unique."""
         keys = [_key_of(request, part) for part in ("tools", "options", "limit")]
-        if all(key in self._passed for key in keys):
+        if self._passed.keys() >= {*keys}:
             return
         if len(self._passed) > TOOLS_KEPT:
             self._passed.clear()
@@ -473,15 +472,8 @@ class HTTPClient(BaseClient):
             "top_p": self._top_p if request.top_p is None else request.top_p,
         }
 
-    def _sent_tools(self, request: ModelRequest) -> SentTools:
-        return self._tools_of(request.tools)[1] if request.tools else NO_TOOLS
-
-    def _tools_text(self, tools: tuple[ToolSpec, ...]) -> bytes:
-        """Return the JSON of tools, written once for each tuple."""
-        return self._tools_of(tools)[0]
-
     def _tools_of(self, tools: tuple[ToolSpec, ...]) -> tuple[bytes, SentTools, tuple[ToolSpec, ...]]:
-        """Return tools as they are sent. The cache keeps the tuples, so ids stay unique."""
+        """Return the JSON of tools, and the tools as they are sent. The cache keeps the tuples, so ids stay unique."""
         found = self._tools.get(id(tools))
         if found is None:
             if len(self._tools) >= TOOLS_KEPT:

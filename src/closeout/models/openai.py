@@ -205,7 +205,7 @@ class OpenAIClient(HTTPClient):
                 self._heads.clear()
             head = encode_json(self._options(request, stream))[:-1] + b","
             if request.tools and request.prompt is None:
-                head += b'"tools":%b,' % self._tools_text(request.tools)
+                head += b'"tools":%b,' % self._tools_of(request.tools)[0]
             found = (head, seen)
             if not request.extra_body:
                 self._heads[key] = found

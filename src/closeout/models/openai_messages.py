@@ -201,7 +201,7 @@ def attached_names(messages: Iterable[Message], server: str) -> set[str]:
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {}
+    return dict(value) if value and isinstance(value, Mapping) else {}
 
 
 # ------------------------------------------------------------------------------------------------ reading

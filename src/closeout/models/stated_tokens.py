@@ -50,7 +50,7 @@ class TokenReader:
 
     def tokens(self) -> ReplyTokens | None:
         """Return the tokens, None if the server did not state any. What does not fit together is left out."""
-        ids = _ids(self._ids)
+        ids = _ids(self._ids) if self._ids else ()
         number = len(ids) or len(self._texts)
         if not number:
             return None

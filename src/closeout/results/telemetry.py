@@ -37,10 +37,6 @@ class CallMeter:
     thread's, which is an upper bound for a tool that awaits.
     """
 
-    __slots__ = (
-        "_begun", "_cpu", "_memory", "_thread_cpu", "_tried", "cpu_percent", "latency_ms", "memory_mb", "timestamp",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.timestamp = datetime.now(UTC).isoformat()
         self.latency_ms = self.cpu_percent = self.memory_mb = 0.0

@@ -65,15 +65,15 @@ class CallsWithEffects:
 
     def __call__(self, event: Any) -> None:
         """Note an event of the run."""
-        if isinstance(event, ModelReplied):
+        if type(event) is ModelReplied:
             self._replied[event.agent] = len(self._ended)
-        elif isinstance(event, ToolStarted):
+        elif type(event) is ToolStarted and self._tools:
             tools = self._tools.get(_agent_of(event.agent), tuple)
             spec = next((tool for tool in tools() if tool.name == event.name), None)
             if spec is not None and _has_effects(spec):
                 place = event.agent, event.handle
                 self._started[place], self._arguments[place] = spec, event.arguments
-        elif isinstance(event, ToolFinished) and (event.agent, event.handle) in self._started:
+        elif type(event) is ToolFinished and (event.agent, event.handle) in self._started:
             place = event.agent, event.handle
             self._ended.append(_Ended(event.agent, self._started.pop(place), self._arguments.pop(place), event))
 

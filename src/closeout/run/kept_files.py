@@ -39,10 +39,10 @@ class RunFiles:
 
     def __call__(self, event: Any) -> None:
         """Take over what an event says of files."""
-        if isinstance(event, ToolFinished):
+        if type(event) is ToolFinished:
             if event.files:
                 self._finished(event)
-        elif isinstance(event, RunStarted):
+        elif type(event) is RunStarted:
             self.begin([File.recorded(each, self.load) for each in event.kept_files])
 
     def begin(self, files: Iterable[File]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 from closeout.errors import JournalError, ModelError
@@ -35,32 +36,25 @@ class RequestDeadline:
         self._inbox = inbox
         self._agent = agent
         self._interrupted = interrupted
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
         self._has_message = False
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
         if self._interrupted is not None:
-            self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
+            self._inbox.watch(self._look, WATCH_SECONDS)
 
     def _look(self) -> None:
-        if self._timeout.expired():  # the request is being ended, which may take a while
-            return
-        try:
-            self._has_message = self._inbox.is_interrupted(self._agent)
-        except JournalError:
-            return  # the run itself meets it at its next event
-        if self._has_message:
-            self._timeout.reschedule(self._loop.time())
-        else:
-            self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
+        with suppress(JournalError):  # the run itself meets it at its next event
+            # The request may be ending already, which may take a while.
+            if not self._timeout.expired() and self._inbox.is_interrupted(self._agent):
+                self._has_message = True
+                self._timeout.reschedule(asyncio.get_running_loop().time())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._interrupted is not None:
+            self._inbox.unwatch(self._look)
         try:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError:

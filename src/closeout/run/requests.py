@@ -125,7 +125,17 @@ class ModelCalls:
             stated = budget.stated(limit)
             raise LimitReached(limit, f"One more request to the model would exceed the limit {stated}.")
         self.sent += 1
-        exchange = self._sending(request, intent, expected, on_delta, on_retry)
+        exchange = Sending(
+            request=request,
+            intent=intent,
+            tokens=expected,
+            client=self._client,
+            price=self._price,
+            seconds_left=lambda closing: budget.seconds_left(closing=closing),
+            note=self._warn,
+            on_delta=on_delta,
+            on_retry=[] if on_retry is None else [on_retry],
+        )
         budget.request_pending = True
         try:
             send, lost = partial(self._send, exchange), partial(self._lost, exchange)
@@ -160,27 +170,6 @@ class ModelCalls:
         budget = self._budget
         # The estimate may be a little too low.
         return budget.forbids(tokens + tokens // 50, budget.last.output_tokens) if budget.limited else ""
-
-    def _sending(
-        self,
-        request: ModelRequest,
-        intent: ModelRequested,
-        tokens: int,
-        on_delta: OnDelta | None,
-        on_retry: OnRetry | None,
-    ) -> Sending:
-        budget = self._budget
-        return Sending(
-            request=request,
-            intent=intent,
-            tokens=tokens,
-            client=self._client,
-            price=self._price,
-            seconds_left=lambda closing: budget.seconds_left(closing=closing),
-            note=self._warn,
-            on_delta=on_delta,
-            on_retry=[] if on_retry is None else [on_retry],
-        )
 
     async def _send_request(self, exchange: Sending) -> ModelReplied | ModelFailed:
         intent = exchange.intent

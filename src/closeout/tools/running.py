@@ -7,6 +7,7 @@ import base64
 import logging
 import traceback
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -131,7 +132,7 @@ async def run_tool(
     for number in range(tries):
         deadline, report = extensible_timeout(spec.policy.timeout, progress)
         try:
-            async with deadline:
+            async with deadline if spec.policy.timeout is not None else nullcontext():
                 extra = (report,) if getattr(source, "takes_progress", False) else ()
                 measuring = note_cpu_time.set(meter.note_cpu_time)
                 try:
