@@ -174,14 +174,12 @@ class Conversation:
         for _ in range(3):
             approval = page.get_by_role("button", name=self.dice.choice(["Approve", "Decline"]))
             option = page.locator(".message:last-child .ask .row button", has_text="471")
-            if approval.count():
-                approval.first.click()
-                self.seen["approvals"] += 1
-            elif option.count():
-                option.first.click()
-                self.seen["questions"] += 1
-            else:
+            kind, button = ("approvals", approval) if approval.count() else ("questions", option)
+            if not button.count():
                 return
+            with suppress(TimeoutError):  # it was decided in the other tab just now
+                button.first.click(timeout=2_000)
+                self.seen[kind] += 1
             page.wait_for_timeout(50)
             self.wait(page)
 

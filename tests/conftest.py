@@ -56,9 +56,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests whose fixtures need a program."""
+    """Mark the tests whose fixtures need a program. Those with a browser come last in their module: its loop stays."""
     for item in items:
         needs.mark(item)
+    modules = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: (modules[item.path], "browser" in getattr(item, "fixturenames", ())))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
+
+import pytest
 
 import needs
 
@@ -37,3 +40,9 @@ def test_every_marker_of_a_program_is_declared_and_has_a_reason() -> None:
     for name, need in needs.NEEDS.items():
         assert f'"{name}: ' in declared
         assert "install" in need.reason
+
+
+def test_tests_with_a_browser_are_the_last_of_their_module(request: pytest.FixtureRequest) -> None:
+    for path, items in groupby(request.session.items, key=lambda item: item.path):
+        uses = ["browser" in item.fixturenames for item in items if isinstance(item, pytest.Function)]
+        assert uses == sorted(uses), path

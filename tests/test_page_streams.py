@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,27 @@ async def in_aiohttp(agent: Agent[Any]) -> AsyncIterator[str]:
     app.router.add_get("/ask", ask)
     async with listening(app) as port:
         yield f"http://127.0.0.1:{port}/ask"
+
+
+async def test_events_that_end_while_a_client_leaves_are_no_error() -> None:
+    problems, waits = list[dict[str, Any]](), asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+
+    async def events() -> AsyncIterator[bytes]:
+        yield b"first"
+        with suppress(asyncio.CancelledError):
+            waits.set()
+            await asyncio.Event().wait()
+
+    sent = sse_stream.kept_alive(events(), lambda _: b"")
+    assert await anext(sent) == b"first"
+    leaving = asyncio.ensure_future(anext(sent))
+    await waits.wait()
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    del sent, leaving  # a failure that nobody looked at is reported when it is forgotten
+    gc.collect()
+    assert problems == []
 
 
 async def test_a_connection_is_kept_alive_and_a_client_that_leaves_cancels_the_run(

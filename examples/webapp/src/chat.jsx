@@ -85,6 +85,7 @@ function Chat({ id, initial }) {
         if (sent.current && !words.some((part) => part.text === sent.current)) setText(sent.current); // it got lost
         sent.current = "";
         await resumeStream();
+        again.current ||= found.at(-1)?.role === "user"; // what was left to the stream may have ended before it
       }
       syncing.current = null;
     })();

@@ -72,9 +72,9 @@ async def kept_alive(events: AsyncIterable[bytes], failed: Callable[[str], bytes
         log.exception("Error while streaming")
         yield failed(INTERNAL)
     finally:
-        if following is not None and not following.done():
+        if following is not None:
             following.cancel()
-            await asyncio.wait([following])
+            await asyncio.gather(following, return_exceptions=True)
         await _leave(source)
 
 
