@@ -111,7 +111,7 @@ def was_read(report: EvalReport, home: Path) -> dict[str, bool]:
     for trial in report.trials:
         if trial.outcome is None:
             continue
-        texts = [row.event.text for row in store.rows(trial.run_id) if isinstance(row.event, ev.ToolFinished)]
+        texts = [str(row.event.result) for row in store.rows(trial.run_id) if isinstance(row.event, ev.ToolFinished)]
         found[trial.task_id] = Evidence("", "", questions[trial.task_id], 0, "\n".join(texts)).contains(
             trial.outcome.answer or ""
         )
