@@ -4,7 +4,8 @@
 
 The files are those that HotpotQA and MuSiQue publish, whole or in part; so many questions of each are drawn by a seed,
 and the documents are the paragraphs of all of them. Questions of `closeout eval multihop` are left out. The rows are
-paired: each question is asked in every way before the next one. Called again, it continues; `--report` only reports.
+paired: each question is asked in every way before the next one. Called again, it continues; `--report` only reports,
+and `--retrieval` asks no model.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from closeout.models.local.embedded import LocalClient
 from closeout.run.strategy import CallFirst, ModelTurn
 from closeout.strategies.small_model import IN_WORDS, LONGEST, SmallModel, _boxed, facts_in
 from closeout.tools.builtin import calculate, document_tools
+from closeout.tools.builtin.document_index import DocumentIndex
 
 INSTRUCTIONS = "Search the documents for each fact that the question needs. Answer in as few words as possible."
 
@@ -118,6 +120,18 @@ def was_read(report: EvalReport, home: Path) -> dict[str, bool]:
     return found
 
 
+def retrieve(tasks: list[EvalTask], folder: Path) -> None:
+    """Print for how many questions one search finds the answer at all, literally: no model is asked."""
+    index = DocumentIndex(folder)
+    for most in (3, 5, 10):
+        found = dict.fromkeys((task.metadata["dataset"] for task in tasks), 0)
+        for task in tasks:
+            text = "\n".join(f"{hit.title}\n{hit.text}" for hit in index.search(task.question, most))
+            evidence = Evidence("", "", "{}", 0, text)
+            found[task.metadata["dataset"]] += any(evidence.contains(gold) for gold in task.golds)
+        print(f"{most} passages: the answer is in them for {found} of {len(tasks) // 2} each")
+
+
 def show(options: argparse.Namespace) -> None:
     agent, alone = (load_report(name, home=options.home) for name in ("small-model", "alone"))
     read, scores = was_read(alone, options.home), {}
@@ -154,8 +168,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=57)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--report", action="store_true")
+    parser.add_argument("--retrieval", action="store_true", help="ask no model: see what one search finds")
     options = parser.parse_args()
     tasks, folder = prepare(options)
+    if options.retrieval:
+        retrieve(tasks, folder)
+        return
     if not options.report:
         asyncio.run(ask(tasks, folder, options))
     show(options)
