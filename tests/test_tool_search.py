@@ -13,6 +13,7 @@ from closeout.errors import ConfigError
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
 from closeout.messages import ToolCall
+from closeout.run import offered_tools
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from closeout.tools.search_tools import ToolIndex, called_through, definition_tokens, written_through
 from closeout.tools.tool import Tool
@@ -52,6 +53,17 @@ def find_and_call(view: RequestView) -> Turn:
     if len(told) == 1:
         return Turn(calls=[through(json.loads(told[0].splitlines()[0])["name"], name_of_it="Luna")])
     return answer(told[1])
+
+
+async def test_the_tools_of_an_agent_are_measured_once_for_all_of_its_runs(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = list[object]()
+    monkeypatch.setattr(offered_tools, "definition_tokens", lambda specs: measured.append(specs) or 1)
+    agent = Agent(ScriptedClient([answer("1"), answer("1")]), MANY, home=home)
+    for _ in range(2):
+        assert (await agent.run("Count.")).answer == "1"
+    assert len(measured) == 1
 
 
 async def test_above_the_budget_the_model_finds_tools_and_calls_them(home: Path) -> None:

@@ -174,8 +174,7 @@ def shared_items(before: Sequence[Any], now: Sequence[Any]) -> int:
     """Return how many items two sequences begin with in common.
 
     For snapshots of one list it is the shorter length, and where one list was made from the other, only the rest is
-    compared. Otherwise it bisects: comparing slices of mostly identical
-    objects costs a few nanoseconds an item.
+    compared. Otherwise it bisects: comparing slices of mostly identical objects costs a few nanoseconds an item.
     """
     if isinstance(before, Snapshot) and isinstance(now, Snapshot) and before._items is now._items:
         return min(before._length, now._length)

@@ -184,7 +184,7 @@ class _EventBatch:
     def is_large(self) -> bool:
         """True if it takes long to encode."""
         events = [event for entries in self.events.values() for _, _, event in entries]
-        sizes = [len(getattr(event, name) or "") for event in events for name in event.bodies]
+        sizes = [len(text) for event in events for name in event.bodies if (text := getattr(event, name))]
         sizes += [event.size - event.shared for event in events if isinstance(event, ModelRequested)]
         return bool(self.contents) or max(sizes, default=0) > LARGE
 
@@ -559,7 +559,7 @@ class Store:
         with self._state:
             if self._ends and run in self._ends:  # it was no end
                 self._batch.events.setdefault(run, []).append(self._ends.pop(run))
-            if isinstance(event, RunEnded):
+            if type(event) is RunEnded:
                 self._ends[run] = seq, at, event
                 return
             self._batch.events.setdefault(run, []).append((seq, at, event))

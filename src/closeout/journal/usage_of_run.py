@@ -105,8 +105,7 @@ class RunUsage:
             if model != self._asked.get(event.agent) and model in self._model_of(event.agent).split(" | "):
                 self._groups.clear()
                 self._asked[event.agent] = model  # whatever else the server calls it
-            group = self._group(event.agent, at)
-            total, unpriced = self._requests.get(group) or self._requests.setdefault(group, (UsageSum(), [0]))
+            total, unpriced = self._requests.setdefault(self._group(event.agent, at), (UsageSum(), [0]))
             cost = event.usage.get("cost_usd")
             usage = Usage(**{**event.usage, "cost_usd": cost or 0.0})
             if cost is None:

@@ -19,8 +19,8 @@ from closeout.tools.search_tools import definition_tokens
 
 __all__ = ["OfferedTools", "dump_definitions", "dump_specs", "load_specs", "with_server_tools"]
 
-
 MOST_TOOLS = 128  # more are refused by OpenAI, and few models choose well among them
+AGENTS_KEPT = 64  # whose tools were measured last
 _ALWAYS_SHOWN = frozenset({"read_result", "ask_user", "run_program"})
 
 
@@ -44,7 +44,7 @@ class OfferedTools:
         self._all: Sequence[ToolSpec] = manager.specs()  # with those that wait for the run's state
         self.specs: tuple[ToolSpec, ...] = with_functions(self._available())
         self._search: tuple[ToolSpec, ...] = ()
-        is_large = search_budget is not None and definition_tokens(self.specs) > search_budget
+        is_large = search_budget is not None and _tokens_of(self.specs) > search_budget
         if is_large or (search_budget is not None and len(self.specs) > MOST_TOOLS):
             self._search = manager.search_specs
             self.specs += self._search
@@ -103,6 +103,18 @@ class OfferedTools:
         self.specs = specs
         self._journal.append(ToolsChanged(self._agent, request, tools=dump_specs(listed)))
         return True
+
+
+_measured: dict[int, tuple[tuple[ToolSpec, ...], int]] = {}  # By id; the tuples are kept, so that it stays theirs.
+
+
+def _tokens_of(specs: tuple[ToolSpec, ...]) -> int:
+    """Return their `definition_tokens`, estimated once for all runs of an agent."""
+    if (found := _measured.get(id(specs))) is None:
+        if len(_measured) >= AGENTS_KEPT:
+            _measured.clear()
+        found = _measured[id(specs)] = specs, definition_tokens(specs)
+    return found[1]
 
 
 def with_server_tools(specs: Iterable[ToolSpec], of_servers: Iterable[ToolSpec]) -> tuple[ToolSpec, ...]:
