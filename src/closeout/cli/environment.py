@@ -67,15 +67,11 @@ def list_tools(options: RunOptions, *, as_json: bool) -> int:
 
 
 async def _load_tools(options: RunOptions) -> tuple[list[Any], list[str]]:
-    from closeout.run.subagents import clients_of
+    from closeout.run.subagents import closing_clients
 
     plan = make_agent(options, api_key="not needed").plan()
-    try:
-        async with plan.manager as manager:
-            return list(manager.specs()), [str(problem) for problem in manager.problems]
-    finally:
-        for client in clients_of(plan):
-            await client.aclose()
+    async with closing_clients(plan), plan.manager as manager:
+        return list(manager.specs()), [str(problem) for problem in manager.problems]
 
 
 def serve_web_tools(model: str | None, base_url: str | None, config: Config) -> int:

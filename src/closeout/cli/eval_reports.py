@@ -38,13 +38,10 @@ async def watch(path: Path, display: EvalDisplay) -> None:
         display(progress)
         return progress.finished + progress.control.suspended == progress.planned
 
-    store = TrialStore(path)
-    try:
+    with TrialStore(path) as store:
         scorer = store.spec["scorers"][0]
         while not await asyncio.to_thread(look):  # noqa: ASYNC110 - other processes work on it too
             await asyncio.sleep(SHOW_SECONDS)
-    finally:
-        store.close()
 
 
 def print_report(
@@ -109,17 +106,9 @@ def _print_table(console: Console, columns: Sequence[str], lines: Sequence[Seque
         console.print(line)
 
 
-class opened:  # noqa: N801 - used like a function
-    """Open an evaluation of the usual home for a while."""
-
-    def __init__(self, name: str) -> None:
-        self._store = TrialStore(evaluation_file(home_folder(), name))
-
-    def __enter__(self) -> TrialStore:
-        return self._store
-
-    def __exit__(self, *_: object) -> None:
-        self._store.close()
+def opened(name: str) -> TrialStore:
+    """Open an evaluation of the usual home."""
+    return TrialStore(evaluation_file(home_folder(), name))
 
 
 def print_evaluations(*, as_json: bool) -> None:

@@ -73,7 +73,7 @@ def run_work(
     names: list[str] = []
 
     async def watched() -> EvalReport:
-        from closeout.run.subagents import clients_of
+        from closeout.run.subagents import closing_clients
 
         watching: list[asyncio.Task[None]] = []
 
@@ -84,14 +84,13 @@ def run_work(
                     display.note(power_of_plan(len(store.tasks()) * shards))
                 watching.append(asyncio.ensure_future(watch(store.path, display)))
 
-        try:
-            return await work(started)
-        finally:
-            for task in watching:
-                task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
-            for client in clients_of(agent.plan()):
-                await client.aclose()
+        async with closing_clients(agent.plan()):
+            try:
+                return await work(started)
+            finally:
+                for task in watching:
+                    task.cancel()
+                await asyncio.gather(*watching, return_exceptions=True)
 
     logging.getLogger().addHandler(logging.NullHandler())  # libraries' logs are not for the person at the terminal
     with Signals(lambda: None, lambda: None) as signals:

@@ -632,7 +632,7 @@ def serve(
     make_deps, headers = servers.deps_maker(deps, loaded.config), deps_header or loaded.config.agent.deps_headers
 
     async def listen() -> None:
-        from closeout.run.subagents import clients_of
+        from closeout.run.subagents import closing_clients
         from closeout.server.serve.host import AgentHost
         from closeout.server.serving import agent_app, serve_until_stopped
 
@@ -657,11 +657,8 @@ def serve(
         app = agent_app(
             served, address=host, keys=client_keys, operator_keys=operator_keys, description=description or ""
         )
-        try:
+        async with closing_clients(loaded.plan()):
             await serve_until_stopped(app, host, port, on_ready=ready, before_stop=stopping, drain=drain)
-        finally:
-            for client in clients_of(loaded.plan()):
-                await client.aclose()
 
     servers.log_warnings()
     asyncio.run(listen())

@@ -206,19 +206,14 @@ def run_agent(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet: 
 
 
 async def _start(agent: Agent, start: Start, display: Display | None, run_id: str) -> RunResult:
-    from closeout.run.subagents import clients_of
+    from closeout.run.subagents import clients_of, closing_clients
 
-    clients = clients_of(agent.plan())
-    try:
-        for client in clients:
-            if display is not None and hasattr(client, "on_status"):
-                client.on_status = display.working  # downloading and loading weights take a while
-        async with AsyncExitStack() as stack:
-            agent = await with_own_deps(agent, stack, run_id)
-            return await start(agent, (display,) if display is not None else ())
-    finally:
-        for client in clients:
-            await client.aclose()
+    for client in clients_of(agent.plan()):
+        if display is not None and hasattr(client, "on_status"):
+            client.on_status = display.working  # downloading and loading weights take a while
+    async with closing_clients(agent.plan()), AsyncExitStack() as stack:
+        agent = await with_own_deps(agent, stack, run_id)
+        return await start(agent, (display,) if display is not None else ())
 
 
 def _say_stopped(run_id: str) -> bool:

@@ -117,13 +117,10 @@ async def _resumed(agent: Agent[Any], run_id: str) -> RunResult[Any]:
 
 async def _closing(agent: Agent[Any], work: Any) -> Any:
     """Return what the work returns, and close the agent's connections to models."""
-    from closeout.run.subagents import clients_of
+    from closeout.run.subagents import closing_clients
 
-    try:
+    async with closing_clients(agent.plan()):
         return await work
-    finally:
-        for client in clients_of(agent.plan()):
-            await client.aclose()
 
 
 def _say(result: RunResult[Any], agent: str) -> None:

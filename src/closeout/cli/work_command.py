@@ -56,7 +56,7 @@ def work_command(
         health: The address and the port of `/healthz`; None: it is not offered.
         as_json: Print what was done as JSON.
     """
-    from closeout.run.subagents import clients_of
+    from closeout.run.subagents import closing_clients
 
     agent = _patiently(lambda: make_agent(options))
     store = _patiently(agent.store)
@@ -76,18 +76,14 @@ def work_command(
             servers.say("Stopping. Runs that do not end in time are left to other workers.")
             stop.set()
 
-        async with AsyncExitStack() as stack:
+        async with closing_clients(agent.plan()), AsyncExitStack() as stack:
             if health is not None:
                 app = _health_app(store.home, worker, figures, health[0])
                 url = await stack.enter_async_context(listening(app, *health))
                 servers.say(f"Health: {url}/healthz")
             on_first_signal(stopping, drain=drain)
             servers.say(f"Working on the runs of {agent.plan().name} in {store.home} (Ctrl-C stops)")
-            try:
-                await worker.work(stop, until_idle=until_idle)
-            finally:
-                for client in clients_of(agent.plan()):
-                    await client.aclose()
+            await worker.work(stop, until_idle=until_idle)
         return stop.is_set()
 
     servers.log_warnings()

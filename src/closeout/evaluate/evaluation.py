@@ -127,8 +127,7 @@ async def evaluate(
             "command": settings.command,
             **(details or {}),
         }
-        store = TrialStore(evaluation_file(home, name or default_name(tasks, example)), spec)
-        try:
+        with TrialStore(evaluation_file(home, name or default_name(tasks, example)), spec) as store:
             _check_same(store, spec, force=force)
             store.add_tasks(read, epochs, None if shard is None else shard_of(len(read), *shard))
             sweep: Sweep | RaySweep
@@ -140,8 +139,6 @@ async def evaluate(
             else:
                 sweep = Sweep(store, _agent_for(agent), scorers, settings)
             return await _work(store, sweep, scorers, on_start, home)
-        finally:
-            store.close()
 
 
 async def retry(
@@ -172,8 +169,7 @@ async def retry(
     agent_for = _agent_for(agent)
     settings = settings or SweepSettings()
     folder = store_of(agent).home if isinstance(agent, Agent) else home_folder()
-    store = TrialStore(evaluation_file(folder, name))
-    try:
+    with TrialStore(evaluation_file(folder, name)) as store:
         example = _example(agent, store.tasks()[0], on_ray=False)
         if (home := store_of(example).home) != folder:
             raise UsageError(f"Evaluation {name} is kept in {folder}, but the agent keeps its runs in {home}.")
@@ -183,8 +179,6 @@ async def retry(
             _check_same(store, {**spec, "scorers": []}, force=settings.despite_changes)
             store.wait_again(statuses, suffix=f".{new_suffix()}" if fresh else "")
             return await _work(store, Sweep(store, agent_for, scorers, settings), scorers, on_start, home)
-    finally:
-        store.close()
 
 
 def new_suffix() -> str:
@@ -254,12 +248,9 @@ async def rescore(name: str, scorer: ScorerSource, *, home: Home | str | None = 
     """
     folder = home_folder(home)
     made = make_scorer(scorer, home=folder)
-    store = TrialStore(evaluation_file(folder, name))
-    try:
+    with TrialStore(evaluation_file(folder, name)) as store:
         await _score(store, made, [number for number, _ in store.finished()], folder)
         return read_report(store, made.name)
-    finally:
-        store.close()
 
 
 def edit_score(
@@ -291,14 +282,11 @@ def edit_score(
     if value is not None and not reason.strip():
         raise UsageError("An edited score needs a reason. Say why, for those who read the report.")
     folder = home_folder(home)
-    store = TrialStore(evaluation_file(folder, name))
-    try:
+    with TrialStore(evaluation_file(folder, name)) as store:
         chosen = scorer or store.spec["scorers"][0]
         score = None if value is None else Score(value, value >= 1, f"Edited: {reason.strip()}")
         store.edit_score(task_id, epoch, chosen, score)
         return read_report(store, chosen)
-    finally:
-        store.close()
 
 
 async def _score_missing(store: TrialStore, scorers: Sequence[Scorer], home: Home) -> None:

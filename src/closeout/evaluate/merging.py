@@ -55,16 +55,13 @@ def merge(name: str, sources: Sequence[Path], home: Home, *, runs: bool = True) 
         for source, part in zip(sources, parts, strict=True):
             if found := differences(spec["agent"], part.spec["agent"]):
                 raise UsageError(f"{source} has {name} with another agent: {'; '.join(found)}.")
-        whole = TrialStore(evaluation_file(home, name), spec)
-        try:
+        with TrialStore(evaluation_file(home, name), spec) as whole:
             for source, part in zip(sources, parts, strict=True):
                 if isinstance(home, DatabaseHome) or os.path.realpath(source) != os.path.realpath(home):
                     if runs:
                         copy_runs(source, open_store(home))
                     whole.add_part(part.path)
             return read_report(whole)
-        finally:
-            whole.close()
     finally:
         for part in parts:
             part.close()

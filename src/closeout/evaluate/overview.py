@@ -22,29 +22,25 @@ def list_evaluations(home: Home) -> list[dict[str, Any]]:
     """
     found = []
     for name in evaluations_in(home):
-        with suppress(UsageError, JournalError):
-            store = TrialStore(evaluation_file(home, name))
-            try:
-                spec, progress = store.spec, store.progress(store.spec["scorers"][0])
-                found.append(
-                    {
-                        "name": name,
-                        "created": store.created,
-                        "model": spec["agent"].get("model", ""),
-                        "scorer": spec["scorers"][0],
-                        "planned": progress.planned,
-                        "finished": progress.finished,
-                        "suspended": progress.control.suspended,
-                        "score_so_far": finite(asdict(progress.score)),
-                        "failures": dict(progress.failures),
-                        "cost": progress.control.cost,
-                        "tokens": progress.control.tokens,
-                        "state": progress.control.state,
-                        "workers": progress.workers,
-                    }
-                )
-            finally:
-                store.close()
+        with suppress(UsageError, JournalError), TrialStore(evaluation_file(home, name)) as store:
+            spec, progress = store.spec, store.progress(store.spec["scorers"][0])
+            found.append(
+                {
+                    "name": name,
+                    "created": store.created,
+                    "model": spec["agent"].get("model", ""),
+                    "scorer": spec["scorers"][0],
+                    "planned": progress.planned,
+                    "finished": progress.finished,
+                    "suspended": progress.control.suspended,
+                    "score_so_far": finite(asdict(progress.score)),
+                    "failures": dict(progress.failures),
+                    "cost": progress.control.cost,
+                    "tokens": progress.control.tokens,
+                    "state": progress.control.state,
+                    "workers": progress.workers,
+                }
+            )
     return found
 
 
@@ -61,11 +57,8 @@ def show_evaluation(home: Home, name: str, *, scorer: str = "", first: int = 0, 
     Raises:
         UsageError: There is no such evaluation or scorer.
     """
-    store = TrialStore(evaluation_file(home, name))
-    try:
+    with TrialStore(evaluation_file(home, name)) as store:
         report = read_report(store, scorer)
-    finally:
-        store.close()
     shown = {task.id: task for task in report.tasks[first : first + tasks]}
     matrix = [
         {
@@ -104,11 +97,8 @@ def runs_of(home: Home, name: str) -> list[str]:
     Raises:
         UsageError: There is no such evaluation.
     """
-    store = TrialStore(evaluation_file(home, name))
-    try:
+    with TrialStore(evaluation_file(home, name)) as store:
         return [trial.run_id for trial in store.trials()]
-    finally:
-        store.close()
 
 
 def delete_evaluation(home: Home, name: str) -> None:
@@ -118,11 +108,8 @@ def delete_evaluation(home: Home, name: str) -> None:
         UsageError: There is no such evaluation, or processes work on it.
     """
     file = evaluation_file(home, name)
-    store = TrialStore(file)
-    try:
+    with TrialStore(file) as store:
         workers = store.progress(store.spec["scorers"][0]).workers
-    finally:
-        store.close()
     if workers:
         raise UsageError(f"{workers} processes work on {name}. Stop them first: closeout eval control {name} --stop")
     for path in (file, *(file.with_name(f"{file.name}{end}") for end in ("-wal", "-shm", "-workers"))):

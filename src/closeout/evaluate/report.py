@@ -467,11 +467,8 @@ def load_report(name: str, *, home: Home | str | None = None, scorer: str = "") 
     """
     from closeout.config import home_folder
 
-    store = TrialStore(evaluation_file(home_folder(home), name))
-    try:
+    with TrialStore(evaluation_file(home_folder(home), name)) as store:
         return read_report(store, scorer)
-    finally:
-        store.close()
 
 
 def read_report(store: TrialStore, scorer: str = "", stopped: str = "") -> EvalReport:

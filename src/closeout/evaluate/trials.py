@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from closeout.errors import UsageError
 from closeout.evaluate.estimates import Estimate, mean_of_sums
@@ -264,6 +264,12 @@ class TrialStore:
     def _query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with explained(self.path):
             return self._db.execute(statement, values).fetchall()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the file and release the leases."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
 from closeout.answers.experience import experience_from
@@ -44,6 +45,7 @@ __all__ = [
     "as_tool",
     "check_flow_names",
     "clients_of",
+    "closing_clients",
     "may_destroy",
     "read_result_tool",
     "report_of",
@@ -125,6 +127,16 @@ def _refuse_unbound(something: Any) -> None:
         raise ToolDefinitionError(
             f"{name}.{function.__name__} is a method without its object. Pass tools=[{name}(…).{function.__name__}]."
         )
+
+
+@asynccontextmanager
+async def closing_clients(plan: AgentPlan) -> AsyncIterator[None]:
+    """Close the connections of an agent, and of the agents below it, to their models at the end."""
+    try:
+        yield
+    finally:
+        for client in clients_of(plan):
+            await client.aclose()
 
 
 def clients_of(plan: AgentPlan, depth: int = MAX_DEPTH) -> list[BaseClient]:

@@ -38,11 +38,8 @@ def evaluation_shape(home: Home, name: str, *, scorer: str = "", version: str = 
     """
     path = evaluation_file(home, name)
     now = _version(path)
-    store = TrialStore(path)
-    try:
+    with TrialStore(path) as store:
         progress, created = store.progress(scorer or store.spec["scorers"][0]), store.created
-    finally:
-        store.close()
     state = _state(
         progress.control.state, progress.workers, progress.planned - progress.finished, progress.control.suspended
     )
@@ -70,11 +67,8 @@ def trial_shape(store: Store, run_id: str) -> dict[str, Any] | None:
     name = started.origin.get("evaluation") if isinstance(started, RunStarted) else None
     if name not in evaluations_in(home):
         return None
-    trials = TrialStore(evaluation_file(home, name))
-    try:
+    with TrialStore(evaluation_file(home, name)) as trials:
         found = trials.trial(run_id)
-    finally:
-        trials.close()
     if found is None:
         return None
     task, trial = found
