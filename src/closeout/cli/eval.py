@@ -328,8 +328,6 @@ def retry_(
     quiet: Quiet = False,
 ) -> int:
     """Run the failed trials of an evaluation again, and the unfinished ones."""
-    from dataclasses import replace
-
     from closeout.cli import evaluating
     from closeout.cli.eval_reports import opened
     from closeout.cli.options import make_agent, options_in
@@ -345,8 +343,6 @@ def retry_(
             f"{name} was not started on the command line. Repeat its trials in Python: retry(agent, {name!r})."
         )
     options = options_in(source["options"])
-    if source.get("agent"):  # recorded beside the options by earlier versions
-        options = replace(options, agent=source["agent"])
     agent = make_agent(options)
     benchmark = find_benchmark(source.get("benchmark", ""))
     scorer = evaluating.scorers_of(benchmark, source["scorers"], agent)

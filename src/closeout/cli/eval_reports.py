@@ -8,22 +8,22 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from closeout.cli.eval_display import EvalDisplay
-from closeout.cli.terminal import Column, fit_table, make_console, print_json, say_error, width_of
+from closeout.cli.terminal import Column, make_console, print_json, print_table, say_error
 from closeout.config import home_folder
-from closeout.errors import JournalError, UsageError
 from closeout.evaluate.matrix import MATRIX_COLUMNS, ScoreMatrix
+from closeout.evaluate.overview import list_evaluations
 from closeout.evaluate.report import EvalReport, load_report
 from closeout.evaluate.report_html import write_html
-from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
+from closeout.evaluate.trials import TrialStore, evaluation_file
 from closeout.evaluate.wording import SLICE_COLUMNS, percent
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 __all__ = ["opened", "print_evaluations", "print_matrix", "print_report", "watch"]
 
@@ -72,7 +72,7 @@ def print_report(
     console.print(str(report), markup=False)
     for name in by:
         console.print(f"\nby {name}", markup=False)
-        _print_table(console, SLICE_COLUMNS, report.slice_lines(name))
+        _print_scores(SLICE_COLUMNS, report.slice_lines(name))
 
 
 def print_matrix(
@@ -92,18 +92,16 @@ def print_matrix(
         print_json(found.to_dict())
         return
     console = make_console()
-    _print_table(console, MATRIX_COLUMNS, found.lines())
+    _print_scores(MATRIX_COLUMNS, found.lines())
     if by_task:
         console.print()
-        _print_table(console, ("task", *names), found.task_lines())
+        _print_scores(("task", *names), found.task_lines())
     for warning in found.warnings():
         console.print(f"Warning: {warning}", markup=False)
 
 
-def _print_table(console: Console, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    shown = [Column(columns[0], least=12), *(Column(name, right=True) for name in columns[1:])]
-    for line in fit_table(shown, [[(cell, "") for cell in line] for line in lines], width_of(console)):
-        console.print(line)
+def _print_scores(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    print_table([Column(columns[0], least=12), *(Column(name, right=True) for name in columns[1:])], lines)
 
 
 def opened(name: str) -> TrialStore:
@@ -113,32 +111,14 @@ def opened(name: str) -> TrialStore:
 
 def print_evaluations(*, as_json: bool) -> None:
     """Print the evaluations of the home. One that cannot be read is named on stderr."""
-    found = []
-    for name in evaluations_in(home_folder()):
-        try:
-            with opened(name) as store:
-                spec, progress = store.spec, store.progress(store.spec["scorers"][0])
-                found.append((name, store.created, spec, progress))
-        except (UsageError, JournalError) as error:
-            say_error(str(error))
+    found = list_evaluations(home_folder(), on_error=lambda error: say_error(str(error)))
     if as_json:
-        records = [
-            {
-                "name": name,
-                "created": created,
-                "model": spec["agent"]["model"],
-                "scorer": spec["scorers"][0],
-                "planned": progress.planned,
-                "finished": progress.finished,
-                "score": progress.score.mean if progress.score.trials else None,
-                "cost": progress.control.cost,
-                "workers": progress.workers,
-            }
-            for name, created, spec, progress in found
-        ]
-        print_json(records)
+        names = ("name", "created", "model", "scorer", "planned", "finished", "cost", "workers")
+        print_json([{**{name: each[name] for name in names}, "score": each["score_so_far"]["mean"]} for each in found])
         return
-    console = make_console()
+    if not found:
+        print("There are no evaluations yet. Start one: closeout eval TASKS.jsonl", file=sys.stderr)
+        return
     columns = [
         Column("evaluation"),
         Column("when", rank=2),
@@ -149,25 +129,21 @@ def print_evaluations(*, as_json: bool) -> None:
     ]
     rows = [
         [
-            (name, ""),
-            (time.strftime("%Y-%m-%d %H:%M", time.localtime(created)), ""),
-            (str(spec["agent"]["model"]), ""),
-            (f"{progress.finished:,} of {progress.planned:,}", ""),
-            (percent(progress.score.mean), ""),
-            (_state(progress), ""),
+            each["name"],
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(each["created"])),
+            str(each["model"]),
+            f"{each['finished']:,} of {each['planned']:,}",
+            "n/a" if (mean := each["score_so_far"]["mean"]) is None else percent(mean),
+            _state(each),
         ]
-        for name, created, spec, progress in found
+        for each in found
     ]
-    if not rows:
-        print("There are no evaluations yet. Start one: closeout eval TASKS.jsonl", file=sys.stderr)
-        return
-    for line in fit_table(columns, rows, width_of(console)):
-        console.print(line)
+    print_table(columns, rows)
 
 
-def _state(progress: Any) -> str:
-    if progress.finished == progress.planned:
+def _state(evaluation: Mapping[str, Any]) -> str:
+    if evaluation["finished"] == evaluation["planned"]:
         return "done"
-    if progress.finished + progress.control.suspended == progress.planned:
+    if evaluation["finished"] + evaluation["suspended"] == evaluation["planned"]:
         return "waiting for decisions"
-    return str(progress.control.state) if progress.workers else "interrupted"
+    return str(evaluation["state"]) if evaluation["workers"] else "interrupted"

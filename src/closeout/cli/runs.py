@@ -21,13 +21,12 @@ from closeout.cli.terminal import (
     Column,
     amount,
     duration,
-    fit_table,
     make_console,
     one_line,
     print_json,
+    print_table,
     printable,
     usage_line,
-    width_of,
 )
 from closeout.config import home_folder
 from closeout.journal.events import (
@@ -101,10 +100,10 @@ def list_runs(limit: int, wanted: RunFilter, *, as_json: bool) -> int:
         has_agents, has_users = len({agent for agent, _ in names}) > 1, any(user for _, user in names)
         columns = (*RUNS, *([AGENT] if has_agents else []), *([USER] if has_users else []))
         rows = [
-            [*_run_cells(record, waits.get(record.run_id, ""))] + [(agent, "")] * has_agents + [(user, "")] * has_users
+            [*_run_cells(record, waits.get(record.run_id, "")), *[agent] * has_agents, *[user] * has_users]
             for record, (agent, user) in zip(records, names, strict=True)
         ]
-        _print_table(make_console(), columns, rows)
+        print_table(columns, rows)
         if len(found) > limit:
             print(f"The latest {limit:,}. More: closeout runs --limit {10 * limit}", file=sys.stderr)
     elif wanted.is_set:
@@ -136,17 +135,12 @@ def show_run(run_id: str, *, as_json: bool) -> int:
     requests = list(_requests(rows))
     if requests:
         console.print()
-        _print_table(console, REQUESTS, [_request_cells(request) for request in requests])
+        print_table(REQUESTS, [_request_cells(request) for request in requests], console)
     console.print()
     _print_outcome(console, record, rows)
     for each in unsent:
         console.print(Text(printable(f"announcement failed: {unsent_line(each)}"), "yellow"))
     return 0
-
-
-def _print_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
-    for line in fit_table(columns, rows, width_of(console) if console.is_terminal else None):
-        console.print(line)
 
 
 def _waits(store: Store, record: RunRecord, *, brief: bool) -> str:
@@ -171,7 +165,7 @@ def _run_cells(record: RunRecord, waits: str) -> list[Cell]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
     answer = record.answer if record.answer is not None else waits
     status = (record.status, STYLES.get(record.status, ""))
-    return [(record.run_id, ""), (when, ""), status, (record.model, ""), (record.task, ""), (answer, "")]
+    return [record.run_id, when, status, record.model, record.task, answer]
 
 
 def _print_outcome(console: Console, record: RunRecord, rows: Sequence[Row]) -> None:

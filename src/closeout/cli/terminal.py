@@ -24,11 +24,11 @@ __all__ = [
     "amount",
     "confirmed",
     "duration",
-    "fit_table",
     "make_console",
     "one_line",
     "print_answer",
     "print_json",
+    "print_table",
     "printable",
     "say_error",
     "usage_line",
@@ -173,11 +173,20 @@ class Column:
     right: bool = False
 
 
-Cell = tuple[str, str]  # text, style
+Cell = str | tuple[str, str]  # text, or text and style
 
 
-def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> Iterator[Text]:
-    """Yield the lines of a table, header first, at most `width` wide if the columns allow it; None: no limit."""
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], console: Console | None = None) -> None:
+    """Print a table, header first: as wide as the terminal if the columns allow it, in a pipe without limit."""
+    console = console or make_console()
+    cells = [[(cell, "") if isinstance(cell, str) else cell for cell in row] for row in rows]
+    for line in _table_lines(columns, cells, width_of(console) if console.is_terminal else None):
+        console.print(line)
+
+
+def _table_lines(
+    columns: Sequence[Column], rows: Sequence[Sequence[tuple[str, str]]], width: int | None
+) -> Iterator[Text]:
     texts = [[one_line(text, WIDEST) for text, _ in row] for row in rows]
     natural = [max(cell_len(column.name), *(cell_len(row[i]) for row in texts), 0) for i, column in enumerate(columns)]
     sizes = dict(enumerate(natural)) if width is None else _column_sizes(columns, natural, width)
@@ -211,7 +220,7 @@ def _column_sizes(columns: Sequence[Column], natural: Sequence[int], width: int)
     return dict(sorted(sizes.items()))
 
 
-def _table_line(columns: Sequence[Column], sizes: dict[int, int], cells: Sequence[Cell]) -> Text:
+def _table_line(columns: Sequence[Column], sizes: dict[int, int], cells: Sequence[tuple[str, str]]) -> Text:
     line = Text()
     for position, (index, size) in enumerate(sizes.items()):
         text = one_line(cells[index][0], max(size, 1)) if columns[index].least is not None else cells[index][0]

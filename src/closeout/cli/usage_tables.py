@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from closeout.cli.terminal import Cell, Column, duration, fit_table, make_console, print_json, say_error, width_of
+from closeout.cli.terminal import Column, duration, print_json, print_table, say_error
 from closeout.config import home_folder
 from closeout.journal.ledger import spent_by_day
 from closeout.journal.usage_totals import UsageTotal, usage_totals
@@ -21,7 +21,7 @@ def print_usage(by: str, since: str, until: str, *, as_json: bool) -> int:
         print_json([total.to_dict() for total in totals])
         return 0
     numbers_of, names = (_calls, CALLS) if "tool" in groups else (_numbers, NUMBERS)
-    rows: list[list[Cell]] = [[*((name, "") for name in total.group.values()), *numbers_of(total)] for total in totals]
+    rows = [[*total.group.values(), *numbers_of(total)] for total in totals]
     columns = [*(Column(name, least=10) for name in groups), *(Column(name, right=True) for name in names)]
     return _show(columns, rows, "Nothing was used. `closeout run` records runs here.")
 
@@ -34,37 +34,35 @@ def print_budgets(*, as_json: bool) -> int:
         return 0
     columns = [Column("day"), Column("key", least=10)]
     columns += [Column(name, right=True) for name in ("requests", "tokens", "cost", "reserved")]
-    rows: list[list[Cell]] = [
+    rows = [
         [
-            (str(each["day"]), ""),
-            (str(each["key"]), ""),
-            (f"{each['requests']:,}", ""),
-            (f"{each['tokens']:,}", ""),
-            (f"${each['cost_usd']:.4f}", ""),
-            (f"${each['reserved_usd']:.4f}", ""),
+            str(each["day"]),
+            str(each["key"]),
+            f"{each['requests']:,}",
+            f"{each['tokens']:,}",
+            f"${each['cost_usd']:.4f}",
+            f"${each['reserved_usd']:.4f}",
         ]
         for each in found
     ]
     return _show(columns, rows, "No request was sent under a budget. A request that a budget refuses is not in it.")
 
 
-def _show(columns: list[Column], rows: list[list[Cell]], nothing: str) -> int:
-    if not rows:
+def _show(columns: list[Column], rows: list[list[str]], nothing: str) -> int:
+    if rows:
+        print_table(columns, rows)
+    else:
         say_error(nothing)
-        return 0
-    console = make_console()
-    for line in fit_table(columns, rows, width_of(console)):
-        console.print(line)
     return 0
 
 
-def _calls(total: UsageTotal) -> list[Cell]:
-    texts = (f"{total.calls:,}", f"{total.failures:,}", duration(1000 * total.seconds / (total.calls or 1)))
-    return [*((text, "") for text in texts), (f"{total.result_tokens:,}", "")]
+def _calls(total: UsageTotal) -> list[str]:
+    mean = duration(1000 * total.seconds / (total.calls or 1))
+    return [f"{total.calls:,}", f"{total.failures:,}", mean, f"{total.result_tokens:,}"]
 
 
-def _numbers(total: UsageTotal) -> list[Cell]:
+def _numbers(total: UsageTotal) -> list[str]:
     usage = total.usage
     cost = f"${usage.cost_usd or 0.0:.4f}" + (f" + {total.unpriced:,} unpriced" if total.unpriced else "")
     numbers = (usage.requests, usage.input_tokens, usage.cache_read_tokens, usage.output_tokens)
-    return [*((f"{number:,}", "") for number in numbers), (cost, "")]
+    return [*(f"{number:,}" for number in numbers), cost]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -15,32 +15,36 @@ from closeout.homes import Home
 __all__ = ["delete_evaluation", "list_evaluations", "runs_of", "show_evaluation"]
 
 
-def list_evaluations(home: Home) -> list[dict[str, Any]]:
+def list_evaluations(home: Home, on_error: Callable[[Exception], object] | None = None) -> list[dict[str, Any]]:
     """Return the evaluations of a home, the latest first, each with its progress. Waits for the disk.
 
-    Files that cannot be read are left out.
+    Files that cannot be read are left out; `on_error` is called with why.
     """
     found = []
     for name in evaluations_in(home):
-        with suppress(UsageError, JournalError), TrialStore(evaluation_file(home, name)) as store:
-            spec, progress = store.spec, store.progress(store.spec["scorers"][0])
-            found.append(
-                {
-                    "name": name,
-                    "created": store.created,
-                    "model": spec["agent"].get("model", ""),
-                    "scorer": spec["scorers"][0],
-                    "planned": progress.planned,
-                    "finished": progress.finished,
-                    "suspended": progress.control.suspended,
-                    "score_so_far": finite(asdict(progress.score)),
-                    "failures": dict(progress.failures),
-                    "cost": progress.control.cost,
-                    "tokens": progress.control.tokens,
-                    "state": progress.control.state,
-                    "workers": progress.workers,
-                }
-            )
+        try:
+            with TrialStore(evaluation_file(home, name)) as store:
+                spec, progress = store.spec, store.progress(store.spec["scorers"][0])
+                found.append(
+                    {
+                        "name": name,
+                        "created": store.created,
+                        "model": spec["agent"].get("model", ""),
+                        "scorer": spec["scorers"][0],
+                        "planned": progress.planned,
+                        "finished": progress.finished,
+                        "suspended": progress.control.suspended,
+                        "score_so_far": finite(asdict(progress.score)),
+                        "failures": dict(progress.failures),
+                        "cost": progress.control.cost,
+                        "tokens": progress.control.tokens,
+                        "state": progress.control.state,
+                        "workers": progress.workers,
+                    }
+                )
+        except (UsageError, JournalError) as error:
+            if on_error is not None:
+                on_error(error)
     return found
 
 

@@ -288,8 +288,6 @@ class TrialStore:
     @property
     def id(self) -> str:
         """A random text that no other evaluation has, whatever its name and home."""
-        if "id" not in self.spec:  # an older version made it
-            self.update_spec({"id": secrets.token_hex(8)})
         return str(self.spec["id"])
 
     def update_spec(self, changes: Mapping[str, Any]) -> None:
