@@ -71,7 +71,7 @@ else:  # type checkers see the one that has a default; at run time nothing heavy
     Value = TypeVar("Value", covariant=True)
     Deps = TypeVar("Deps", contravariant=True)
 
-__all__ = ["Agent", "MapKeywords", "RunKeywords", "RunSettings", "TaskKeywords"]
+__all__ = ["Agent", "MapKeywords", "ResumeKeywords", "RunKeywords", "RunSettings", "TaskKeywords"]
 
 
 class RunSettings(TypedDict, total=False):
@@ -105,6 +105,16 @@ class RunKeywords(TaskKeywords, total=False):
     """The keyword arguments of `Agent.run`, for `run_sync` and `stream`, which pass them on."""
 
     run_id: str
+
+
+class ResumeKeywords(RunSettings, total=False):
+    """The keyword arguments of `Agent.resume`, for `resume_sync`, which passes them on."""
+
+    decisions: Decisions | None
+    on_change: OnChange | None
+    despite_changes: bool
+    despite_damage: bool
+    listeners: Sequence[Listener]
 
 
 class MapKeywords(TaskKeywords, total=False):
@@ -1162,31 +1172,12 @@ class Agent(Generic[Deps, Value]):
         await cancel_run(self._kept_runs(), run_id, timeout)
 
     def resume_sync(
-        self,
-        run_id: str,
-        *,
-        decisions: Decisions | None = None,
-        on_change: OnChange | None = None,
-        despite_changes: bool = False,
-        despite_damage: bool = False,
-        listeners: Sequence[Listener] = (),
-        deps: Deps | None = None,
+        self, run_id: str, *, deps: Deps | None = None, **options: Unpack[ResumeKeywords]
     ) -> RunResult[Value]:
-        """Continue a recorded run from code that is not async. The arguments are those of `resume`."""
+        """Continue a recorded run from code that is not async. The options are those of `resume`."""
         from closeout.run.lifecycle import run_here
 
-        return run_here(
-            self.resume(
-                run_id,
-                decisions=decisions,
-                on_change=on_change,
-                despite_changes=despite_changes,
-                despite_damage=despite_damage,
-                listeners=listeners,
-                deps=deps,
-            ),
-            instead="await agent.resume(…)",
-        )
+        return run_here(self.resume(run_id, deps=deps, **options), instead="await agent.resume(…)")
 
     def as_tool(
         self,

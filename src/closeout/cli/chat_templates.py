@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from closeout.agent import Agent
     from closeout.tools.mcp.mcp_client import McpServer
 
-__all__ = ["ChatTemplates"]
+__all__ = ["ChatTemplates", "named_values"]
 
 COMPLETION_SECONDS = 3.0  # seconds that a server may take to complete an argument
 
@@ -130,9 +130,18 @@ def _line(name: str, about: str, required: Mapping[str, bool]) -> str:
 def _arguments(text: str) -> dict[str, str]:
     """Return the arguments in a text such as `city="New York" days=3`."""
     try:
-        pairs = [each.partition("=") for each in shlex.split(text)]
+        return named_values(shlex.split(text))
     except ValueError as error:
         raise UsageError(f"The arguments cannot be split: {error}.") from None
+
+
+def named_values(words: Iterable[str]) -> dict[str, str]:
+    """Return the values that words such as `days=3` name.
+
+    Raises:
+        UsageError: A word has no `=`.
+    """
+    pairs = [each.partition("=") for each in words]
     if bad := next((each for each in pairs if not each[1]), None):
         raise UsageError(f"An argument is written NAME=VALUE, got {bad[0]!r}.")
     return {key: value for key, _, value in pairs}

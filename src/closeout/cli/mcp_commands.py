@@ -169,13 +169,10 @@ def show_prompt(
     import asyncio
     from functools import partial
 
-    from closeout.errors import UsageError
+    from closeout.cli.chat_templates import named_values
     from closeout.tools.mcp.mcp_prompts import rendered_prompt
 
-    pairs = [each.partition("=") for each in arguments or ()]
-    if bad := next((each for each in pairs if not each[1]), None):
-        raise UsageError(f"An argument is written NAME=VALUE, got {bad[0]!r}.")
-    act = partial(rendered_prompt, name=prompt, arguments={key: value for key, _, value in pairs})
+    act = partial(rendered_prompt, name=prompt, arguments=named_values(arguments or ()))
     print(asyncio.run(_used(_chosen(name, _servers(agent, mcp, config, profile)), act)))
     return OK
 
