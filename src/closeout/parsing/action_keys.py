@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from closeout.codec import decode_json
 from closeout.messages import Repair
-from closeout.parsing.json_text import read_broken_json
+from closeout.parsing.json_text import STRICT, read_broken_json
 
 __all__ = [
     "ANSWER_KEYS",
@@ -138,7 +138,7 @@ def read_object(text: str) -> dict[str, Any] | None:
     try:
         value = decode_json(text)
         if "NaN" in text or "Infinity" in text:
-            json.loads(text, parse_constant=_refuse)
+            STRICT.decode(text)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -177,10 +177,6 @@ def contradiction(text: str) -> str:
     except (ValueError, RecursionError):
         return ""
     return found[0] if found else ""
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _load(raw: str, closing: bool) -> tuple[Any, tuple[Repair, ...], str]:

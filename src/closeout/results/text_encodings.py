@@ -11,6 +11,7 @@ import json
 import re
 from typing import Any
 
+from closeout.parsing.json_text import STRICT
 from closeout.results.budgets import More
 from closeout.results.escape import escape_markers
 from closeout.results.normal import (
@@ -47,11 +48,7 @@ __all__ = [
 
 def read_json(text: str) -> Any:
     """Return the value of JSON text; NaN and the infinities are not JSON."""
-    return json.loads(text, parse_constant=_no_constant)
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    return STRICT.decode(text)
 
 
 # ------------------------------------------------------------------------------------------------ columnar JSON
