@@ -68,7 +68,7 @@ def test_every_package_says_what_belongs_in_it() -> None:
         assert len(text.split()) >= 5, f"{name} needs a docstring that says what belongs in it, got {text!r}"
 
 
-MOST_LINES = 108_400  # docs/design/packages.md says when to change it
+MOST_LINES = 108_100  # docs/design/packages.md says when to change it
 
 
 def test_the_package_does_not_grow_unnoticed() -> None:
