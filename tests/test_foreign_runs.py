@@ -160,6 +160,68 @@ SAMPLES: dict[str, Any] = {
 }
 
 
+def held(value: Any) -> dict[str, Any]:
+    """A value of OTLP that is no text."""
+    if isinstance(value, dict):
+        return {"kvlistValue": {"values": [{"key": key, "value": held(each)} for key, each in value.items()]}}
+    return (
+        {"arrayValue": {"values": [held(each) for each in value]}}
+        if isinstance(value, list)
+        else {"stringValue": value}
+    )
+
+
+CONVENTIONS = {
+    "gen_ai.system_instructions": [{"type": "text", "content": "Be brief."}],
+    "gen_ai.input.messages": SPAN,
+    "gen_ai.output.messages": [parts("assistant", {"type": "text", "content": LAST["content"]})],
+}
+# The same without what holds a trace together: each row names its trace.
+ROWS: dict[str, Any] = {
+    "OpenTelemetry, structured": {
+        "resourceSpans": [
+            {
+                "scopeSpans": [
+                    {
+                        "spans": [
+                            {
+                                "traceId": "t",
+                                "attributes": [{"key": k, "value": held(v)} for k, v in CONVENTIONS.items()],
+                            }
+                        ]
+                    }
+                ]
+            }
+        ]
+    },
+    # https://api.reference.langfuse.com: what was sent, as JSON text
+    "Langfuse's API": {
+        "data": [
+            {"traceId": "t1", "type": "SPAN", "input": {"question": ASKED}, "output": FOUND},
+            {"traceId": "t1", "type": "GENERATION", "input": json.dumps(OPENAI[:2]), "output": json.dumps(OPENAI[2])},
+            {
+                "traceId": "t1",
+                "type": "GENERATION",
+                "input": json.dumps({"messages": OPENAI[:-1]}),
+                "output": json.dumps(LAST),
+            },
+        ]
+    },
+    "LangSmith's runs": [
+        {
+            "trace_id": "r1",
+            "run_type": "chain",
+            "inputs": {"messages": OPENAI[1:2]},
+            "outputs": {"messages": OPENAI[1:]},
+        },
+        {"trace_id": "r1", "run_type": "tool", "inputs": {"input": "moon"}, "outputs": {"output": FOUND}},
+        {"trace_id": "r1", **SAMPLES["LangSmith"]["child_runs"][0]},
+    ],
+}
+ROWS["JSON lines"] = "\n".join(map(json.dumps, ROWS["LangSmith's runs"]))
+SAMPLES |= ROWS
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CLOSEOUT_HOME", str(tmp_path / "home"))
@@ -184,6 +246,9 @@ def test_each_form_becomes_a_run_with_its_calls_and_its_answer(tmp_path: Path, h
         (made,) = [row.event for row in read.rows if type(row.event).__name__ == "ToolStarted"]
         (done,) = [row.event for row in read.rows if type(row.event).__name__ == "ToolFinished"]
         assert (made.name, json.loads(made.arguments), done.result) == ("lookup", ARGUMENTS, FOUND), name
+        assert sum(type(row.event).__name__ == "MessageReceived" for row in read.rows) == 0, name
+        if "structured" in name:
+            assert read.rows[0].event.instructions == "Be brief."
     close_stores()
 
 

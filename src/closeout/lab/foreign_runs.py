@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import AliasChoices, AliasPath, BaseModel, Field, ValidationError
+from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field, ValidationError
 
 from closeout.codec import encode_json
 from closeout.errors import JournalError, RunExists
@@ -35,6 +36,7 @@ from closeout.journal.store import NEW_NOTE, Store
 __all__ = ["import_foreign"]
 
 ORIGIN = "imported_from"
+_USAGE = ("metrics", "usage", "usage_metadata", "kwargs.usage_metadata")
 _ROLES = {"human": "user", "ai": "assistant", "agent": "assistant", "function": "tool", "developer": "system"}
 
 
@@ -59,10 +61,23 @@ class _ForeignMessage(BaseModel):
     tool_call_id: Any = _any_of("tool_call_id", "kwargs.tool_call_id", "data.tool_call_id", default="")
     observed: Any = _any_of("observation.results")  # ATIF: a step has its results
     error: Any = _any_of("error", "is_error")
-    input_tokens: Any = _any_of(
-        "metrics.prompt_tokens", "usage.prompt_tokens", "usage_metadata.input_tokens", default=0
-    )
-    output_tokens: Any = _any_of("metrics.completion_tokens", "usage.completion_tokens", default=0)
+    input_tokens: Any = _any_of(*(f"{place}.{way}_tokens" for place in _USAGE for way in ("prompt", "input")))
+    output_tokens: Any = _any_of(*(f"{place}.{way}_tokens" for place in _USAGE for way in ("completion", "output")))
+
+
+def _json(value: Any) -> Any:
+    """Return what a JSON text says; anything else as it is."""
+    try:
+        return json.loads(value)
+    except (ValueError, TypeError, RecursionError):
+        return value
+
+
+def _parsed(value: Any) -> Any:
+    """Return a conversation that is written as JSON text; any other text as it is."""
+    found = _json(value)
+    found = found.get("messages", [found]) if isinstance(found, dict) else found
+    return found if isinstance(value, str) and isinstance(found, list) and _is_conversation(found) else value
 
 
 class _ForeignTrace(BaseModel):
@@ -70,10 +85,11 @@ class _ForeignTrace(BaseModel):
 
     id: Any = _any_of("id", "session_id", "trace_id", "task_id", default="")
     model: Any = _any_of("model", "agent.model_name", "extra.metadata.ls_model_name", default="")
-    before: list[Any] | dict[str, Any] | str | None = _any_of(
+    system: Annotated[Any, BeforeValidator(_json)] = None
+    before: Annotated[list[Any] | dict[str, Any] | str | None, BeforeValidator(_parsed)] = _any_of(
         "messages", "steps", "request.messages", "inputs.messages", "input.messages", "input"
     )
-    after: Any = _any_of(
+    after: Annotated[Any, BeforeValidator(_parsed)] = _any_of(
         "response.choices.0.message",
         "outputs.generations.0.0.message",
         "outputs.choices.0.message",
@@ -90,92 +106,89 @@ def import_foreign(file: Path, store: Store) -> int:
     Raises:
         JournalError: Nothing in the file can be read as a conversation.
     """
-    found, added = 0, 0
-    for value in _values(file.read_text("utf-8", "replace")):
-        for trace in _traces(value):
-            found += 1
-            added += asyncio.run(_add(store, trace, file.name))
+    found = [*_traces(_values(file.read_text("utf-8", "replace")))]
     if not found:
         raise JournalError(f"{file} has neither runs of Closeout nor conversations that can be read.")
-    return added
+    return sum(asyncio.run(_add(store, trace, file.name)) for trace in found)
 
 
-def _values(text: str) -> Iterator[Any]:
-    """Yield the objects of a JSON document or of JSON lines."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = []
-        for line in filter(str.strip, text.splitlines()):
-            try:
-                value.append(json.loads(line))
-            except ValueError:
-                continue
-    yield from value if isinstance(value, list) and not _is_conversation(value) else [value]
+def _values(text: str) -> Any:
+    """Return a JSON document, or the objects of JSON lines."""
+    value = _json(text)
+    return [_json(line) for line in text.splitlines()] if isinstance(value, str) else value
 
 
 def _is_conversation(value: list[Any]) -> bool:
     return bool(value) and all(isinstance(each, dict) and "role" in each for each in value)
 
 
-def _traces(value: Any) -> Iterator[_ForeignTrace]:
-    """Yield the conversations of an object: of a trace with many requests the longest, which holds the others."""
-    if isinstance(value, list):
-        value = {"messages": value}
-    if not isinstance(value, Mapping):
-        return
-    for key, requests in _NESTED.items():
-        if key in value:
-            for group in requests(value[key]).values():
-                found = [trace for each in group for trace in _traces(each)]
-                if found:
-                    best = max(found, key=lambda each: len(_conversation(each)))
-                    best.id = value.get("id") or best.id
-                    yield best
-            return
-    try:
-        trace = _ForeignTrace.model_validate(dict(value))
-    except ValidationError:
-        return
-    if any(each.role == "assistant" for each in _conversation(trace)):
-        yield trace
+def _traces(values: Any) -> Iterator[_ForeignTrace]:
+    """Yield the conversations of objects: of a trace with many requests the longest, which holds the others."""
+    groups: dict[Any, list[_ForeignTrace]] = {}
+    for number, (name, value) in enumerate(_requests(values)):
+        with suppress(ValidationError):
+            trace = _ForeignTrace.model_validate(value)
+            trace.id = name or trace.id
+            if any(each.role == "assistant" for each in _conversation(trace)):
+                groups.setdefault(name or number, []).append(trace)
+    for found in groups.values():
+        yield max(found, key=lambda each: (len(_conversation(each)), bool(each.model)))
 
 
-def _spans(resources: Any) -> dict[Any, list[Any]]:
-    """Return the requests of OTLP spans by their traces, with the attributes as fields."""
-    groups: dict[Any, list[Any]] = {}
-    scopes = [scope for each in resources for scope in each.get("scopeSpans", ())]
-    for span in [span for scope in scopes for span in scope.get("spans", ())]:
-        about = {each["key"]: next(iter(each["value"].values()), None) for each in span.get("attributes", ())}
-        if "gen_ai.input.messages" in about:
-            before, after = (
-                json.loads(str(about.get(f"gen_ai.{way}.messages") or "[]")) for way in ("input", "output")
-            )
-            request = {"id": span.get("traceId"), "model": about.get("gen_ai.request.model"), "messages": before}
-            groups.setdefault(span.get("traceId"), []).append({**request, "output": after})
-    return groups
+def _requests(value: Any, trace: Any = None) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    """Yield the requests in an object, each with the name of its trace, if it has one."""
+    if isinstance(value, list) and not _is_conversation(value):
+        for each in value:
+            yield from _requests(each, trace)
+    elif isinstance(value, list):
+        yield trace, {"messages": value}
+    elif isinstance(value, Mapping):
+        trace = trace or value.get("traceId") or value.get("trace_id")
+        for key in [each for each in _NESTED if isinstance(value.get(each), list)]:
+            yield from _requests(value[key], trace or value.get("id"))
+            trace = trace or value.get("id")
+        if isinstance(value.get("attributes"), list):
+            with suppress(AttributeError, KeyError, TypeError):
+                value = {_SPAN.get(each["key"], ""): _of_otlp(each["value"]) for each in value["attributes"]}
+        yield trace, value
 
 
-_NESTED: Mapping[str, Callable[[Any], dict[Any, list[Any]]]] = {
-    "resourceSpans": _spans,
-    "observations": lambda found: {0: [each for each in found if each.get("type") == "GENERATION"]},
-    "child_runs": lambda found: {0: found},
+_NESTED = ("resourceSpans", "scopeSpans", "spans", "observations", "child_runs", "data", "runs")
+_SPAN = {
+    "gen_ai.request.model": "model",
+    "gen_ai.system_instructions": "system",
+    "gen_ai.input.messages": "messages",
+    "gen_ai.output.messages": "output",
 }
 
 
+def _of_otlp(value: Mapping[str, Any]) -> Any:
+    """Return the value of an attribute, which may hold others."""
+    ((kind, held),) = value.items()
+    if kind == "arrayValue":
+        return [_of_otlp(each) for each in held.get("values", ())]
+    return {each["key"]: _of_otlp(each["value"]) for each in held["values"]} if kind == "kvlistValue" else held
+
+
 def _conversation(trace: _ForeignTrace) -> list[_ForeignMessage]:
+    before, after = _messages(trace.before, "user"), _messages(trace.after, "assistant")
+    if after[: len(before)] == before:  # the reply holds the whole conversation
+        before = []
+    return _messages(trace.system and {"content": trace.system}, "system") + before + after
+
+
+def _messages(place: Any, role: str) -> list[_ForeignMessage]:
     found: list[_ForeignMessage] = []
-    for place, role in ((trace.before, "user"), (trace.after, "assistant")):
-        items = place if isinstance(place, list) else [] if place is None else [place]
-        for item in items[0] if len(items) == 1 and isinstance(items[0], list) else items:
-            raw = {"role": role, "content": item} if isinstance(item, str) else item
-            try:
-                message = _ForeignMessage.model_validate(raw)
-            except ValidationError:
-                continue
-            name = str(message.role or role).removesuffix("Message").removesuffix("MessageChunk").lower()
-            message.role = _ROLES.get(name, name)
-            found += _with_parts(message)
+    items = place if isinstance(place, list) else [] if place is None else [place]
+    for item in items[0] if len(items) == 1 and isinstance(items[0], list) else items:
+        raw = {"role": role, "content": item} if isinstance(item, str) else item
+        try:
+            message = _ForeignMessage.model_validate(raw)
+        except ValidationError:
+            continue
+        name = str(message.role or role).removesuffix("Message").removesuffix("MessageChunk").lower()
+        message.role = _ROLES.get(name, name)
+        found += _with_parts(message)
     return found
 
 
@@ -261,8 +274,5 @@ def _write_turn(
 
 
 def _object(text: Any) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {"arguments": text}
+    value = _json(text)
     return value if isinstance(value, dict) else {"arguments": value}

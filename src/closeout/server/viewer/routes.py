@@ -19,7 +19,6 @@ from closeout.codec import encode_json
 from closeout.errors import DecisionRefused, JournalError, JournalLocked, MessageRefused, RunNotFound, UsageError
 from closeout.fleet.announcing import unsent_ends
 from closeout.fleet.chores import change_schedule, list_schedules
-from closeout.homes import Home
 from closeout.journal.events import ModelRequested
 from closeout.journal.following import follow
 from closeout.journal.persons import belongs_to
@@ -178,9 +177,11 @@ class _Viewer:
         return json_response(await loop.run_in_executor(self._searcher, self._list_runs, dict(request.query)))
 
     def _list_runs(self, query: dict[str, str]) -> dict[str, Any]:
+        from closeout.evaluate.trials import evaluations_in
+
         limit = _number(query, "limit", 50, MOST_RUNS)
         text, before = query.get("text", "").strip(), query.get("before", "")
-        evaluations = _evaluations_in(self._app[HOME])
+        evaluations = evaluations_in(self._app[HOME])
         with open_to_read(self._app[HOME]) as store:
             index = self._open_index(store)
             state = index.update(INDEX_SECONDS)
@@ -652,12 +653,6 @@ async def _with_pauses(rows: AsyncIterator[T]) -> AsyncIterator[T | None]:
             following.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await following
-
-
-def _evaluations_in(home: Home) -> list[str]:
-    from closeout.evaluate.trials import evaluations_in
-
-    return evaluations_in(home)
 
 
 def _matches(record: RunRecord, query: dict[str, str]) -> bool:
