@@ -104,7 +104,7 @@ async def test_readers_work_at_the_same_time(tmp_path: Path) -> None:
         async def complete(self, request: ModelRequest, **how: Any) -> ModelReply:
             asked = "\n".join(message.text for message in request.messages)
             if "Split this question" not in asked and "notes of your readers" not in asked:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(300):
                     await self.met.wait()
             return await super().complete(request, **how)
 
