@@ -235,6 +235,7 @@ class ToolPolicy:
 
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # parameter → other names models give it
     defaults: Mapping[str, Any] = field(default_factory=dict)  # values of required parameters that models leave out
+    ignored: tuple[str, ...] = ()  # arguments that models give and that mean nothing here
     other_names: tuple[str, ...] = ()  # names that models may call the tool by, where no tool has them
     replaces: tuple[str, ...] = ()  # former names of the tool: runs that began with one continue with this tool
     duplicate_key: tuple[str, ...] | None = None  # parameters that make two calls the same; None: all of them

@@ -9,7 +9,9 @@ import pytest
 
 from closeout import Agent, ConfigError, File, load_config
 from closeout.evaluate.tasks import load_tasks
+from closeout.messages import ToolCall
 from closeout.testing import ScriptedClient, answer, call
+from closeout.tools.toolbox import Toolbox
 
 FILES = {
     "config.yaml": "defaults: [{llm: default}, {agent: default}, {benchmark: default}, _self_]\nproject_name: x\n",
@@ -83,6 +85,29 @@ async def test_their_tools_are_called_by_their_names_and_parameters(conf: Path) 
     assert any("image_url" in str(request.messages[0].content) for request in asked if not request.tools)
     assert "red square" in str(result.tool_outputs[0].result)
     assert result.usage.requests == 5, "what the tools ask is the run's usage"
+
+
+def test_every_tool_takes_the_names_and_parameters_that_their_servers_have() -> None:
+    servers = ["search_and_scrape_webpage", "jina_scrape_llm_summary", "tool-python", "tool-vqa", "tool-transcribe"]
+    config = {"agent": {"main_agent": {"tools": [*servers, "tool-reader", "tool-reasoning"]}}}
+    toolbox = Toolbox(Agent(ScriptedClient([]), config=config, home=False).plan().manager)
+    calls: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "google_search": ({"q": "a", "gl": "us", "hl": "en", "num": 10, "page": 2}, {"query": "a", "page": 2}),
+        "sogou_search": ({"Query": "a", "Cnt": 10}, {"query": "a"}),
+        "convert_to_markdown": ({"uri": "http://a"}, {"url": "http://a"}),
+        "scrape_and_extract_info": ({"url": "a", "info_to_extract": "b"}, {"url": "a", "info_to_extract": "b"}),
+        "run_python_code": ({"code_block": "1", "sandbox_id": "default"}, {"code": "1"}),
+        "visual_question_answering": ({"media_path_or_url": "a", "question": "b"}, {"image": "a", "question": "b"}),
+        "audio_transcription": ({"audio_path_or_url": "a"}, {"audio": "a"}),
+        "reasoning": ({"question": "a"}, {"question": "a"}),
+    }
+    for name, (theirs, ours) in calls.items():
+        spec, _, problem = toolbox.resolve(ToolCall(name, theirs))
+        assert spec is not None, problem
+        assert toolbox.repair(spec, theirs).arguments == ours, name
+    python = toolbox.resolve(ToolCall("run_python_code", {}))[0]
+    assert python is not None
+    assert not toolbox.repair(python, {"code": "1", "network": False}).ok, "only what means nothing is left out"
 
 
 def test_a_tool_may_ask_a_model_of_its_own(conf: Path) -> None:

@@ -57,7 +57,7 @@ class _Rules:
     schema: SchemaRules
     aliases: Mapping[str, tuple[str, ...]] | None
     defaults: Mapping[str, Any] | None
-    drop_unknown: bool
+    drop_unknown: bool | tuple[str, ...]
 
 
 def repair_arguments(
@@ -66,7 +66,7 @@ def repair_arguments(
     aliases: Mapping[str, tuple[str, ...]] | None = None,
     *,
     defaults: Mapping[str, Any] | None = None,
-    drop_unknown: bool = False,
+    drop_unknown: bool | tuple[str, ...] = False,
     written: str = "",
     truncated: bool = False,
 ) -> RepairedArguments:
@@ -78,7 +78,7 @@ def repair_arguments(
         aliases: Other names that models give a parameter.
         defaults: Values for required parameters that models leave out.
         drop_unknown: Drop arguments that the tool does not have, unless they resemble one that it has. For read-only
-            tools: without the argument, a call with effects may do more than was asked for.
+            tools: without the argument, a call with effects may do more than was asked for. Names: only these.
         written: The JSON text that `arguments` was read from, where it is known. A number keeps its digits by it where
             the schema asks for a text: `3.10` is not "3.1".
         truncated: The text was cut off, so that it must be complete as it is.

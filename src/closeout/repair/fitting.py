@@ -121,7 +121,9 @@ def _says_something(written: str, properties: Mapping[str, Any]) -> bool:
 class Fitting:
     """One attempt to make a value fit a schema. `repairs` names what was changed, in order."""
 
-    def __init__(self, rules: SchemaRules, *, drop_unknown: bool = False, effort: list[int] | None = None) -> None:
+    def __init__(
+        self, rules: SchemaRules, *, drop_unknown: bool | tuple[str, ...] = False, effort: list[int] | None = None
+    ) -> None:
         self.rules = rules
         self._noted: dict[tuple[str, str], tuple[Repair, int]] = {}
         self._drop_unknown = drop_unknown
@@ -236,6 +238,8 @@ class Fitting:
         """Tell whether an unknown argument means nothing: it has no value, or nothing can depend on it."""
         if item is None or not self._drop_unknown:
             return item is None
+        if isinstance(self._drop_unknown, tuple):
+            return written in self._drop_unknown
         return item == "" or not (isinstance(written, str) and _says_something(written, properties))
 
     def _is_left_out(self, item: Any, schema: Any) -> bool:

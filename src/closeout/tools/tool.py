@@ -77,6 +77,7 @@ class PolicyFields(TypedDict, total=False):
     format: str
     budget_tokens: int | None
     drop_keys: str | Sequence[str]
+    ignored: str | Sequence[str]
     drop_nulls: bool
     round_floats: int | None
     html_to_text: bool
@@ -329,7 +330,7 @@ def takes_context(rule: Callable[..., Any]) -> bool:
 
 
 _NAMES_OF_FIELDS = tuple(field.name for field in dataclasses.fields(ToolPolicy))
-_TUPLE_FIELDS = ("other_names", "replaces", "duplicate_key", "empty_at", "drop_keys")
+_TUPLE_FIELDS = ("ignored", "other_names", "replaces", "duplicate_key", "empty_at", "drop_keys")
 _LEAST = {"timeout": 0.001, "retries": 0, "demo_length": 1, "budget_tokens": 1, "round_floats": 1}
 
 

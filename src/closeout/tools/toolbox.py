@@ -80,7 +80,7 @@ class Toolbox:
             self.rules(spec),
             policy.aliases,
             defaults=policy.defaults,
-            drop_unknown=policy.read_only,
+            drop_unknown=policy.read_only or policy.ignored,
             written=written,
         )
 

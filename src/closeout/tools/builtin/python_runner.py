@@ -104,6 +104,7 @@ def python_tool(
         timeout=seconds + 30.0,  # the script is stopped before; this is for starting and clearing up
         on_crash="rerun" if repeats else None,
         other_names=("run_python_code", "python"),
+        ignored=("sandbox_id",),
         aliases={"code": ("code_block", "script", "source", "program", "python_code", "python", "input")},
     )
     async def run(code: str) -> str | ToolOutput:
