@@ -20,6 +20,7 @@ from closeout.errors import Failure
 from closeout.journal.events import HANDOFF, AttemptEnded, HandedOver
 from closeout.messages import Message, Usage
 from closeout.results.tokens import estimate_tokens
+from closeout.run.agent_start import started_agent
 from closeout.run.attempt import AgentWork, Attempt
 from closeout.run.calls import ToolCalls
 from closeout.run.closing import close_attempt, fall_back
@@ -35,7 +36,6 @@ from closeout.run.result import AgentResult, Stop
 from closeout.run.review import Answers
 from closeout.run.sampling import CallSampling
 from closeout.run.session import ModelSession
-from closeout.run.waits.logins import started_agent
 
 __all__ = ["AgentLoop"]
 

@@ -19,6 +19,7 @@ from closeout.results.artifacts import Artifact, ArtifactStore, NormalArtifacts
 from closeout.results.artifacts import read_result as read_stored
 from closeout.results.budgets import DEFAULT_BUDGET
 from closeout.results.tokens import estimate_tokens
+from closeout.run.agent_start import started_agent
 from closeout.run.agent_tool import SubAgentTool, team_of
 from closeout.run.limits import Limits
 from closeout.run.middleware.call_secrets import secrets_in
@@ -26,7 +27,6 @@ from closeout.run.middleware.order import below
 from closeout.run.orchestrator import AgentLoop
 from closeout.run.plan import MAX_DEPTH, current_scope
 from closeout.run.requests import ModelCalls
-from closeout.run.waits.logins import started_agent
 from closeout.spelling import suggestion
 from closeout.tools.foreign import foreign_tool, is_foreign_manager
 from closeout.tools.manager import AnyTool, ToolManager, is_tool

@@ -13,11 +13,11 @@ from itertools import count
 from closeout.errors import Suspended
 from closeout.journal.events import AnswerGiven, DecisionMade, DecisionRequested
 from closeout.journal.run_journal import Journal
-from closeout.run.plan import AgentPlan, Scope, note_problems
+from closeout.run.plan import Scope, note_problems
 from closeout.run.waits.waiting import decide, login_digest, open_requests
 from closeout.tools.manager import ToolManager
 
-__all__ = ["awaits_login", "begin_servers", "login_request", "recall_logins", "started_agent", "take_logins"]
+__all__ = ["awaits_login", "begin_servers", "login_request", "recall_logins", "take_logins"]
 
 LOGIN = "login"
 
@@ -51,19 +51,6 @@ async def begin_servers(manager: ToolManager, scope: Scope) -> None:
                 journal.append(request, durable=True)
         raise Suspended([known[name] for name in missing])
     await recall_logins(scope)
-
-
-async def started_agent(plan: AgentPlan, scope: Scope) -> AgentPlan:
-    """Return the plan of an agent that another one starts: servers have been begun, its instructions are written.
-
-    Raises:
-        McpServerUnavailable: A required server did not start, or has tools that nobody has accepted.
-        Suspended: A person must sign in to a server first.
-        UsageError: The plan names a tool that does not exist.
-    """
-    await begin_servers(plan.manager, scope)
-    plan.check_secrets()
-    return await plan.with_instructions(scope)
 
 
 async def recall_logins(scope: Scope) -> None:
