@@ -115,6 +115,8 @@ async def drive(responses: Any = None) -> kit.Shown:
             return kit.Shown("waiting", waiting=[str(each.data) for each in waiting])
         result = await main.run(responses={each.request_id: True for each in waiting})
     found = result.get_outputs()
+    if not found:  # it was killed after its last checkpoint: what it had put out before is not put out again
+        return kit.Shown("failed", note="the resumed workflow has ended without an output")
     messages = found[0] if isinstance(found[0], list) else [m for each in found for m in each.messages]
     return kit.Shown("answered", messages[-1].text, kit.text_of(messages))
 
