@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +81,9 @@ def test_a_run_in_a_database_that_is_killed_or_cut_off_pays_once(
 
 async def test_many_runs_one_after_another_leave_nothing_behind(tmp_path: Path) -> None:
     rounds = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()  # what other tests have left is not counted here
     for seed in range(5):
         left, wrong = await soak.one_round(tmp_path, 5, seed)
         assert wrong == []
