@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from closeout.cli import eval_reports
 from closeout.cli.main import app
 from closeout.errors import UsageError
 from closeout.evaluate.overview import delete_evaluation, list_evaluations
+from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import TrialStore, evaluation_file
 from closeout.journal.store import close_stores, open_store
 from closeout.testing import RequestView, Turn, answer, serve_script
@@ -300,3 +304,36 @@ def test_a_published_benchmark_is_run_by_the_users_agent_and_judged_by_its_rules
     report = json.loads(found.stdout)
     assert judged.count(True) >= 2
     assert (report["epochs"], report["score"]["trials"], report["score"]["mean"]) == (2, 4, 0.5)
+
+
+async def test_a_watch_that_is_cancelled_closes_no_file_that_is_still_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_go_on, is_closed = threading.Event(), threading.Event(), threading.Event()
+    done: list[str] = []
+
+    class Watched(TrialStore):
+        def progress(self, scorer: str) -> Any:
+            begun.set()
+            may_go_on.wait(60)
+            found = super().progress(scorer)
+            done.append("read")
+            return found
+
+        def close(self) -> None:
+            super().close()
+            done.append("closed")
+            is_closed.set()
+
+    spec = {"agent": {"model": "m"}, "scorers": ["exact"]}
+    path = evaluation_file(folder, "watched")
+    with TrialStore(path, spec) as store:
+        store.add_tasks([EvalTask(id="1", question="1?", answer="1")], 1, None)
+    monkeypatch.setattr(eval_reports, "TrialStore", Watched)
+    watching = asyncio.ensure_future(eval_reports.watch(path, lambda progress: None))
+    await asyncio.to_thread(begun.wait, 60)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    may_go_on.set()
+    await asyncio.to_thread(is_closed.wait, 60)
+    assert done == ["read", "closed"]

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from closeout.cli.eval_display import EvalDisplay
 from closeout.cli.terminal import Column, make_console, print_json, print_table, say_error
@@ -22,9 +22,6 @@ from closeout.evaluate.report_html import write_html
 from closeout.evaluate.trials import TrialStore, evaluation_file
 from closeout.evaluate.wording import SLICE_COLUMNS, percent
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["opened", "print_evaluations", "print_matrix", "print_report", "watch"]
 
 SHOW_SECONDS = 1.0  # seconds between two looks at the progress
@@ -34,14 +31,13 @@ async def watch(path: Path, display: EvalDisplay) -> None:
     """Show the progress of an evaluation, which is read beside its workers, until it is done."""
 
     def look() -> bool:
-        progress = store.progress(scorer)
+        with TrialStore(path) as store:  # of this thread alone: nobody closes it while it is read
+            progress = store.progress(store.spec["scorers"][0])
         display(progress)
         return progress.finished + progress.control.suspended == progress.planned
 
-    with TrialStore(path) as store:
-        scorer = store.spec["scorers"][0]
-        while not await asyncio.to_thread(look):  # noqa: ASYNC110 - other processes work on it too
-            await asyncio.sleep(SHOW_SECONDS)
+    while not await asyncio.to_thread(look):  # noqa: ASYNC110 - other processes work on it too
+        await asyncio.sleep(SHOW_SECONDS)
 
 
 def print_report(
