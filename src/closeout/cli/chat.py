@@ -67,11 +67,10 @@ def chat_command(options: RunOptions, session_id: str, *, continue_last: bool, q
 
 
 async def _close(agent: Agent[Any]) -> None:
-    from closeout.run.subagents import clients_of
+    from closeout.run.subagents import closing_clients
 
-    await agent.__aexit__()
-    for client in clients_of(agent.plan()):
-        await client.aclose()
+    async with closing_clients(agent.plan()):
+        await agent.__aexit__()
 
 
 class _Typing:

@@ -87,14 +87,14 @@ async def _next_leg(
     seen = await store.off_loop(store.run, run_id)
     if seen.status == "running":
         raise locked(run_id)
-    rows = await store.off_loop(store.rows_from, run_id, 0)
     if seen.status == "interrupted" and await ended_in_vain(store, run_id, seen=seen) is None:
         return await execute_leg(plan, store, run_id, listeners, seen=seen)
     if seen.status == "cancelled" and await store.off_loop(is_handed_over, store, run_id):
         leg = await execute_leg(plan, store, run_id, listeners, seen=seen)
         forget_requests(store, run_id)
         return leg
-    pending = pending_decisions(rows) if seen.status == "waiting" else ()
+    rows = await store.off_loop(store.rows_from, run_id, 0) if seen.status == "waiting" else []
+    pending = pending_decisions(rows)
     if pending:
         # A repetition of a leg that was cut off may bring decisions that are recorded already.
         asked = {pending_of(row.event).id for row in rows if isinstance(row.event, DecisionRequested)}

@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from closeout.config import home_folder
 from closeout.errors import JournalLocked, UsageError
 from closeout.fleet.chores import Schedule, change_schedule, list_schedules
@@ -64,7 +66,7 @@ class PersonalData:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return dict(json.loads(json.dumps(asdict(self))))  # with lists instead of tuples
+        return dict(to_jsonable_python(self))
 
 
 def list_persons(home: str | Path | None = None) -> dict[str, int]:

@@ -367,8 +367,7 @@ class Journal:
         return event
 
     def _write(self, event: Event, *, durable: bool = False) -> None:
-        if self._failure is not None:
-            raise self._failure
+        self._raise_failure()
         if self._store is None:
             self._kept.append(Row(self._next, self._now(), event))
             self._next += 1
@@ -443,7 +442,8 @@ class Journal:
             below: called with each recorded event of the sub-agents of a call whose outcome is recorded: they do not
                 run again.
             failed: called with each recorded failure after which the effect was tried again.
-            lost: returns the failure of an effect that was under way when the process died, before it is done again.
+            lost: returns the failure of an effect that was under way when the process died. It is recorded, and
+                `failed` called with it, before the effect is done again.
 
         Raises:
             JournalError: the journal cannot be written, or a replay needs an effect that is not in its record.
@@ -462,7 +462,9 @@ class Journal:
                 failed(failure)
         if lost is not None and outcome is None and started_before and self._was_interrupted and not self.replay_only:
             publish(intent, from_record=True)
-            self.append(lost())
+            failure = self.append(lost())
+            if failed is not None:
+                failed(failure)
         # The intent of a call that was under way when the process died is recorded, but the call is made now.
         publish(intent, from_record=outcome is not None or self.replay_only)
         if outcome is not None:

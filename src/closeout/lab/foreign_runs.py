@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field, ValidationError
 
-from closeout.codec import encode_json
+from closeout.codec import encode_json, value_or_text
 from closeout.errors import JournalError, RunExists
 from closeout.journal.claims import IMPORTED
 from closeout.journal.events import (
@@ -65,17 +65,9 @@ class _ForeignMessage(BaseModel):
     output_tokens: Any = _any_of(*(f"{place}.{way}_tokens" for place in _USAGE for way in ("completion", "output")))
 
 
-def _json(value: Any) -> Any:
-    """Return what a JSON text says; anything else as it is."""
-    try:
-        return json.loads(value)
-    except (ValueError, TypeError, RecursionError):
-        return value
-
-
 def _parsed(value: Any) -> Any:
     """Return a conversation that is written as JSON text; any other text as it is."""
-    found = _json(value)
+    found = value_or_text(value)
     found = found.get("messages", [found]) if isinstance(found, dict) else found
     return found if isinstance(value, str) and isinstance(found, list) and _is_conversation(found) else value
 
@@ -85,7 +77,7 @@ class _ForeignTrace(BaseModel):
 
     id: Any = _any_of("id", "session_id", "trace_id", "task_id", default="")
     model: Any = _any_of("model", "agent.model_name", "extra.metadata.ls_model_name", default="")
-    system: Annotated[Any, BeforeValidator(_json)] = None
+    system: Annotated[Any, BeforeValidator(value_or_text)] = None
     before: Annotated[list[Any] | dict[str, Any] | str | None, BeforeValidator(_parsed)] = _any_of(
         "messages", "steps", "request.messages", "inputs.messages", "input.messages", "input"
     )
@@ -114,8 +106,8 @@ def import_foreign(file: Path, store: Store) -> int:
 
 def _values(text: str) -> Any:
     """Return a JSON document, or the objects of JSON lines."""
-    value = _json(text)
-    return [_json(line) for line in text.splitlines()] if isinstance(value, str) else value
+    value = value_or_text(text)
+    return [value_or_text(line) for line in text.splitlines()] if isinstance(value, str) else value
 
 
 def _is_conversation(value: list[Any]) -> bool:
@@ -274,5 +266,5 @@ def _write_turn(
 
 
 def _object(text: Any) -> dict[str, Any]:
-    value = _json(text)
+    value = value_or_text(text)
     return value if isinstance(value, dict) else {"arguments": value}

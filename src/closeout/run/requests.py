@@ -257,11 +257,9 @@ class ModelCalls:
         self._budget.charge(Usage(**failed.usage))
 
     def _lost(self, exchange: Sending) -> ModelFailed:
-        """Charge a request that was under way when the process died, and return its failure."""
+        """Return the failure of a request that was under way when the process died, with what it cost at least."""
         failure = Failure(CANCELLED, "The program stopped while this request was under way.")
-        lost = ModelFailed.of(self._agent, exchange.intent.call, failure, usage=self._unfinished(exchange), ms=0.0)
-        self._charge_lost(lost)
-        return lost
+        return ModelFailed.of(self._agent, exchange.intent.call, failure, usage=self._unfinished(exchange), ms=0.0)
 
     def _interrupted(self, exchange: Sending) -> ReplyInterrupted:
         text = "A message of the user's interrupted the reply."

@@ -399,8 +399,7 @@ class AgentHost:
                     if seen.status not in {"interrupted", "waiting"} | ({"failed", "cancelled"} if again else set()):
                         return  # another process was faster, or it was cancelled while it was queued
                 self._executing.add(run_id)
-                rows = await self.rows(run_id)
-                started = rows[0].event
+                started = (await self.store.off_loop(self.store.rows_from, run_id, 0, 1))[0].event
                 assert isinstance(started, RunStarted)
                 is_interrupted = bool(claim and claim.interruptions and claim.status == "running")
                 if is_interrupted and await ended_in_vain(self.store, run_id):
