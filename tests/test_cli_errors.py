@@ -360,11 +360,12 @@ def test_a_journal_that_cannot_grow_is_reported(server: ScriptedServer, home: Pa
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20_000, size + 20_000))
 
-    script = [Turn("Many. " * 3000, (ToolCall("calculate", {"expression": f"{n}+1"}),)) for n in range(9)]
+    long = " ".join(map(str, range(10_000)))  # text that repeats itself would be given up before it fills the file
+    script = [Turn(long, (ToolCall("calculate", {"expression": f"{n}+1"}),)) for n in range(9)]
     with serve_script([*script, Turn("End", answer="9")], record=False) as talkative:
         process = start("run", "Too much", *to(talkative), "-q", preexec_fn=limit)
         out, err = process.communicate(timeout=60)
-    assert process.returncode == 3
+    assert process.returncode == 3, err
     assert out == ""
     (line,) = err.splitlines()
     assert re.search(r"reported an I/O error .* Resume it later: closeout resume \S+$", line)
