@@ -137,8 +137,21 @@ def test_an_agent_with_another_model_shares_everything_else() -> None:
     assert address(other)[0] == "anthropic:large"
     assert "a.example" not in address(other)[1]
     with pytest.raises(ConfigError, match="No API key for anthropic:large"):
-        own.with_model("anthropic:large")  # the key of one vendor is never sent to another
+        own.with_model("anthropic:large").run_sync("Hello")  # the key of one vendor is never sent to another
     assert address(own) == ("openai:gpt-5", "https://a.example/v1")
+
+
+def test_a_key_is_needed_to_run_an_agent_and_not_to_make_test_or_draw_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    made = Agent(["openai:gpt-5", ScriptedClient([])], [look_up], home=False)
+    assert "gpt-5" in made._repr_html_()
+    assert made.with_model(ScriptedClient([say("Hello.")])).run_sync("Hello").answer == "Hello."
+    with pytest.raises(ConfigError, match=r"No API key for openai:gpt-5\. Set OPENAI_API_KEY"):
+        made.run_sync("Hello")
+    caller = Agent(ScriptedClient([call("ask", task="Hello"), say("It has no key.")]), [made.as_tool("ask", "Asks.")])
+    result = caller.run_sync("Hello")
+    assert result.answer == "It has no key."
+    assert "No API key for openai:gpt-5" in str(result.messages)
 
 
 def test_familiar_parameters_reach_the_model_and_the_limits() -> None:

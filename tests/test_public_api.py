@@ -16,7 +16,7 @@ import closeout
 import public_signatures
 
 SOURCE = Path(closeout.__file__)
-HOMES = {name: module for module, names in closeout._HOMES.items() for name in names}
+HOMES = {name: module for module, names in closeout._HOMES.items() for name in names.split()}
 HEAVY = (
     "pydantic",
     "aiohttp",

@@ -61,7 +61,7 @@ def pages(seed: str) -> tuple[Path, Path]:
 def table(seed: str, language: str) -> str:
     """The names of a seed: what each is, and where it lives."""
     lines = ["| 名字 | 位置 | 值 |" if language == "zh" else "| name | lives in | value |", "|---|---|---|"]
-    homes = {name: module for module, names in closeout._HOMES.items() for name in names}
+    homes = {name: module for module, names in closeout._HOMES.items() for name in names.split()}
     for name in VOCABULARY[seed]:
         value = getattr(closeout, name)
         text = str(value).partition("\n")[0].replace("|", "\\|")

@@ -110,7 +110,7 @@ class Assembler:
         is_named = spec.dialect is None or isinstance(spec.dialect, str)
         self._dialect: str | Dialect = config.dialect if is_named or spec.dialect is None else spec.dialect
         self.spec = spec = self._settled(spec, parts)
-        self.client = connect(spec.model, spec.base_url, spec.api_key, config.llm)
+        self.client = connect(spec.model, spec.base_url, spec.api_key, config.llm, later=True)
         self._check_dialect()
         self._runs_programs = (
             spec.code_mode or config.agent.code_mode or getattr(self._dialect, "name", self._dialect) == "code"
@@ -213,7 +213,7 @@ class Assembler:
         other = copy(self)
         llm, known_url, known_key = self._connection(model) if isinstance(model, str) else (self.config.llm, None, None)
         other._base_url, other._api_key = base_url or known_url, api_key or known_key
-        other.client = connect(model, other._base_url, other._api_key, llm)
+        other.client = connect(model, other._base_url, other._api_key, llm, later=True)
         other._folder = None  # scripted models have a home of their own
         other._check_dialect()
         made = other._make_plan()
@@ -431,7 +431,7 @@ class Assembler:
         if name and (name != client.name or own is not None):
             llm, base_url, api_key = self._connection(name, None if own is None else own.base_url)
             api_key = api_key if own is None or own.api_key is None else own.api_key
-            client = connect(name, base_url, api_key, llm)
+            client = connect(name, base_url, api_key, llm, later=True)
         return tool.with_model(PageModel(client))
 
     def _connection(self, model: str, base_url: str | None = None) -> tuple[LLMSettings, str | None, str | None]:

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 from closeout.agent import Agent
 from closeout.errors import (
     AuthenticationFailed,
+    ConfigError,
     JournalDamaged,
     JournalError,
     JournalLocked,
@@ -42,7 +43,7 @@ POLL_SECONDS = 0.5
 GRACE_SECONDS = 30.0
 LONGEST_RETRY_WAIT = 60.0  # seconds
 # Every other trial would fail in the same way: the sweep stops, and the trials can be run once that is corrected.
-FATAL = (AuthenticationFailed, ModelNotFound, ModelUnavailable)
+FATAL = (AuthenticationFailed, ConfigError, ModelNotFound, ModelUnavailable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

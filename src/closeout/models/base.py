@@ -116,6 +116,7 @@ class BaseClient(ABC):
         least_price: The lowest, if the client asks several models.
         next_price: That of the model that is asked now or next.
         max_reply: The most tokens that a reply has if the request does not say; None if unknown.
+        missing_key: Why no request can be sent, if the vendor's key is missing. Runs are refused with it.
     """
 
     name: str = "model"
@@ -124,6 +125,7 @@ class BaseClient(ABC):
     retry: RetryPolicy | None = None
     price: Price | None = None
     max_reply: int | None = None
+    missing_key = ""
     has_learned = False  # whether the server's answers have taught it something that `lessons` tells
     _usage_sum: UsageSum | None = None
 

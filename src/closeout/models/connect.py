@@ -33,6 +33,7 @@ def connect(
     settings: LLMSettings | None = None,
     *,
     environment: Mapping[str, str] | None = None,
+    later: bool = False,
 ) -> BaseClient:
     """Return the client for a model. No request is sent.
 
@@ -44,6 +45,7 @@ def connect(
         api_key: The server's key. By default from the settings, then from `OPENAI_API_KEY` or `ANTHROPIC_API_KEY`.
         settings: The `llm` section of the configuration.
         environment: Instead of `os.environ`.
+        later: Return a client also if the key is missing, with its `missing_key`.
 
     Raises:
         ConfigError: The name or the address is invalid, or a key is missing.
@@ -57,7 +59,7 @@ def connect(
     if isinstance(model, list | tuple):
         model = Fallback(model)
     if isinstance(model, Fallback):
-        return _fallback(model, base_url, api_key, settings or LLMSettings(), environment)
+        return _fallback(model, base_url, api_key, settings or LLMSettings(), environment, later)
     if model is not None and not isinstance(model, str):
         return _wrapped(model)
     settings = settings or LLMSettings()
@@ -72,12 +74,14 @@ def connect(
     prefix = provider.upper()
     url = base_url or settings.base_url or variables.get(f"{prefix}_BASE_URL") or None
     key = api_key or settings.api_key or variables.get(f"{prefix}_API_KEY") or None
-    if key is None and url is None:
-        raise ConfigError(
-            f"No API key for {name}. Set {prefix}_API_KEY, or set base_url (--base-url) for your own server. "
-            "The model 'local' needs neither: it runs on this machine."
-        )
+    missing_key = (
+        f"No API key for {name}. Set {prefix}_API_KEY, or set base_url (--base-url) for your own server. "
+        "The model 'local' needs neither: it runs on this machine."
+    )
+    if key is None and url is None and not later:
+        raise ConfigError(missing_key)
     client = _remote(provider, model_name, url, key, settings)
+    client.missing_key = missing_key if key is None and url is None else ""
     stated = {"max_context": settings.max_context_length, "images": settings.images}
     known: dict[str, Any] = {key: value for key, value in stated.items() if value is not None}
     client.capabilities = replace(client.capabilities, **known)
@@ -90,6 +94,7 @@ def _fallback(
     api_key: str | None,
     settings: LLMSettings,
     environment: Mapping[str, str] | None,
+    later: bool,
 ) -> FallbackClient:
     """Return the client for several models. Address and key are those of the first one's vendor."""
     entries: list[dict[str, Any]] = [
@@ -107,7 +112,7 @@ def _fallback(
         else:
             own |= {"base_url": None, "api_key": None}
         llm = settings.model_copy(update=own)
-        clients.append(connect(entry.get("model"), url, key, llm, environment=environment))
+        clients.append(connect(entry.get("model"), url, key, llm, environment=environment, later=later))
     return FallbackClient(
         clients,
         rules,

@@ -140,6 +140,7 @@ class FallbackClient(BaseClient):
         self._labels = _labels(self.clients)
         self.name = " | ".join(self._labels)
         self.scripted = all(client.scripted for client in clients)
+        self.missing_key = next((client.missing_key for client in clients if client.missing_key), "")
         self._prices = [price_of(client, prices) for client in clients]
         self._stated_prices = prices
         self.price = _highest(self._prices)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from closeout.codec import decode_json, encode_json
 from closeout.errors import (
+    AuthenticationFailed,
     BadRequest,
     ContextOverflow,
     ModelError,
@@ -126,6 +127,8 @@ class HTTPClient(BaseClient):
         on_retry: OnRetry | None = None,
         search: RefusalSearch | None = None,
     ) -> ModelReply:
+        if self.missing_key:
+            raise AuthenticationFailed(self.missing_key)
         reply, spent = await complete_with_retries(
             partial(self._attempt_request, request, on_delta, search=search or self._new_search(request)),
             policy=self.retry,

@@ -21,7 +21,7 @@ from closeout.config import AgentSettings, Config, LLMSettings, SubAgentSettings
 from closeout.context.policy import ContextPolicy, EvictionPolicy, best_batch
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.dialects.protocol import Dialect, get_dialect
-from closeout.errors import McpServerUnavailable, UsageError
+from closeout.errors import ConfigError, McpServerUnavailable, UsageError
 from closeout.homes import Home
 from closeout.journal.events import DecisionRequested, InstructionsWritten, Noted
 from closeout.journal.run_journal import Journal
@@ -185,7 +185,10 @@ class AgentPlan:
 
         Raises:
             UsageError: They are missing, or not of the agent's `deps_type`.
+            ConfigError: The key of the model's vendor is missing.
         """
+        if self.client.missing_key:
+            raise ConfigError(self.client.missing_key)
         plan = self if deps is None else replace(self, deps=deps)
         if self.spec.deps_type is None:
             return plan
