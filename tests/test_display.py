@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 from rich.console import Console
 
@@ -16,7 +17,7 @@ USAGE = {"input_tokens": 1433, "output_tokens": 12}
 
 def shown(*events: Event | Progress) -> list[str]:
     written = io.StringIO()
-    display = Display(Console(file=written, width=100))
+    display = Display(Console(file=written, width=110))
     for event in events:
         display(event)
     return written.getvalue().splitlines()
@@ -52,3 +53,33 @@ def test_an_answer_is_left_to_the_command_also_after_an_extra_request() -> None:
         ev.RunEnded("main", "answered", "answered", answer="Forty-two."),
     )
     assert [line.partition(" · ")[0] for line in lines] == ["turn 1 (answer)", "weigh"]
+
+
+def test_json_is_shown_as_words_and_the_report_of_an_agent_once() -> None:
+    notes = (
+        '{"claims": [{"text": "It opened in 1832.", "handle": "r1"}, {"text": "It is 202 km long.", "handle": "r2"}]}'
+    )
+    lines = shown(
+        ev.ModelRequested("main", 0),
+        ev.ToolStarted("main", "r1", "reader", arguments='{"task": "How old?"}'),
+        ev.AgentStarted("main/r1:reader", name="reader", model="m", task="How old?"),
+        ev.AgentEnded("main/r1:reader", status="answered", report=f"{notes}\nQueries made: 2"),
+        ev.ToolFinished("main", "r1", "reader", ok=True, record=json.dumps({"result": notes}), ms=2.0),
+    )
+    assert lines == [
+        "  ▸ reader: How old?",
+        "  ◂ claims: text: It opened in 1832., handle: r1 · text: It is 202 km long., handle: r2 Queries made: 2",
+        '  → reader(task="How old?") · 2 ms',
+    ]
+    (depths,) = shown(ev.AgentEnded("main/r1:reader", status="answered", report="[" * 900 + "]" * 900))
+    assert depths == "  ◂ …"
+
+
+def test_an_answer_in_json_is_left_to_the_command_however_it_was_spaced() -> None:
+    lines = shown(
+        ev.ModelRequested("main", 0),
+        Progress("main", 0, "text", '{"a": 1}'),
+        ev.ModelReplied("main", 0, '{"a": 1}', ms=1.0, usage=USAGE),
+        ev.RunEnded("main", "answered", "answered", answer='{"a":1}'),
+    )
+    assert lines == ["turn 1 (answer) · 1 ms · 1,433 tokens in, 12 out"]

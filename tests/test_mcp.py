@@ -803,7 +803,7 @@ async def test_progress_of_a_server_reaches_subscribers_and_the_terminal(tmp_pat
     assert [(each.handle, each.done, each.total, each.text) for each in pieces] == [
         ("r1", float(step), 5.0, f"step {step}") for step in range(1, 6)
     ]
-    assert "slow: step 1 1 of 5" in written.getvalue()
+    assert "slow: step 1 (1 of 5)" in written.getvalue()
 
 
 async def test_progress_without_end_is_bounded(skip_time: Callable[[float], None]) -> None:

@@ -20,6 +20,8 @@ SECRET = "the-secret-word"
 @tool(read_only=True)
 def look(key: str) -> str:
     """Look up a key."""
+    if key == "lost":
+        raise LookupError("No key lost.")
     return f"{key} is {SECRET}"
 
 
@@ -56,6 +58,13 @@ async def test_intents_outcomes_and_problems_have_different_levels(caplog: pytes
     assert levels["ModelReplied"] == levels["ToolFinished"] == "INFO"
     assert levels["ModelFailed"] == levels["TurnRolledBack"] == "WARNING"
     assert levels["RunEnded"] == "ERROR"
+
+
+async def test_a_failed_call_is_a_warning_that_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "closeout.run")
+    await agent(call("look", key="lost"), answer("1")).run("What?", listeners=[JsonLogListener()])
+    (failed,) = [each for each in caplog.records if each.levelname == "WARNING" and each.name == "closeout.run"]
+    assert "No key lost." in json.loads(failed.getMessage())["error"]
 
 
 async def test_nothing_that_was_said_is_logged_unasked(caplog: pytest.LogCaptureFixture) -> None:

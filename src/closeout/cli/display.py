@@ -16,6 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from closeout.cli.terminal import duration, make_console, one_line, printable, usage_line, width_of, with_settings
+from closeout.codec import value_or_text
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.journal.events import (
     REFUSED_CALL,
@@ -68,6 +69,7 @@ LINE_PERIOD = 5.0  # seconds between two lines about the same work if stderr is 
 EXPERIENCE_LINES = 12
 PROGRAM_LINES = 20
 THOUGHT_LINES = 3
+DEEPEST = 20  # levels of a value that are shown
 
 
 class _Reply:
@@ -115,6 +117,7 @@ class Display:
         self._replies: dict[str, _Reply] = {}  # agent → the reply that it is writing
         self._final: ModelReplied | None = None  # a reply that may be the answer, not printed yet
         self._final_words = ""
+        self._reported: set[str] = set()  # calls of agents whose reports are printed
         self._shown: set[str] = set()  # agents whose current turn is already printed
         self._failure = ""  # why the last request failed; printed if another request follows
         self._turn = 1
@@ -231,7 +234,8 @@ class Display:
             case AgentStarted():
                 self._print(event, f"▸ {event.name}: {event.task}", "bold")
             case AgentEnded():
-                self._print(event, f"◂ {event.report}", "bold")
+                self._reported.add(event.agent.rpartition(":")[0])
+                self._print(event, f"◂ {_plain(event.report)}", "bold")
             case Noted(level="warning" | "error") if event.name != REFUSED_CALL:
                 self._print(event, f"! {with_settings(event.message)}", "yellow", cut=False)
             case Unknown():
@@ -278,7 +282,7 @@ class Display:
         reply, self._final = self._final, None
         if reply is None:
             return
-        is_answer = isinstance(event, RunEnded) and (self._brief or (event.answer or "").strip() == self._final_words)
+        is_answer = isinstance(event, RunEnded) and (self._brief or _plain(event.answer) == _plain(self._final_words))
         if not is_answer:
             self._say_words(reply, self._final_words)
 
@@ -300,14 +304,14 @@ class Display:
     def _say_words(self, event: Event, words: str) -> None:
         if words.strip():
             self._shown.add(event.agent)
-            self._print(event, f"  {words.strip()}", "italic", cut=False)
+            self._print(event, f"  {_plain(words)}", "italic", cut=False)
 
     def _progressed(self, piece: Progress) -> None:
         agent = self._story.agents.get(piece.agent)
         call = None if agent is None else agent.running.get(piece.handle)
         name = "tool" if call is None else call.name
         amount = f"{piece.done:g}" if piece.total is None else f"{piece.done:g} of {piece.total:g}"
-        self.working(one_line(f"{name}: {piece.text} {amount}" if piece.text else f"{name}: {amount}", self._width))
+        self.working(one_line(f"{name}: {piece.text} ({amount})" if piece.text else f"{name}: {amount}", self._width))
 
     def _started(self, event: ToolStarted) -> None:
         lines = _program(event).strip("\n").splitlines()  # the calls that it makes are printed below them
@@ -319,6 +323,8 @@ class Display:
 
     def _finished(self, event: ToolFinished, change: Change) -> None:
         text = _result(event.record) if event.ok else event.note
+        if f"{event.agent}/{event.handle}" in self._reported:
+            text = ""
         call = event.name if change.call is None else _call_text(change.call)
         self._print_call(event, call, text, ok=event.ok, end=f" · {duration(event.ms)}")
         self._doing = "thinking"
@@ -444,8 +450,26 @@ def _call_text(call: CallStory) -> str:
 
 
 def _result(record: str) -> str:
-    try:
-        result = json.loads(record).get("result")
-    except (ValueError, AttributeError, RecursionError):
-        return ""
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    value = value_or_text(record)
+    return _plain(value.get("result") if isinstance(value, dict) else "")
+
+
+def _plain(value: Any, depth: int = 0) -> str:
+    """Return a value, or a text that begins with one in JSON, without brackets and quotation marks."""
+    rest = ""
+    if isinstance(value, str):
+        text = value.strip()
+        if not text.startswith(("{", "[")):
+            return text
+        try:
+            value, end = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError):
+            return text
+        rest = text[end:]
+    if depth == DEEPEST:
+        return "…"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_plain(each, depth + 1)}" for name, each in value.items()) + rest
+    if isinstance(value, list):
+        return " · ".join(_plain(each, depth + 1) for each in value) + rest
+    return json.dumps(value)

@@ -299,6 +299,9 @@ class ManyRuns(Generic[Value]):
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
             for worker in done:
                 worker.result()
+            if self._total is None:  # only now is it known that no task follows
+                self._total = self._taken
+                self._report()
         finally:
             for worker in running:
                 worker.cancel()

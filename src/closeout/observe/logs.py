@@ -124,6 +124,8 @@ class _RunLog:
             record |= {key: event.fingerprint.get(key) for key in ("model", "dialect")}
         elif isinstance(event, ev.TurnAccepted):
             record["calls"] = len(event.calls)
+        elif isinstance(event, ev.ToolFinished) and not event.ok:
+            record["error"] = event.note
         names = _FIELDS.get(kind, ())
         if self._content:
             names += _CONTENT.get(kind, ())

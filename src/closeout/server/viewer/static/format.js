@@ -26,7 +26,7 @@ export function share(value) {
 export function cost(dollars) {
   if (typeof dollars !== "number") return "";
   if (dollars === 0) return "$0";
-  return dollars < 0.01 ? `$${dollars.toPrecision(2)}` : `$${dollars.toFixed(2)}`;
+  return dollars < 1 ? `$${dollars.toPrecision(2)}` : `$${dollars.toFixed(2)}`;
 }
 
 /** Bytes as a size. */
