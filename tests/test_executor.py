@@ -709,7 +709,7 @@ def test_results_become_message_parts() -> None:
     }
     failed = executor.format_tool_result_for_llm({"tool_name": "t", "server_name": "s", "error": "boom"})
     assert failed["text"] == "Tool call to t on s failed. Error: boom"
-    assert "no output" in executor.format_tool_result_for_llm({})["text"]
+    assert "no specific output" in executor.format_tool_result_for_llm({})["text"]
 
     class Formatter:
         def format_tool_result_for_user(self, result: dict[str, Any]) -> dict[str, Any]:

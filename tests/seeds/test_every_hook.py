@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 import closeout
-from closeout import Agent, Boxed, Capabilities, ToolManager, UsageError, tool
-from closeout.compat import CALL, HOOKS, NOT_CALLED, QUESTION, REPLY, REQUEST, RESULT, RUN, VOCABULARY
+from closeout import Agent, AnswerGenerator, Boxed, Capabilities, ToolExecutor, ToolManager, UsageError, tool
+from closeout.compat import AWAITED, CALL, HOOKS, NOT_CALLED, QUESTION, REPLY, REQUEST, RESULT, RUN, VOCABULARY
 from closeout.dialects.protocol import DIALECTS
 from closeout.errors import ServerFailed
 from closeout.models.retry import RetryPolicy
@@ -186,8 +188,85 @@ async def test_an_override_that_raises_is_named_and_costs_no_more_than_it_must(
             assert all("gone" in output.telemetry.error_message for output in result.tool_outputs), name
         else:
             assert result.answer == "42", (name, result.error)
-        said = [result.error, *result.warnings, caplog.text, str(result.telemetry.metrics), result.final_summary]
+        said = [result.error, *result.warnings, str(result.telemetry.metrics), result.final_summary]
+        if base is closeout.StreamHandler:  # its methods run beside the run, and may outlast it
+            said.append(caplog.text)
         assert any("gone" in text for text in said), name
+
+
+def use(owner: str, kind: Any) -> None:
+    """Pass a subclass to an agent. Runners and logs are checked when they are defined."""
+    if owner == "BaseClient":
+        Agent(kind([]), home=False)
+    elif owner in ("OutputFormatter", "TelemetryCollector"):
+        Agent("local", **{"telemetry" if "Te" in owner else "output_formatter": kind()}, home=False)
+    elif owner in ("ToolExecutor", "AnswerGenerator", "CotAgentOutputParser"):
+        part = {"ToolExecutor": "tool_executor", "AnswerGenerator": "answer_generator"}
+        Agent("local", **{part.get(owner, "output_parser"): kind}, home=False)
+
+
+def test_an_async_override_that_no_run_awaits_is_refused_at_once() -> None:
+    for owner, names in HOOKS.items():
+        base: Any = ScriptedClient if owner == "BaseClient" else getattr(closeout, owner)
+        for name in names:
+            if name in AWAITED or iscoroutinefunction(getattr(base, name)):
+                continue
+
+            async def own(self: Any, *arguments: Any) -> None: ...
+
+            with pytest.raises(UsageError, match=rf"^Mine\.{name} must be a plain function, got an async one\.$"):
+                use(owner, type("Mine", (base,), {name: own}))
+
+
+async def test_a_plain_override_of_an_async_method_is_called() -> None:
+    class Generator(AnswerGenerator):
+        def handle_llm_call(self, *arguments: Any, **options: Any) -> Any:
+            return super().handle_llm_call(*arguments, **options)  # not awaited here
+
+        def generate_and_finalize_answer(self, **options: Any) -> Any:
+            return "summary", "mine", None, "usage", options["message_history"]
+
+    class Executor(ToolExecutor):
+        def execute_single_tool_call(self, *arguments: Any) -> Any:
+            return {"result": "from a plain function"}, 1, []
+
+    class Client(ScriptedClient):
+        def create_message(self, *arguments: Any, **options: Any) -> Any:
+            return super().create_message(*arguments, **options)
+
+    model = Client([call("scrape_website", url="a"), answer("42")])
+    agent = Agent(model, [scrape], answer_generator=Generator, tool_executor=Executor, home=False)
+    result = await agent.run("?")
+    assert (result.answer, result.warnings) == ("mine", ())
+    assert model.requests[1].messages[-1].text == "from a plain function"
+
+
+async def test_an_override_that_returns_another_shape_is_named_with_the_shape() -> None:
+    none = lambda *arguments, **options: None  # noqa: E731
+    for base, name, shape in (
+        (AnswerGenerator, "handle_llm_call", r"\(response_text, should_break, tool_calls_info, message_history\)"),
+        (AnswerGenerator, "generate_and_finalize_answer", r"\(final_summary, .*, message_history\)"),
+        (ToolExecutor, "is_duplicate_query", r"\(is_duplicate, previous_count\)"),
+        (ToolExecutor, "execute_single_tool_call", r"\(tool_result, duration_ms, tool_calls_data\)"),
+        (closeout.OutputFormatter, "_extract_boxed_content", "a string"),
+        (ScriptedClient, "process_llm_response", r"\(text, should_break, message_history\)"),
+        (closeout.CotChatAgentRunner, "_organize_instruction_prompt", "a string"),
+        (closeout.CotCompletionAgentRunner, "_format_assistant_message", "a string"),
+    ):
+        mine: Any = type("Mine", (base,), {name: none})
+        script: Any = [call("scrape_website", url="a"), answer("42")]
+        model = mine(script) if base is ScriptedClient else ScriptedClient(script)
+        if issubclass(base, closeout.BaseAgentRunner):
+            agent: Agent[Any] = mine(model, [scrape], home=False).agent
+        else:
+            parts = {AnswerGenerator: "answer_generator", ToolExecutor: "tool_executor"}
+            options = {parts[base]: mine} if base in parts else {}
+            if base is closeout.OutputFormatter:
+                options = {"output_formatter": mine()}
+            agent = Agent(model, [scrape], answer=Boxed(), home=False, **options)
+        result = await agent.run("?")
+        said = "\n".join((result.error, *result.warnings, *(str(message) for message in result.messages)))
+        assert re.search(rf"Mine\.{name} must return {shape}, got None", said), said
 
 
 async def test_a_runner_and_an_executor_may_both_make_the_calls() -> None:

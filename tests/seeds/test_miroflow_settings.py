@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, ConfigError, File, load_config
+from closeout import Agent, Boxed, ConfigError, File, load_config
 from closeout.evaluate.tasks import load_tasks
 from closeout.messages import ToolCall
-from closeout.testing import ScriptedClient, answer, call
+from closeout.testing import ScriptedClient, answer, call, say
 from closeout.tools.toolbox import Toolbox
 
 FILES = {
@@ -169,3 +169,18 @@ def test_a_benchmark_file_names_the_tasks_of_an_evaluation(conf: Path) -> None:
     assert load_config(conf / "benchmark/sums.yaml") == load_config()
     with pytest.raises(ConfigError, match="must be a benchmark file"):
         load_tasks(conf / "llm/ours.yaml")
+
+
+async def test_a_sub_agent_is_called_as_their_models_were_trained_to(conf: Path) -> None:
+    theirs = "\n".join(
+        (
+            "I delegate.\n\n<use_mcp_tool>\n<server_name>agent-browsing</server_name>",
+            "<tool_name>search_and_browse</tool_name>\n<arguments>",
+            '{"subtask": "Find it."}\n</arguments>\n</use_mcp_tool>',
+        )
+    )
+    model = ScriptedClient([say(theirs), say(r"It is \boxed{7}."), answer("7")])
+    agent = Agent(model, dialect="mcp_xml", answer=Boxed(), config=conf / "agent/default.yaml", home=False)
+    result = await agent.run("?")
+    assert (result.answer, result.rollbacks, result.warnings) == ("7", 0, ())
+    assert [each["arguments"] for each in result.task_log.tool_calls] == [{"task": "Find it."}]

@@ -9,6 +9,7 @@ from closeout import (
     CotChatAgentRunner,
     CotCompletionAgentRunner,
     FunctionCallAgentRunner,
+    UserPromptMessage,
     tool,
 )
 from closeout.dialects.text_chat import fit_history
@@ -215,9 +216,20 @@ async def test_a_subclass_builds_on_the_messages_of_its_base():
     assert "user: Who?\r\nassistant: It was 'Ada'.\r\n" in client.requests[0].prompt
 
 
-def test_the_cot_runner_is_a_template_for_others():
+async def test_a_subclass_of_the_cot_runner_only_writes_the_messages():
     with pytest.raises(TypeError, match="abstract"):
         CotAgentRunner()
+
+    class Own(CotAgentRunner):
+        def _organize_prompt_messages(self):
+            return [UserPromptMessage(content=f"{self._organize_instruction_prompt()}\n\n{self._query}")]
+
+    client = ScriptedClient([answer("42")])
+    runner = Own(client, [], "Be brief.", home=False)
+    async for _ in runner.run("What is a?"):
+        pass
+    assert runner.result.answer == "42"
+    assert client.requests[0].messages[0].text.startswith("Be brief.")
 
 
 # ------------------------------------------------------------------------------------------------ overridden methods

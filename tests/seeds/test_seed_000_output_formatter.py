@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, Boxed, OutputFormatter, tool
+from closeout import Agent, Boxed, Capabilities, OutputFormatter, ToolExecutor, UsageError, tool
 from closeout.testing import ScriptedClient, answer, call
 
 
@@ -75,3 +75,39 @@ async def test_the_threshold_may_change_at_run_time_and_an_error_names_its_tool(
     long, lost = (message.text for message in model.requests[-1].messages if message.role == "tool")
     assert (len(long), long[100:]) == (123, "\n... [Result truncated]")
     assert lost == "Error: page: KeyError: 'none'"
+
+
+async def test_what_replaces_the_result_before_super_is_what_the_model_reads() -> None:
+    class HeadAndTail(OutputFormatter):
+        def format_tool_result_for_user(self, tool_call_execution_result: Any) -> dict[str, str]:
+            record = dict(tool_call_execution_result)
+            if len(str(record.get("result", ""))) > 40:
+                record["result"] = f"{record['result'][:6]} … {record['result'][-20:]}"
+            return super().format_tool_result_for_user(record)
+
+    class InTheExecutor(ToolExecutor):
+        def format_tool_result_for_llm(self, tool_result: dict[str, Any]) -> dict[str, Any]:
+            return super().format_tool_result_for_llm({**tool_result, "result": "replaced"})
+
+    @tool(read_only=True)
+    def page(url: str) -> str:
+        """Read a page."""
+        return "begin " + "word " * 5_000 + "\nObservation: I am"
+
+    script = [call("page", url="a"), answer("1")]
+    for options, shown in (
+        ({"output_formatter": HeadAndTail()}, "begin  … d \nObservation&#58; I am"),  # cannot pass for a marker
+        ({"tool_executor": InTheExecutor}, "replaced"),
+    ):
+        model = ScriptedClient(script, capabilities=Capabilities(native_tools=False, known=True))
+        result = await Agent(model, [page], dialect="cot_chat", home=False, **options).run("?")  # type: ignore[arg-type]
+        assert (result.answer, result.warnings) == ("1", ())
+        assert shown in model.requests[-1].text, model.requests[-1].text[-300:]
+
+
+def test_an_object_that_lacks_a_method_of_a_formatter_is_refused_with_its_name() -> None:
+    class Half:
+        def format_tool_result_for_user(self, result: Any) -> dict[str, str]: ...  # type: ignore[empty-body]
+
+    with pytest.raises(UsageError, match="and Half has no format_final_summary_and_log"):
+        Agent("local", output_formatter=Half(), home=False)  # type: ignore[arg-type]

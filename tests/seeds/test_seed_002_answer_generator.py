@@ -10,6 +10,7 @@ from typing import Any
 import closeout
 from closeout import (
     Agent,
+    AnswerGenerator,
     BaseClient,
     Boxed,
     Capabilities,
@@ -131,3 +132,56 @@ async def test_the_conversation_of_a_text_prompt_is_in_the_log_whole() -> None:
     history = result.task_log.to_dict("miroflow")["main_agent_message_history"]["message_history"]
     assert history[0]["content"] == model.requests[-1].prompt
     assert "Final Answer" in history[1]["content"]
+
+
+async def test_a_handle_llm_call_that_failed_is_asked_again_until_the_rollbacks_are_spent() -> None:
+    class Flaky(AnswerGenerator):
+        failures = 1
+
+        async def handle_llm_call(self, *arguments: Any, **options: Any) -> Any:
+            if self.failures:
+                self.failures -= 1
+                return "", False, None, arguments[1]
+            return await super().handle_llm_call(*arguments, **options)
+
+    model = ScriptedClient([answer("42")])
+    result = await Agent(model, answer_generator=Flaky, home=False).run("?")
+    assert (result.answer, result.rollbacks, len(model.requests)) == ("42", 1, 1)
+    Flaky.failures = 100
+    result = await Agent(ScriptedClient([answer("42")]), answer_generator=Flaky, home=False).run("?")
+    assert (result.status, result.stop_reason) == ("unanswered", "rollbacks")
+
+
+async def test_create_message_takes_its_arguments_by_position_and_extractions_may_be_two_lists() -> None:
+    class Upstream(ScriptedClient):
+        async def create_message(
+            self,
+            system_prompt: str,
+            message_history: Any,
+            tool_definitions: Any,
+            keep_tool_result: int = -1,
+            step_id: int = 1,
+            task_log: Any = None,
+            agent_type: str = "main",
+        ) -> Any:
+            return await super().create_message(
+                system_prompt, message_history, tool_definitions, keep_tool_result, step_id, task_log, agent_type
+            )
+
+        def extract_tool_calls_info(self, response: Any, text: str = "") -> Any:
+            return super().extract_tool_calls_info(response, text), []
+
+    class Sending(AnswerGenerator):
+        async def handle_llm_call(
+            self, system_prompt: str, message_history: Any, tool_definitions: Any, step_id: int, *more: Any
+        ) -> Any:
+            reply, history = await self.llm_client.create_message(
+                system_prompt, message_history, tool_definitions, -1, step_id, self.task_log
+            )
+            text, should_break, history = self.llm_client.process_llm_response(reply, history)
+            return text, should_break, self.llm_client.extract_tool_calls_info(reply, text), history
+
+    for options in ({}, {"answer_generator": Sending}):
+        model = Upstream([call("look", key="a"), answer("42")])
+        result = await Agent(model, [look], home=False, **options).run("?")  # type: ignore[arg-type]
+        assert (result.answer, len(model.requests), result.error) == ("42", 2, "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from closeout import Agent, TelemetryCollector, ToolOutput, UnifiedToolWrapper, tool
+from closeout import Agent, CacheOptimizedOutput, TelemetryCollector, ToolOutput, UnifiedToolWrapper, tool
 from closeout.testing import ScriptedClient, answer, call
 
 
@@ -67,3 +67,32 @@ async def test_a_run_keeps_what_a_tool_returned_and_shows_its_summary() -> None:
     kept = result.to_dict()["tool_outputs"]
     assert (kept[0]["metadata"], kept[0]["own_fields"]) == ({"src": "disk"}, {"chart": "bars"})
     assert kept[0]["result"] is None, "results may be large: they are in the journal"
+
+
+async def test_a_collector_may_keep_sums_by_tool_of_its_own() -> None:
+    class ByTool(TelemetryCollector):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by_tool = {}
+
+        def record(self, telemetry: Any) -> None:
+            self.by_tool[telemetry.tool_name] = self.by_tool.get(telemetry.tool_name, 0) + 1
+            super().record(telemetry)
+
+    usual, own = TelemetryCollector(), ByTool()
+    for collector in (usual, own):
+        model = ScriptedClient([call("look", key="a"), call("look", key="b"), answer("1")])
+        await Agent(model, [look], telemetry=collector, home=False).run("?")
+    assert (own.by_tool, own.aggregated["total_calls"]) == ({"look": 2}, 2)
+    assert usual.by_tool["look"]["calls"] == 2
+
+
+async def test_a_stable_prefix_of_ones_own_is_that_of_the_whole_form() -> None:
+    class Plain(CacheOptimizedOutput):
+        @staticmethod
+        def stable_prefix(tool_name: str) -> str:
+            return f"[{tool_name}]"
+
+    model = ScriptedClient([call("look", key="a"), answer("1")])
+    await Agent(model, [look], format_observation=Plain.format_with_stable_prefix, home=False).run("?")
+    assert model.requests[-1].messages[-1].text.startswith("[look]\n  <summary>a is unknown</summary>")

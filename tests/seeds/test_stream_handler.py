@@ -54,6 +54,7 @@ async def test_a_call_is_published_with_its_name_arguments_and_result() -> None:
     told = of(await run_agent([call("look", key="a"), answer("42")]), "tool_call")
     assert {data.get("tool_name") for data in told} >= {"look"}
     assert any("key" in json.dumps(data, default=str) for data in told)
+    assert [data["result"] for data in told if "result" in data] == ["known"]
 
 
 DIALECTS = ["function_call", "cot_chat", "mcp_xml"]

@@ -9,15 +9,17 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from closeout.answers.boxed import extract_boxed
 from closeout.answers.contracts import AnswerContract, Boxed, ContractReading, Text
 from closeout.answers.reading import ContractOver, failed
-from closeout.overrides import is_overridden
+from closeout.overrides import failure_of, is_overridden, text_from
 from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
+from closeout.results.escape import escape_markers
 from closeout.results.normal import compact_json, normalise
+from closeout.results.present import shown_text
 
 __all__ = [
     "FORMAT_ERROR_MESSAGE",
@@ -147,7 +149,7 @@ class OutputFormatter:
                 names get a fallback text. A result that is not a string is written as JSON; one longer than
                 TOOL_RESULT_MAX_LENGTH characters is truncated and marked. Any other value is itself the result.
                 In a run it also has `text`: the result as the model is shown it by default, inside its token budget
-                and with markers escaped. It is then returned, truncated too.
+                and with markers escaped. It is then returned, unless `result` or `error` was replaced.
         """
         outcome = tool_call_execution_result
         if not isinstance(outcome, Mapping):
@@ -155,8 +157,8 @@ class OutputFormatter:
         called = f"Tool call to {outcome.get('tool_name') or 'an unnamed tool'}"
         if outcome.get("server_name"):
             called += f" on {outcome['server_name']}"
-        if isinstance(outcome.get("text"), str) and "handle" in outcome:
-            text = outcome["text"]
+        if (shown := shown_text(outcome)) is not None:
+            text = shown
         elif outcome.get("error") is not None:
             text = f"{called} failed. Error: {outcome['error']}"
         elif outcome.get("result") is not None:
@@ -164,6 +166,8 @@ class OutputFormatter:
             text = result if isinstance(result, str) else compact_json(normalise(result))
         else:
             text = f"{called} completed, but produced no specific output or result."
+        if shown is None and "handle" in outcome:  # what a subclass has put in the result's place
+            text = escape_markers(text)
         if len(text) > TOOL_RESULT_MAX_LENGTH:
             text = f"{text[:TOOL_RESULT_MAX_LENGTH]}\n{TRUNCATED}"
         return {"type": "text", "text": text}
@@ -206,12 +210,13 @@ class ExtractedAnswer(ContractOver[Any]):
     extract: Callable[[str], str]
 
     def read(self, text: str) -> ContractReading[Any]:
-        usual = extract_boxed(text)
+        usual, owner, name = extract_boxed(text), getattr(self.extract, "__self__", self), "_extract_boxed_content"
         try:
-            content = self.extract(text)
-        except Exception:
-            logger.exception("_extract_boxed_content failed, so the last box counts.")
-            content = usual
+            content = text_from(self.extract(text), owner, name)
+        except Exception as error:
+            problem = failure_of(owner, name, error)
+            logger.error("%s", problem, exc_info=error)
+            return replace(self.contract.read(text), warning=f"{problem}. The last box counts.")
         if content == usual:
             return self.contract.read(text)
         if not content:

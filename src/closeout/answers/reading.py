@@ -62,7 +62,8 @@ class ContractReading(Generic[Value]):
     `kind` says what is wrong and `problem` says it in one line for the model, all that is wrong. `complete` is False
     for an answer whose wrapper was never closed. `candidates` are all places that have the form, in reading order.
     `marked` is False if nothing sets the answer apart: the whole reply is taken as the answer. A run then checks that
-    the reply is not the announcement of a next step, and takes no text beside a tool call for an answer.
+    the reply is not the announcement of a next step, and takes no text beside a tool call for an answer. `warning` is
+    for people.
     """
 
     value: Value | None = None
@@ -73,6 +74,7 @@ class ContractReading(Generic[Value]):
     candidates: tuple[Candidate, ...] = ()
     complete: bool = True
     marked: bool = True
+    warning: str = ""
 
 
 class AnswerContract(Protocol[Value]):

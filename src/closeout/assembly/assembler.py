@@ -30,7 +30,7 @@ from closeout.assembly.checks import (
 )
 from closeout.assembly.parts import Parts, without_parts
 from closeout.assembly.toolset import check_deps_types, check_sub_agents, configured_sub_agents, with_settings
-from closeout.compat import warn_of_methods_not_called
+from closeout.compat import check_methods
 from closeout.compat.tool_executor import ToolExecutor
 from closeout.compat.user_generator import own_generator
 from closeout.config import Config, LLMSettings, SubAgentSettings, home_folder, load_config
@@ -119,8 +119,10 @@ class Assembler:
         if (handoffs or config.agent.handoffs) and getattr(self._dialect, "name", self._dialect) == "code":
             raise ConfigError("The dialect code has no handoffs: a program cannot hand the conversation over.")
         self.manager = self._make_manager(spec.tools, spec.mcp_servers, (*parts.tools(), *handoffs))
-        for part in (self.client, self.manager):
-            warn_of_methods_not_called(type(part))
+        for part in (self.client, self.manager, spec.output_formatter, spec.telemetry):
+            check_methods(type(part))
+        for kind in (spec.tool_executor, spec.answer_generator, spec.output_parser):
+            check_methods(kind)
         self._prefers_programs = self._dialect == "auto" and self._adopt_programs()
         check_sub_agents(config.agent.sub_agents, self.manager)
         check_deps_types(spec.deps_type, self.manager.local_tools)

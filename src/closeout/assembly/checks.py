@@ -268,8 +268,10 @@ def check_home(value: Any) -> Any:
 def check_part(name: str, value: Any) -> Any:
     """Return an object of one of the kinds in `PARTS`, or None. A class is refused."""
     kind, methods, example = PARTS[name]
-    if value is not None and (isinstance(value, type) or not all(hasattr(value, method) for method in methods)):
+    if value is not None and (isinstance(value, type) or not any(hasattr(value, method) for method in methods)):
         raise UsageError(f"{name} must be {kind}, got {value!r:.80}. Pass {example}.")
+    if missing := [method for method in methods if value is not None and not hasattr(value, method)]:
+        raise UsageError(f"{name} must be {kind}, and {type(value).__name__} has no {' and no '.join(missing)}.")
     return value
 
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from inspect import iscoroutinefunction
+from typing import Any
 
-__all__ = ["ENVIRONMENT", "HOOKS", "NOT_CALLED", "SETTINGS", "VOCABULARY", "warn_of_methods_not_called"]
+from closeout.errors import UsageError
+
+__all__ = ["ENVIRONMENT", "HOOKS", "NOT_CALLED", "SETTINGS", "VOCABULARY", "check_methods"]
 
 VOCABULARY: Mapping[str, tuple[str, ...]] = {
     seed: tuple(names.split())
@@ -86,6 +90,9 @@ HOOKS: Mapping[str, Mapping[str, str]] = {
     }.items()
 }
 
+# Plain methods that may be async.
+AWAITED = frozenset(("process_llm_response", "extract_tool_calls_info"))
+
 _RECORDED = "A run is recorded in its journal; result.messages is the conversation."
 _THOUGHTS = "result.agent_thoughts holds the steps; listeners= receive them as they happen."
 
@@ -127,9 +134,17 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
 ENVIRONMENT: Mapping[str, tuple[str, ...]] = {"004": ("DEMO_MODE",)}
 
 
-def warn_of_methods_not_called(kind: type) -> None:
-    """Warn of each method of a subclass that has a name in `NOT_CALLED`."""
-    for base in kind.__mro__:
+def check_methods(kind: Any) -> None:
+    """Warn of each method of a subclass that has a name in `NOT_CALLED`.
+
+    Raises:
+        UsageError: A method is async that a run does not await.
+    """
+    for base in getattr(kind, "__mro__", ()):
+        for name in HOOKS.get(base.__name__, ()):
+            own, usual = getattr(kind, name, None), getattr(base, name, None)
+            if name not in AWAITED and iscoroutinefunction(own) and not iscoroutinefunction(usual):
+                raise UsageError(f"{kind.__name__}.{name} must be a plain function, got an async one.")
         for name, instead in NOT_CALLED.get(base.__name__, {}).items():
             if getattr(kind, name, None) is not getattr(base, name, None):
                 warnings.warn(f"{kind.__name__}.{name} is never called. {instead}", UserWarning, stacklevel=3)

@@ -6,7 +6,6 @@ attempt, and the run decides whether another attempt follows.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -32,7 +31,9 @@ from closeout.answers.dialogue import (
 from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, FormattedAnswer, OutputFormatter, answer_of
 from closeout.errors import ContextOverflow, JournalError, LimitReached, ModelError
 from closeout.messages import Constraint, ModelReply
-from closeout.models.base import BaseClient, ErrorBox, ResponseBox
+from closeout.models.base import BaseClient
+from closeout.models.connect import unboxed
+from closeout.overrides import returned, shaped
 
 __all__ = [
     "DEFAULT_MAX_FINAL_ANSWER_RETRIES",
@@ -141,10 +142,9 @@ class AnswerGenerator:
                 agent_type=agent_type,
                 **options,
             )
-            response, error = await self._unbox(response)
-            if response is None:
-                self._log("error", f"{purpose} | LLM Call Failed", f"{purpose} failed - no response received")
-                return LLMCallResult.failed(message_history, error or ModelError("The model sent no reply."))
+            response, warnings = unboxed(response, getattr(self.llm_client, "name", "The model"))
+            for warning in warnings:
+                await self._show_error(warning)
             text, should_break, history = self.llm_client.process_llm_response(response, list(history), agent_type)
             tool_calls = self.llm_client.extract_tool_calls_info(response, text)
             history = list(history)
@@ -164,25 +164,13 @@ class AnswerGenerator:
             return LLMCallResult.failed(message_history, unfinished(response))
         return LLMCallResult(text, should_break, tool_calls, history, cut=cut)
 
-    async def _unbox(self, response: Any) -> tuple[Any, Exception | None]:
-        """Take a reply out of its box and show its warning; (None, the error) for an ErrorBox."""
-        if ErrorBox.is_error_box(response):
-            await self._show_error(str(response))
-            return None, response.error
-        if ResponseBox.is_response_box(response):
-            warning = response.get_extra_info().get("warning_msg") if response.has_extra_info() else None
-            if warning:
-                await self._show_error(str(warning))
-            return response.get_response(), None
-        return response, None
-
     async def _converse(self, steps: Dialogue[Outcome], system_prompt: str, tool_definitions: Any) -> Outcome:
         """Send the requests of a dialogue, one that was too long again with a shorter base. Return what came of it."""
         try:
             request = next(steps)
             while True:
                 self.constraint = request.constraint
-                returned = await self.handle_llm_call(
+                sent = self.handle_llm_call(
                     system_prompt,
                     request.messages,
                     tool_definitions,
@@ -190,7 +178,7 @@ class AnswerGenerator:
                     request.purpose,
                     agent_type=self.agent_type,
                 )
-                call = returned if isinstance(returned, LLMCallResult) else LLMCallResult(*returned)
+                call = shaped(await returned(sent), LLMCallResult, self, "handle_llm_call")
                 shrink = self.shrink_history
                 if isinstance(call.error, ContextOverflow) and shrink is not None:
                     self.shrink_history = None
@@ -314,18 +302,16 @@ class AnswerGenerator:
         if another_follows and reached_max_turns and self.settled is None:
             self._dialogue().note_turns_spent()
             await _save(save_callback, system_prompt, message_history)
-            experience = await self.generate_failure_summary(
-                system_prompt, message_history, tool_definitions, turn_count
-            )
-            return FinalizedAnswer(TURNS_SPENT, FORMAT_ERROR_MESSAGE, experience, "", message_history)
-        returned = await self.generate_final_answer_with_retries(
+            learned = self.generate_failure_summary(system_prompt, message_history, tool_definitions, turn_count)
+            return FinalizedAnswer(TURNS_SPENT, FORMAT_ERROR_MESSAGE, await returned(learned), "", message_history)
+        asked = self.generate_final_answer_with_retries(
             system_prompt=system_prompt,
             message_history=message_history,
             tool_definitions=tool_definitions,
             turn_count=turn_count,
             task_description=task_description,
         )
-        final = returned if isinstance(returned, FinalAnswer) else FinalAnswer(*returned)
+        final = shaped(await returned(asked), FinalAnswer, self, "generate_final_answer_with_retries")
         history = final.message_history
         await _save(save_callback, system_prompt, history)
         if is_final_retry:
@@ -335,10 +321,12 @@ class AnswerGenerator:
             if another_follows
             else self.handle_no_context_management_fallback
         )
-        chosen = FallbackAnswer(*strategy(final.final_answer_text, final.final_summary, final.final_boxed_answer))
+        found = strategy(final.final_answer_text, final.final_summary, final.final_boxed_answer)
+        chosen = shaped(found, FallbackAnswer, self, strategy.__name__)
         experience = None
         if another_follows and answer_of(chosen.final_boxed_answer) is None and final.may_ask_again:
-            experience = await self.generate_failure_summary(system_prompt, history, tool_definitions, turn_count)
+            learned = self.generate_failure_summary(system_prompt, history, tool_definitions, turn_count)
+            experience = await returned(learned)
         return final.finalized(chosen, experience)
 
     async def _show_error(self, text: str) -> None:
@@ -346,9 +334,7 @@ class AnswerGenerator:
         if self.stream is None:
             return
         try:
-            shown = self.stream.show_error(text)
-            if inspect.isawaitable(shown):
-                await shown
+            await returned(self.stream.show_error(text))
         except JournalError:
             raise
         except Exception as error:
@@ -360,9 +346,7 @@ class AnswerGenerator:
 
 async def _save(callback: Callable[[str, History], Any] | None, system_prompt: str, history: History) -> None:
     if callback is not None:
-        saved = callback(system_prompt, history)
-        if inspect.isawaitable(saved):
-            await saved
+        await returned(callback(system_prompt, history))
 
 
 MakeGenerator: TypeAlias = Callable[..., AnswerGenerator]

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from closeout.codec import shared_items
-from closeout.errors import UsageError
+from closeout.errors import CloseoutError, UsageError
 from closeout.messages import SHOULD_BREAK, Message, ModelReply, ModelRequest, Step
-from closeout.models.base import BaseClient, OnDelta, OnRetry, RunRequest, run_request
-from closeout.models.connect import METHODS, CreateMessageClient, read_tool_call, unboxed
-from closeout.overrides import is_overridden
+from closeout.models.base import (
+    BaseClient,
+    CreatedMessage,
+    OnDelta,
+    OnRetry,
+    ProcessedResponse,
+    RunRequest,
+    run_request,
+)
+from closeout.models.connect import METHODS, CreateMessageClient, listed_calls, read_tool_call, unboxed
+from closeout.overrides import is_overridden, method_of, returned, shaped
 
 __all__ = ["UpdatedHistory", "as_reply", "asks_by_methods", "complete_by_methods", "owner_of", "system_and_history"]
 
@@ -78,6 +85,11 @@ async def complete_by_methods(
         if isinstance(client, CreateMessageClient):
             return await client.complete(request, on_delta=on_delta, on_retry=on_retry)
         return await _complete(client, request, run)
+    except CloseoutError:
+        raise
+    except Exception as error:
+        error.add_note(f"{method_of(client, 'complete', error)} raised it.")
+        raise
     finally:
         run_request.reset(token)
 
@@ -90,7 +102,7 @@ def system_and_history(request: ModelRequest) -> tuple[str, list[Message]]:
 
 async def _complete(client: BaseClient, request: ModelRequest, run: RunRequest) -> ModelReply:
     system, history = system_and_history(request)
-    response, after = await client.create_message(
+    asked = client.create_message(
         system_prompt=system,
         message_history=history,
         tool_definitions=request.tools,
@@ -99,21 +111,21 @@ async def _complete(client: BaseClient, request: ModelRequest, run: RunRequest) 
         task_log=run.task_log,
         agent_type=run.agent_type,
     )
+    if (created := await returned(asked)) is None:
+        created = CreatedMessage(None, history)
+    response, after = shaped(created, CreatedMessage, client, "create_message")
     response, warnings = unboxed(response, client.name)
     reply = response if isinstance(response, ModelReply) else ModelReply("", model=client.name)
-    text, should_break, _ = await _returned(client.process_llm_response(response, after, run.agent_type))
-    infos = await _returned(client.extract_tool_calls_info(response, text))
+    processed = await returned(client.process_llm_response(response, after, run.agent_type))
+    text, should_break, _ = shaped(processed, ProcessedResponse, client, "process_llm_response")
+    infos = listed_calls(await returned(client.extract_tool_calls_info(response, text)))
     if text != reply.text:
         reply = replace(reply, text=text or "")
     if infos != BaseClient.extract_tool_calls_info(client, reply):
-        reply = replace(reply, tool_calls=tuple(map(read_tool_call, infos or ())))
+        reply = replace(reply, tool_calls=tuple(map(read_tool_call, infos)))
     if should_break and reply.finished:
         reply = replace(reply, finish_reason=SHOULD_BREAK)
     return replace(reply, warnings=(*reply.warnings, *warnings)) if warnings else reply
-
-
-async def _returned(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 def owner_of(client: BaseClient, name: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from closeout.agent import Agent
-from closeout.compat import warn_of_methods_not_called
+from closeout.compat import check_methods
 from closeout.compat.stream_handler import StreamHandler
 from closeout.compat.task_log import TaskLog
 from closeout.errors import UsageError
@@ -55,7 +55,7 @@ class Orchestrator:
         sub_agent_tool_definitions: Any = None,
         **options: Any,
     ) -> None:
-        warn_of_methods_not_called(type(self))
+        check_methods(type(self))
         config: Any = _plain(cfg)
         below: Mapping[str, Any] = {}
         if isinstance(config, dict) and isinstance(group := config.get("agent"), dict):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from closeout.agent import Agent
 from closeout.codec import shared_items
-from closeout.compat import HOOKS, REPLY, REQUEST, warn_of_methods_not_called
+from closeout.compat import HOOKS, REPLY, REQUEST, check_methods
 from closeout.compat.tool_executor import SingleCall, ToolExecutor
 from closeout.config import load_config
 from closeout.dialects.cot import (
@@ -34,9 +34,10 @@ from closeout.dialects.function_call import FunctionCall
 from closeout.dialects.prompts import PartlyFilled, Prompts, tools_json
 from closeout.dialects.protocol import Dialect, HistoryView, get_dialect
 from closeout.dialects.text_chat import conversation, fit_history, historic_prompt
-from closeout.errors import ConfigError, UsageError
+from closeout.errors import ConfigError, Suspended, UsageError
 from closeout.journal.events import TurnAccepted
 from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, Reading, Step, ToolCall, ToolSpec
+from closeout.overrides import failure_of, method_of, text_from
 from closeout.parsing.readers import Reader
 from closeout.results.tokens import count_tokens
 from closeout.run.subagents import as_tool
@@ -191,11 +192,11 @@ class BaseAgentRunner(AppRunner):
         options: Other arguments of `Agent`.
     """
 
-    dialect: ClassVar[str]
+    dialect: ClassVar[str] = "function_call"
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        warn_of_methods_not_called(cls)
+        check_methods(cls)
 
     def __init__(
         self,
@@ -415,8 +416,11 @@ class BaseAgentRunner(AppRunner):
         self._agent_scratchpad = [*chain.from_iterable(self._units.of(view.steps))]
         self._request, self._rendered = (view, capabilities), None
         try:
-            messages = list(self._organize_prompt_messages())
+            messages = [*map(PromptMessage.typed, self._organize_prompt_messages())]
             request = self._rendered or self._writing(self._prompts).render(view, capabilities)
+        except Exception as error:
+            error.add_note(f"{method_of(self, '_organize_prompt_messages', error)} raised it.")
+            raise
         finally:
             self._request = None
         if not view.steps:
@@ -483,9 +487,11 @@ class BaseAgentRunner(AppRunner):
 class CotAgentRunner(BaseAgentRunner):
     """A runner for models that write `Thought / Action / Final Answer`. Subclasses say how prompts are put together."""
 
-    @abstractmethod
+    dialect = "cot_chat"
+
     def _organize_instruction_prompt(self) -> str:
         """The first prompt with `{{instruction}}`, `{{tools}}` and `{{tool_names}}` filled."""
+        return CotChat(self._prompts).system_text(self._view(), examples=self._with_examples)
 
     def _organize_historic_prompt(self, current_session_messages: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The conversation so far, or the one given, as text: `Question: …` and `Final Answer: …`."""
@@ -506,21 +512,20 @@ class CotAgentRunner(BaseAgentRunner):
     def _own_prompts(self) -> dict[str, str]:
         if not self._overrides("_organize_instruction_prompt"):
             return {}
-        return {self.dialect: _as_template(self._organize_instruction_prompt())}
+        return {self.dialect: _as_template(self._text("_organize_instruction_prompt"))}
+
+    def _text(self, name: str, *arguments: Any) -> str:
+        """What a method returns. Raises UsageError if that is not a string."""
+        return text_from(getattr(self, name)(*arguments), self, name)
 
 
 class CotChatAgentRunner(CotAgentRunner):
     """The runner for chat models."""
 
-    dialect = "cot_chat"
-
-    def _organize_instruction_prompt(self) -> str:
-        return CotChat(self._prompts).system_text(self._view(), examples=self._with_examples)
-
     def _own_earlier(self) -> Sequence[Mapping[str, Any]] | None:
         if not self._overrides("_organize_historic_prompt"):
             return super()._own_earlier()
-        text = self._organize_historic_prompt()
+        text = self._text("_organize_historic_prompt")
         return [UserPromptMessage(content=text)] if text else []
 
     def _organize_prompt_messages(self) -> list[PromptMessage]:
@@ -534,13 +539,13 @@ class CotChatAgentRunner(CotAgentRunner):
         messages += map(PromptMessage.typed, earlier)
         messages = self._organize_user_query(self._query, messages)
         if self._agent_scratchpad:
-            said = self._format_assistant_message(self._agent_scratchpad).rstrip()
+            said = self._text("_format_assistant_message", self._agent_scratchpad).rstrip()
             messages.append(AssistantPromptMessage(content=said))
             messages.append(UserPromptMessage(content=CotChat(self._prompts).continue_text()))
         return messages
 
     def _organize_system_prompt(self) -> SystemPromptMessage:
-        return SystemPromptMessage(content=self._organize_instruction_prompt())
+        return SystemPromptMessage(content=self._text("_organize_instruction_prompt"))
 
     def _organize_user_query(self, query: str, prompt_messages: list[PromptMessage]) -> list[PromptMessage]:
         """The messages with the question, and its pictures, at their end."""
@@ -569,22 +574,21 @@ class CotCompletionAgentRunner(CotAgentRunner):
         if self._request is not None and not self._overrides("_format_assistant_message"):
             return self._rendered_messages()
         dialect = CotCompletion({**self._prompts, **self._own_prompts()})
-        prompt = dialect.prompt(self._view(), self._format_assistant_message(self._agent_scratchpad or []))
+        steps = self._text("_format_assistant_message", self._agent_scratchpad or [])
+        prompt = dialect.prompt(self._view(), steps)
         return [UserPromptMessage(content=prompt)]
 
     def _own_prompts(self) -> dict[str, str]:
         prompts = super()._own_prompts()
         if self._overrides("_organize_historic_prompt"):
-            text = prompts.get(self.dialect) or _as_template(self._organize_instruction_prompt())
-            history = _literal(self._organize_historic_prompt())
+            text = prompts.get(self.dialect) or _as_template(self._text("_organize_instruction_prompt"))
+            history = _literal(self._text("_organize_historic_prompt"))
             prompts[self.dialect] = PartlyFilled(text.replace("{{historic_messages}}", history))
         return prompts
 
 
 class FunctionCallAgentRunner(BaseAgentRunner):
     """The runner for models with native tool calls."""
-
-    dialect = "function_call"
 
     def _organize_prompt_messages(self) -> list[PromptMessage]:
         """System, history, the question, and the steps as calls with their results."""
@@ -618,6 +622,10 @@ class _Invoking(ToolExecutor):
         token = _invoke.set(invoke)
         try:
             observation, found = await asyncio.to_thread(self.runner._handle_invoke_action, action, tools, [], None)
+        except Suspended:
+            raise
+        except Exception as error:
+            raise UsageError(failure_of(self.runner, "_handle_invoke_action", error)) from error
         finally:
             _invoke.reset(token)
         failed = isinstance(found, Mapping) and "error" in found and observation == found["error"]

@@ -305,7 +305,7 @@ class _StreamedRun:
         if isinstance(event, ToolStarted):
             self.send("tool_call", _call(call_id, event.name, handle=event.handle, tool_input=event.arguments))
         elif isinstance(event, ToolFinished):
-            ended = {"ok": event.ok, "result": event.note, "ms": event.ms}
+            ended = {"ok": event.ok, "result": event.result if event.ok else event.note, "ms": event.ms}
             if event.labels:
                 ended["labels"] = list(event.labels)
             self.send("tool_call", _call(call_id, event.name, handle=event.handle, **ended))

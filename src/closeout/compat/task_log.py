@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from closeout.codec import value_or_text
+from closeout.compat import check_methods
 from closeout.errors import UsageError
 from closeout.journal.events import (
     AttemptEnded,
@@ -168,6 +169,9 @@ class TaskLog:
                 log.step_logs.append(StepLog(level, name, message, at, metadata))
         summary.finish()
         return log
+
+    def __init_subclass__(cls) -> None:
+        check_methods(cls)
 
     def for_run(self, run: RunInfo) -> Callable[[Event | Progress], None]:
         """Return the callback that logs the events of one run.

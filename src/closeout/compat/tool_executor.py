@@ -6,18 +6,17 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from inspect import Parameter, signature
 from typing import Any, NamedTuple, TypeAlias
 
+from closeout.answers.formatter import OutputFormatter
 from closeout.errors import Suspended, ToolDefinitionError
 from closeout.messages import Repair, ToolCall, ToolSpec
-from closeout.overrides import is_overridden
+from closeout.overrides import failure_of, is_overridden, returned, shaped
 from closeout.parsing.json_text import repair_json
 from closeout.repair.argument_repair import RepairedArguments
 from closeout.results.normal import compact_json, normalise
-from closeout.results.present import present
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter
 from closeout.results.tool_output import ToolOutput
@@ -98,10 +97,11 @@ class ToolExecutor(CallExecutor):
         """Return whether a method is not the one of ToolExecutor."""
         return is_overridden(self, ToolExecutor, name)
 
-    def _call_method(self, name: str, *arguments: Any) -> Any:
+    def _call_method(self, name: str, *arguments: Any, shape: Any = None) -> Any:
         """Return the value of an overridable method. Raises `MethodFailed` instead of what an override raises."""
         try:
-            return getattr(self, name)(*arguments)
+            value = getattr(self, name)(*arguments)
+            return value if shape is None else shaped(value, shape, self, name)
         except ToolDefinitionError:
             raise
         except Exception as error:
@@ -109,7 +109,7 @@ class ToolExecutor(CallExecutor):
 
     def _method_failed(self, name: str, error: Exception) -> MethodFailed:
         logger.error("%s.%s failed.", type(self).__name__, name, exc_info=error)
-        return MethodFailed(f"{type(self).__name__}.{name} raised {type(error).__name__}: {error}")
+        return MethodFailed(failure_of(self, name, error))
 
     def _repaired(self, call: ToolCall, spec: ToolSpec) -> RepairedArguments:
         arguments, found = call.arguments, super()._repaired(call, spec)
@@ -136,12 +136,15 @@ class ToolExecutor(CallExecutor):
         repeated, earlier, _ = super()._look(agent, spec, query)
         if not self._overrides("is_duplicate_query"):
             return repeated, earlier, False
-        repeated = bool(self._call_method("is_duplicate_query", cache_name(agent, spec.name), query)[0])
-        return repeated, earlier if repeated else None, True
+        found = self._call_method("is_duplicate_query", cache_name(agent, spec.name), query, shape=DuplicateCheck)
+        return bool(found[0]), earlier if found[0] else None, True
 
-    def _count(self, agent: str, spec: ToolSpec, query: str) -> None:
-        with suppress(MethodFailed):  # the call is over, and its result is good
+    def _count(self, agent: str, spec: ToolSpec, query: str) -> str:
+        try:
             self._call_method("record_query", cache_name(agent, spec.name), query)
+        except MethodFailed as error:  # the call is over, and its result is good
+            return str(error)
+        return ""
 
     def _make(
         self, plan: PlannedCall, source: ToolSource, run: Callable[[Mapping[str, Any]], Awaitable[ToolOutput]]
@@ -156,10 +159,10 @@ class ToolExecutor(CallExecutor):
         assert isinstance(plan.call.arguments, Mapping)
         server, agent = spec.server_name or LOCAL, plan.agent.rpartition(":")[2]
         try:
-            returned = await self.execute_single_tool_call(
+            made = self.execute_single_tool_call(
                 manager, server, spec.name, dict(plan.call.arguments), agent, plan.turn
             )
-            tool_result = returned[0]
+            tool_result = shaped(await returned(made), SingleCall, self, "execute_single_tool_call").tool_result
         except Suspended:
             raise
         except Exception as error:
@@ -280,14 +283,10 @@ class ToolExecutor(CallExecutor):
 
         Args:
             tool_result: `server_name`, `tool_name`, and `result` or `error`. In a run also `text`, the result as it is
-                shown by default (inside its budget, markers escaped), and its `handle`.
+                shown by default (inside its budget, markers escaped) unless `result` is replaced, and its `handle`.
         """
-        if self.output_formatter is not None:
-            part: dict[str, Any] = self.output_formatter.format_tool_result_for_user(tool_result)
-            return part
-        if "text" in tool_result:
-            return {"type": "text", "text": tool_result["text"]}
-        return _as_text_part(tool_result, self.result_budget)
+        part: dict[str, Any] = (self.output_formatter or OutputFormatter()).format_tool_result_for_user(tool_result)
+        return part
 
     @property
     def used_queries(self) -> dict[str, dict[str, int]]:
@@ -443,16 +442,3 @@ def _as_object(arguments: Any) -> Mapping[str, Any]:
     """Arguments that may still be the model's text, or missing."""
     value = repair_json(arguments).value if isinstance(arguments, str) else arguments
     return value if isinstance(value, Mapping) else {}
-
-
-def _as_text_part(tool_result: Mapping[str, Any], budget: int | None) -> dict[str, Any]:
-    """A tool result as a message part, without an output formatter."""
-    name, server = tool_result.get("tool_name", "the tool"), tool_result.get("server_name")
-    if tool_result.get("error"):
-        where = f" on {server}" if server else ""
-        text = present(f"Tool call to {name}{where} failed. Error: {tool_result['error']}", budget=budget).text
-    elif tool_result.get("result") is not None:
-        text = present(tool_result["result"], budget=budget).text
-    else:
-        text = f"Tool call to {name} completed, but produced no output."
-    return {"type": "text", "text": text}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from closeout.answers.dialogue import FinalAnswer, FinalizedAnswer, History, LLMCallResult
@@ -25,8 +26,8 @@ from closeout.models.base import (
     UsageSummary,
     tool_call_infos,
 )
-from closeout.models.connect import read_tool_call
-from closeout.overrides import is_overridden
+from closeout.models.connect import listed_calls, read_tool_call
+from closeout.overrides import failure_of, is_overridden, returned, shaped
 from closeout.run.final_format import UsageReport
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.reply_listener import ReplyListener
@@ -36,6 +37,7 @@ __all__ = ["SessionClient", "UserGenerator", "own_generator"]
 
 # Overrides that decide on the answer, so they are called too if the model has answered or failed before closing.
 FINAL = ("generate_and_finalize_answer", "generate_final_answer_with_retries")
+ARGUMENTS = tuple(signature(BaseClient.create_message).parameters)[1:]
 FALLBACK = ("handle_no_context_management_fallback", "handle_context_management_no_fallback")
 
 
@@ -113,12 +115,13 @@ class SessionClient(BaseClient):
             return own if request.tools == own.tools or own.prompt is not None else replace(own, tools=request.tools)
         return replace(own, messages=request.messages, prompt=None, tools=request.tools or own.tools, breakpoints=())
 
-    async def create_message(self, *, keep_tool_result: int = -1, **options: Any) -> CreatedMessage:
+    async def create_message(self, *arguments: Any, **options: Any) -> CreatedMessage:
         """As of any client, but the history keeps its results: what leaves it is recorded in the journal."""
         listener = self.asked.listener
         if isinstance(listener, ReplyListener) and self.asked.request is None:
             listener.begin()
-        return await super().create_message(on_delta=listener, **options)
+        given = {**dict(zip(ARGUMENTS, arguments, strict=False)), **options, "keep_tool_result": -1}
+        return await super().create_message(on_delta=listener, **given)
 
     def process_llm_response(
         self, response: ModelReply | None, message_history: Sequence[Mapping[str, Any]], agent_type: str = "main"
@@ -189,8 +192,8 @@ class UserGenerator:
     def _overrides(self, *names: str) -> bool:
         return any(is_overridden(self._generator, AnswerGenerator, name) for name in names)
 
-    def _note(self, error: Exception) -> None:
-        text = f"{type(self._generator).__name__} raised {type(error).__name__}: {error}"
+    def _note(self, name: str, error: Exception) -> None:
+        text = failure_of(self._generator, name, error)
         with suppress(JournalError):
             self._scope.journal.append(Noted(self._scope.path, "warning", "Answer generator", message=text))
 
@@ -207,16 +210,17 @@ class UserGenerator:
             asked = self._client.asked = _Asked(info, on_delta, request)
             step, purpose = info.turn + 1, f"{self._agent_type.capitalize()} agent | Turn: {info.turn + 1}"
             try:
-                returned = await self._generator.handle_llm_call(
+                sent = self._generator.handle_llm_call(
                     system, [*history], request.tools, step, purpose, self._agent_type
                 )
-                reply = self._reply(returned, asked)
+                call = shaped(await returned(sent), LLMCallResult, self._generator, "handle_llm_call")
+                reply = self._reply(call, asked)
             except JournalError:
                 raise
             except Exception as error:
                 if error is asked.error:
                     raise
-                self._note(error)
+                self._note("handle_llm_call", error)
                 if asked.reply is None and asked.error is None:
                     return await self._session.calls.request(request, info, on_delta=on_delta)
                 reply = asked.reply
@@ -227,17 +231,19 @@ class UserGenerator:
             on_delta.replace(reply.text)
         return reply
 
-    def _reply(self, returned: Any, asked: _Asked) -> ModelReply | None:
-        """Return the reply with the text and the calls that the method returned; None if it returned nothing."""
-        text, should_break, infos, _ = returned
-        text, infos = text or "", _listed(infos)
+    def _reply(self, call: LLMCallResult, asked: _Asked) -> ModelReply | None:
+        """Return the reply with the text and the calls that the method returned; None if its request failed."""
+        text, should_break, infos, _ = call
+        text, infos = text or "", listed_calls(infos)
         reply = asked.reply
         if reply is None:
+            if asked.error is not None and not (text or infos):
+                return None
             finish = SHOULD_BREAK if should_break else "stop"
-            return ModelReply(text, tool_calls=_calls(infos), finish_reason=finish) if text or infos else None
+            return ModelReply(text, tool_calls=_calls(infos), finish_reason=finish)
         if reply.finished and bool(should_break) != (reply.finish_reason == SHOULD_BREAK):
             reply = replace(reply, finish_reason=SHOULD_BREAK if should_break else "stop")
-        if not text and not infos and (not reply.finished or (isinstance(returned, LLMCallResult) and returned.error)):
+        if not text and not infos and (not reply.finished or call.error):
             return reply  # the loop knows what to do with a reply that is not finished
         was = self._client.extract_tool_calls_info(reply)
         if text != reply.text:
@@ -283,7 +289,7 @@ class UserGenerator:
         generator.settled = settled
         try:
             with using_contract(self._contract):
-                ended: Any = await generator.generate_and_finalize_answer(
+                closing = generator.generate_and_finalize_answer(
                     system_prompt="",
                     message_history=history,
                     tool_definitions=self._session.native_tools,
@@ -293,27 +299,20 @@ class UserGenerator:
                     is_final_retry=is_final,
                     save_callback=lambda *_: client.stop_listening(),
                 )
-            if asked.acted is None and not isinstance(ended, FinalizedAnswer):  # an override returned a plain tuple
-                ended = FinalizedAnswer(*ended)
+                ended = await returned(closing)
+            if asked.acted is None:
+                return shaped(ended, FinalizedAnswer, generator, "generate_and_finalize_answer")
         except JournalError:
             raise
         except Exception as error:
             if asked.acted is None:
-                self._note(error)
-                return None
-        return asked.acted if asked.acted is not None else ended
+                self._note("generate_and_finalize_answer", error)
+        return asked.acted
 
 
 def own_generator(make: MakeGenerator | None) -> Callable[..., UserGenerator] | None:
     """Return what makes the UserGenerator of a run; None for AnswerGenerator itself, as closing does the same."""
     return None if make in (None, AnswerGenerator) else partial(UserGenerator, make)
-
-
-def _listed(infos: Any) -> list[Mapping[str, Any]]:
-    """Return the calls that `extract_tool_calls_info` found: a list of them, or a tuple that begins with one."""
-    if isinstance(infos, tuple):
-        infos = infos[0] if infos else ()
-    return list(infos or ())
 
 
 def _calls(infos: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from closeout.journal.events import Event, RunStarted
 from closeout.journal.inbox import Mailbox
+from closeout.overrides import method_of
 
 __all__ = ["Callback", "Listener", "Progress", "RunInfo", "RunListener", "Subscribers"]
 
@@ -129,9 +130,8 @@ class Subscribers:
 
     def report(self, listener: object, error: Exception) -> None:
         """Record that a listener failed."""
-        self._report(
-            f"{listener!r:.120} raised {type(error).__name__}: {error}. It receives no more events of this run."
-        )
+        name = getattr(listener, "__qualname__", "") or method_of(listener, "__call__", error)
+        self._report(f"{name} raised {type(error).__name__}: {error}. It receives no more events of this run.")
 
 
 class _Guarded:

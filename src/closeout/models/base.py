@@ -55,7 +55,7 @@ OnDelta = Callable[[Delta], bool | None]
 class CreatedMessage(NamedTuple):
     """The result of `create_message`: the reply or an ErrorBox, and the unchanged history."""
 
-    response: ModelReply | ErrorBox
+    response: ModelReply | ErrorBox | None
     message_history: list[Message]
 
 
@@ -205,14 +205,14 @@ class BaseClient(ABC):
 
     async def create_message(
         self,
-        *,
         system_prompt: str = "",
-        message_history: Sequence[Mapping[str, Any]],
+        message_history: Sequence[Mapping[str, Any]] = (),
         tool_definitions: Sequence[ToolSpec] | Sequence[Mapping[str, Any]] | None = (),
         keep_tool_result: int = -1,
         step_id: int = 0,
         task_log: Any = None,
         agent_type: str = "main",
+        *,
         on_delta: OnDelta | None = None,
         **options: Any,
     ) -> CreatedMessage:

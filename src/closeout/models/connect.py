@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ from closeout.messages import SHOULD_BREAK, Capabilities, Message, ModelReply, M
 from closeout.models.base import BaseClient, ErrorBox, OnDelta, OnRetry, ResponseBox, RunRequest, run_request
 from closeout.models.fallback import Fallback, FallbackClient
 from closeout.models.retry import RetryPolicy
+from closeout.overrides import returned
 
 __all__ = ["PROVIDERS", "CreateMessageClient", "connect", "named_model", "read_tool_call", "unboxed"]
 
@@ -288,7 +288,7 @@ class CreateMessageClient(BaseClient):
             else:
                 text, should_break, after = await self._call("process_llm_response", response, after, run.agent_type)
                 infos = await self._call("extract_tool_calls_info", response, text)
-                calls = tuple(read_tool_call(info) for info in infos or ())
+                calls = tuple(map(read_tool_call, listed_calls(infos)))
                 usage = replace(usage, output_tokens=(len(text or "") + sum(len(c.text) for c in calls)) // 4 + 1)
                 finish = SHOULD_BREAK if should_break else "tool_calls" if calls else "stop"
                 reply = ModelReply(text or "", tool_calls=calls, finish_reason=finish, usage=usage, model=self.name)
@@ -301,8 +301,7 @@ class CreateMessageClient(BaseClient):
             self.charge(usage)
 
     async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        result = getattr(self.client, method)(*arguments, **named)
-        return await result if inspect.isawaitable(result) else result
+        return await returned(getattr(self.client, method)(*arguments, **named))
 
 
 def _definitions(request: ModelRequest) -> list[dict[str, Any]]:
@@ -325,6 +324,13 @@ def unboxed(response: Any, name: str) -> tuple[Any, tuple[str, ...]]:
     if response is None:
         raise ServerFailed(f"{name} returned no response.")
     return response, warnings
+
+
+def listed_calls(infos: Any) -> list[Mapping[str, Any]]:
+    """Return the calls that `extract_tool_calls_info` found: a list of them, or a tuple that begins with one."""
+    if isinstance(infos, tuple):
+        infos = infos[0] if infos else ()
+    return list(infos or ())
 
 
 def read_tool_call(info: Mapping[str, Any]) -> ToolCall:

@@ -41,8 +41,8 @@ class CacheOptimizedOutput:
         """
         return f'<tool_result name="{escape_attribute(tool_name)}">'
 
-    @staticmethod
-    def format_with_stable_prefix(output: ToolOutput) -> str:
+    @classmethod
+    def format_with_stable_prefix(cls, output: ToolOutput) -> str:
         """The summary between the tool's own tags. No text in it can close them or pass for another marker."""
-        prefix = CacheOptimizedOutput.stable_prefix(output.telemetry.tool_name)
+        prefix = cls.stable_prefix(output.telemetry.tool_name)
         return f"{prefix}\n  <summary>{escape_markers(escape_xml(output.summary))}</summary>\n</tool_result>"

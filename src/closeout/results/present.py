@@ -328,3 +328,17 @@ def _without_binary(text: str) -> str:
 def _of_bytes(value: bytes) -> Presented:
     text = summarise(value)
     return Presented(text, estimate_tokens(text), truncated=True, missing=f"{len(value):,} bytes that are not text")
+
+
+class ShownText(str):
+    """The text of a result as it is shown by default. `shows` is the record that it is of."""
+
+    shows: Mapping[str, Any]
+
+
+def shown_text(record: Mapping[str, Any]) -> str | None:
+    """Return the `text` of a record of a run; None if its result or error was replaced."""
+    text = record.get("text")
+    shows = getattr(text, "shows", record)
+    is_same = "handle" in record and all(record.get(key) is shows.get(key) for key in ("result", "error"))
+    return text if isinstance(text, str) and is_same else None

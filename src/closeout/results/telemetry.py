@@ -174,10 +174,16 @@ class TelemetryCollector:
         )
 
     @property
-    def by_tool(self) -> dict[str, dict[str, float]]:
-        """For each tool's name `calls`, `errors`, `latency_ms` (sum) and `tokens` (of outputs)."""
+    def by_tool(self) -> dict[str, Any]:
+        """For each tool's name `calls`, `errors`, `latency_ms` (sum) and `tokens` (of outputs), or a subclass's own."""
+        if "by_tool" in self.__dict__:
+            return self.__dict__["by_tool"]  # type: ignore[no-any-return]
         names = ("calls", "errors", "latency_ms", "tokens")
         return {tool: dict(zip(names, sums, strict=True)) for tool, sums in self._tools.items()}
+
+    @by_tool.setter
+    def by_tool(self, sums: dict[str, Any]) -> None:
+        self.__dict__["by_tool"] = sums
 
     def get_report(self, language: str = "zh") -> str:
         """The sums as a few lines for people, in "zh" or "en"; a report on no calls says so."""

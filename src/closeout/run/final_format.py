@@ -6,15 +6,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from closeout.answers.formatter import NO_USAGE, FinalSummary, FormattedAnswer, OutputFormatter, using_contract
-from closeout.answers.reading import ContractReading
+from closeout.answers.formatter import NO_USAGE, FormattedAnswer, OutputFormatter, using_contract
 from closeout.compat.history_methods import owner_of
 from closeout.errors import JournalError
 from closeout.journal.events import Noted
 from closeout.journal.run_journal import Journal
 from closeout.messages import Usage
 from closeout.models.base import UsageSummary, summarise_usage
-from closeout.overrides import is_overridden
+from closeout.overrides import failure_of, is_overridden
 from closeout.run.plan import AgentPlan
 
 __all__ = ["FinalFormat", "UsageReport"]
@@ -83,7 +82,8 @@ class FinalFormat:
             try:
                 return _strings(self._formatter.format_final_summary_and_log(text, self.client))
             except Exception as error:  # a formatter that fails must not cost the answer
-                self._note(error)
+                failure = failure_of(self._formatter, "format_final_summary_and_log", error)
+                self.warn(f"{failure}. The summary is the default one.")
                 return self._default(text)
 
     def accept(self, text: str) -> str | None:
@@ -96,22 +96,12 @@ class FinalFormat:
 
     def _default(self, text: str) -> FormattedAnswer:
         try:
-            reading = self._contract.read(text)
-        except Exception:  # a contract neither
-            reading = ContractReading(problem="No answer was found.")
-        lines, log = summarise_usage(self.client.name, self.client.usage)
-        summary = FinalSummary(
-            final_answer=text,
-            answer=reading.text if reading.ok else None,
-            value=reading.value,
-            reading=reading,
-            usage_lines=tuple(lines),
-            usage_log=log,
-        )
-        return FormattedAnswer(summary.text, summary.boxed_result, log)
+            return OutputFormatter(self._contract).format_final_summary_and_log(text, self.client)
+        except Exception:  # the contract fails too
+            return FormattedAnswer(text, "", NO_USAGE)
 
-    def _note(self, error: Exception) -> None:
-        text = f"The output formatter failed, so the summary is the default one. {type(error).__name__}: {error}"
+    def warn(self, text: str) -> None:
+        """Note what the formatter did wrong."""
         with suppress(JournalError):
             self._journal.append(Noted(self._path, "warning", "Final summary", message=text))
 

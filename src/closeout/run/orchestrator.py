@@ -72,7 +72,7 @@ class AgentLoop:
     ) -> None:
         tools = OfferedTools(plan.manager, scope, plan.search_budget)
         final_format = FinalFormat(plan, scope.journal, scope.path, lambda: scope.budget.usage)
-        answers = Answers(plan.contract, final_format.accept)
+        answers = Answers(plan.contract, final_format.accept, final_format.warn)
         keeper = ContextKeeper(
             plan.client,
             scope.journal,

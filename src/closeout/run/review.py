@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from closeout.answers.contracts import AnswerContract, Boxed, Tagged, Text
@@ -37,11 +38,18 @@ class Answers:
     Args:
         contract: The form of the answer.
         accept: Returns the answer that a formatter finds in a reply which the contract does not accept.
+        warn: Called once with each warning of a reading.
     """
 
-    def __init__(self, contract: AnswerContract, accept: Callable[[str], str | None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        contract: AnswerContract,
+        accept: Callable[[str], str | None] = lambda text: None,
+        warn: Callable[[str], object] = lambda text: None,
+    ) -> None:
         self.contract = contract
         self._accept = accept
+        self._warn = cache(warn)
         self.seen: list[str] = []  # answers in the form of the contract, in the order in which they were given
         self._values: dict[str, Any] = {}
         self._texts: dict[str, str] = {}  # the text that held the answer, the last one if there are several
@@ -59,6 +67,8 @@ class Answers:
         """Return what the contract reads in a text."""
         if self._last is None or self._last[0] != text:
             self._last = text, self.contract.read(text)
+            if warning := self._last[1].warning:
+                self._warn(warning)
         return self._last[1]
 
     def read_final(self, text: str) -> ContractReading:

@@ -24,7 +24,7 @@ from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
 from closeout.results.encoding import Encoding, known_encodings
 from closeout.results.escape import break_markers
 from closeout.results.normal import EncodingError, is_large, normalise
-from closeout.results.present import Presented, present
+from closeout.results.present import Presented, ShownText, present
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter
 from closeout.results.tokens import count_tokens
@@ -438,7 +438,11 @@ class CallExecutor:
     async def _finish(self, plan: PlannedCall, output: ToolOutput, agent: str, is_spent: bool) -> CallOutcome:
         """The outcome of a call that ran. `is_spent`: no more rollbacks are allowed."""
         spec = plan.tool
-        status, reason, rollback = self._judge(output, spec, agent)
+        try:
+            failed, (status, reason, rollback) = "", self._judge(output, spec, agent)
+        except MethodFailed as error:
+            failed = reason = str(error)
+            status, rollback = "error", False
         rollback = rollback and not (is_spent and self._insists)
         show = partial(
             present_output,
@@ -454,7 +458,9 @@ class CallExecutor:
         presented = await run_in_thread(show) if is_large(output.result) else show()
         presented, own_problem = self._observed(output, plan.handle, presented)
         text, tokens, warning = self._formatted(result_record(spec, output), presented, plan.handle)
-        own_problem = own_problem or _state_problem(spec, output)
+        if plan.query is not None and status in ("ok", "low_quality"):
+            failed = self._count(agent, spec, plan.query)
+        own_problem = failed or own_problem or _state_problem(spec, output)
         if note := plan.note or self._format_hint(plan):
             text, tokens = f"{note}\n{text}", tokens + count_tokens(note, self.model)
         output.compressed = output.compressed or presented.truncated or presented.saved_tokens > 0
@@ -484,12 +490,11 @@ class CallExecutor:
         if plan.made is None:
             self._memory.was_executed(agent, spec.policy)  # also if it failed: it may have taken effect
         if plan.query is not None and status in ("ok", "low_quality"):
-            self._count(agent, spec, plan.query)
             self._memory.keep(agent, spec, plan.query, outcome)
         return outcome
 
     def _judge(self, output: ToolOutput, spec: ToolSpec, agent: str) -> tuple[Status, str, bool]:
-        """Status, reason, and whether the turn is better rolled back."""
+        """Status, reason, and whether the turn is better rolled back. Raises `MethodFailed`."""
         telemetry = output.telemetry
         failure = "" if telemetry.success else telemetry.error_message or output.summary
         if telemetry.error_code == "Interrupted":
@@ -499,10 +504,7 @@ class CallExecutor:
         place = (agent, spec.name)
         judgement = judge(output.value, spec.policy, spec.name, is_normal=True) if telemetry.success else None
         is_evidence = place in self._accepts_empty  # if it is empty: the one before was too, in other words
-        try:
-            rollback = self._rolls_back(spec, output, failure, judgement, is_evidence)
-        except MethodFailed as error:
-            return "error", str(error), False
+        rollback = self._rolls_back(spec, output, failure, judgement, is_evidence)
         if judgement is None:
             return "error", failure, rollback
         quality, reason = judgement.quality, judgement.reason
@@ -539,7 +541,8 @@ class CallExecutor:
             inert = break_markers(presented.text, self.markers)
             if inert != presented.text:
                 presented = replace(presented, text=inert, tokens=count_tokens(inert, self.model))
-        outcome = {**tool_result, "text": presented.text, "handle": handle}
+        outcome = {**tool_result, "text": ShownText(presented.text), "handle": handle}
+        outcome["text"].shows = tool_result
         problem = ""
         try:
             part = self._part(outcome)
@@ -554,7 +557,7 @@ class CallExecutor:
             problem = f"{problem}. The result is shown as it is by default."
         if text is None or text == presented.text:
             return presented.text, presented.tokens, problem
-        text = _shortened(text)
+        text = _shortened(break_markers(text, self.markers) if self.markers else text)
         return text, count_tokens(text, self.model), problem
 
     # ------------------------------------------------------------------------------------ outcomes without a run
@@ -643,9 +646,10 @@ class CallExecutor:
         """Whether a call repeats another, its outcome, and whether that holds for calls of earlier attempts too."""
         return (*self._memory.look(agent, spec, query), False)
 
-    def _count(self, agent: str, spec: ToolSpec, query: str) -> None:
-        """Count a call that did not fail."""
+    def _count(self, agent: str, spec: ToolSpec, query: str) -> str:
+        """Count a call that did not fail. Returns a warning, "" if all is well."""
         self._memory.record(cache_name(agent, spec.name), query)
+        return ""
 
     def _make(
         self, plan: PlannedCall, source: ToolSource, run: Callable[[Mapping[str, Any]], Awaitable[ToolOutput]]

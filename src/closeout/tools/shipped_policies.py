@@ -18,6 +18,7 @@ DEMO_SCRAPE_MAX_LENGTH = 20_000  # characters of a scraped text in demonstration
 
 _SEARCH = ToolPolicy(read_only=True, idempotent=True, duplicate_key=("q",), empty_at=("organic",), retries=1)
 _PAGE = ToolPolicy(read_only=True, idempotent=True, duplicate_key=("url",), check_content=True, retries=1)
+_BROWSING = ToolPolicy(aliases={"task": ("subtask",)}, other_names=("search_and_browse",))
 _SCRAPE = replace(_PAGE, aliases={"url": ("link", "website")}, demo_length=DEMO_SCRAPE_MAX_LENGTH)
 
 SHIPPED_POLICIES: Mapping[str, ToolPolicy] = MappingProxyType(
@@ -34,6 +35,8 @@ SHIPPED_POLICIES: Mapping[str, ToolPolicy] = MappingProxyType(
             aliases={"url": ("link", "website"), "info_to_extract": ("description", "introduction")},
         ),
         "search_and_browse": ToolPolicy(duplicate_key=("subtask",), aliases={"subtask": ("task", "query")}),
+        "agent-browsing": _BROWSING,
+        "agent_browsing": _BROWSING,
         "run_python_code": ToolPolicy(aliases={"code_block": ("code",)}, defaults={"sandbox_id": "default"}),
     }
 )
