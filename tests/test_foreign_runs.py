@@ -10,6 +10,7 @@ import pytest
 
 from closeout.cli.managing import import_runs
 from closeout.errors import JournalError
+from closeout.journal.events import ModelReplied, RunStarted
 from closeout.journal.store import Store, close_stores
 
 ASKED = "How far is the Moon?"
@@ -249,6 +250,86 @@ def test_each_form_becomes_a_run_with_its_calls_and_its_answer(tmp_path: Path, h
         assert sum(type(row.event).__name__ == "MessageReceived" for row in read.rows) == 0, name
         if "structured" in name:
             assert read.rows[0].event.instructions == "Be brief."
+    close_stores()
+
+
+USED = {"input": 100, "output": "5", "total": 105}
+REPLIED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+
+
+def spans(*kinds: tuple[str, Any, Any, int]) -> dict[str, Any]:
+    named = ("gen_ai.operation.name", "gen_ai.input.messages", "gen_ai.output.messages")
+    return {
+        "spans": [
+            {
+                "traceId": "t",
+                "attributes": [
+                    *(attribute(name, each) for name, each in zip(named, kind, strict=False)),
+                    attribute("user.id", "ann"),
+                    {"key": "gen_ai.usage.input_tokens", "value": {"intValue": str(kind[3])}},
+                    {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "5"}},
+                ],
+            }
+            for kind in kinds
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        {
+            "id": "t",
+            "userId": "ann",
+            "totalCost": 0.5,
+            "observations": [
+                {"type": "GENERATION", "input": OPENAI[:2], "output": REPLIED, "usageDetails": USED},
+                {
+                    "type": "GENERATION",
+                    "input": OPENAI[:-1],
+                    "output": LAST,
+                    "usage": USED,
+                    "calculatedTotalCost": "no",
+                },
+                {"type": "SPAN", "input": OPENAI[:-1], "output": LAST, "usage": USED},
+            ],
+        },
+        spans(
+            ("chat", SPAN[:1], SPAN[1:2], 100),
+            ("chat", SPAN, [parts("assistant", {"type": "text", "content": LAST["content"]})], 100),
+            ("invoke_agent", SPAN, [parts("assistant", {"type": "text", "content": LAST["content"]})], 200),
+        ),
+        {
+            "id": "t",
+            "run_type": "chain",
+            "prompt_tokens": 200,
+            "extra": {"metadata": {"user_id": "ann"}},
+            "inputs": {"messages": OPENAI[:2]},
+            "outputs": {"messages": OPENAI},
+            "child_runs": [
+                {
+                    "run_type": "llm",
+                    "prompt_tokens": 100,
+                    "completion_tokens": 5,
+                    "inputs": {"messages": OPENAI[:at]},
+                    "outputs": {"output": OPENAI[at]},
+                }
+                for at in (2, 4)
+            ],
+        },
+    ],
+    ids=["Langfuse", "OpenTelemetry", "LangSmith"],
+)
+def test_what_requests_used_is_that_of_the_replies_and_sums_do_not_count(
+    tmp_path: Path, home: Path, sample: Any
+) -> None:
+    imported(tmp_path / "trace.json", sample)
+    store = Store(home)
+    (run,) = store.runs()
+    events = [row.event for row in store.read(run.run_id).rows]
+    replies = [each for each in events if isinstance(each, ModelReplied)]
+    assert [(each.usage["input_tokens"], each.usage["output_tokens"]) for each in replies] == [(100, 5)] * 2
+    assert [each.user for each in events if isinstance(each, RunStarted)] == ["ann"]
     close_stores()
 
 

@@ -10,8 +10,10 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from hashlib import sha256
 from itertools import takewhile
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,11 +34,16 @@ from closeout.journal.events import (
 )
 from closeout.journal.run_journal import Journal
 from closeout.journal.store import NEW_NOTE, Store
+from closeout.messages import Usage
 
 __all__ = ["import_foreign"]
 
 ORIGIN = "imported_from"
-_USAGE = ("metrics", "usage", "usage_metadata", "kwargs.usage_metadata")
+_USAGE = (
+    "metrics", "usage", "usage_metadata", "kwargs.usage_metadata", "usageDetails", "response.usage",
+    "outputs.llm_output.token_usage",
+)  # fmt: skip
+_REQUESTS = ("", "llm", "generation", "chat", "text_completion", "generate_content")  # other kinds sum these up
 _ROLES = {"human": "user", "ai": "assistant", "agent": "assistant", "function": "tool", "developer": "system"}
 
 
@@ -47,13 +54,38 @@ def _any_of(*places: str, default: Any = None) -> Any:
     return Field(default, validation_alias=AliasChoices(*paths))
 
 
+def _number(value: Any) -> float:
+    with suppress(TypeError, ValueError):
+        if isfinite(float(value)):
+            return max(float(value), 0.0)
+    return 0.0
+
+
+def _tokens(*ways: str) -> Any:
+    return _any_of(*(f"{place}.{way}" for place in _USAGE for way in ways), *ways[:2], default=0)
+
+
+class _ForeignUsage(BaseModel):
+    """What a message, or the request that it answers, says of its tokens and cost."""
+
+    input_tokens: Annotated[float, BeforeValidator(_number)] = _tokens("prompt_tokens", "input_tokens", "input")
+    output_tokens: Annotated[float, BeforeValidator(_number)] = _tokens("completion_tokens", "output_tokens", "output")
+    cost: Annotated[float, BeforeValidator(_number)] = _any_of(
+        "costDetails.total", "calculatedTotalCost", "total_cost", "metrics.cost_usd", default=0
+    )
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(int(self.input_tokens), int(self.output_tokens), requests=1, cost_usd=self.cost or None)
+
+
 class _ForeignCall(BaseModel):
     id: Any = _any_of("id", "tool_call_id", default="")
     name: Any = _any_of("name", "function_name", "function.name", "function", default="")
     arguments: Any = _any_of("arguments", "args", "function.arguments", "input", default="")
 
 
-class _ForeignMessage(BaseModel):
+class _ForeignMessage(_ForeignUsage):
     role: Any = _any_of("role", "source", "kwargs.type", "id.3", "type", default="")
     content: Any = _any_of("content", "message", "parts", "kwargs.content", "data.content")
     reasoning: Any = _any_of("reasoning_content", "reasoning", default="")
@@ -61,8 +93,6 @@ class _ForeignMessage(BaseModel):
     tool_call_id: Any = _any_of("tool_call_id", "kwargs.tool_call_id", "data.tool_call_id", default="")
     observed: Any = _any_of("observation.results")  # ATIF: a step has its results
     error: Any = _any_of("error", "is_error")
-    input_tokens: Any = _any_of(*(f"{place}.{way}_tokens" for place in _USAGE for way in ("prompt", "input")))
-    output_tokens: Any = _any_of(*(f"{place}.{way}_tokens" for place in _USAGE for way in ("completion", "output")))
 
 
 def _parsed(value: Any) -> Any:
@@ -72,9 +102,12 @@ def _parsed(value: Any) -> Any:
     return found if isinstance(value, str) and isinstance(found, list) and _is_conversation(found) else value
 
 
-class _ForeignTrace(BaseModel):
+class _ForeignTrace(_ForeignUsage):
     """A conversation: where its messages and its name are in each of the shapes."""
 
+    kind: Any = _any_of("run_type", "type", "operation", default="")
+    user: Any = _any_of("userId", "user_id", "extra.metadata.user_id", default="")
+    spent: dict[int, Usage] = {}  # by the number of the reply, where requests say it
     id: Any = _any_of("id", "session_id", "trace_id", "task_id", default="")
     model: Any = _any_of("model", "agent.model_name", "extra.metadata.ls_model_name", default="")
     system: Annotated[Any, BeforeValidator(value_or_text)] = None
@@ -121,10 +154,20 @@ def _traces(values: Any) -> Iterator[_ForeignTrace]:
         with suppress(ValidationError):
             trace = _ForeignTrace.model_validate(value)
             trace.id = name or trace.id
-            if any(each.role == "assistant" for each in _conversation(trace)):
+            if _replies(trace):
                 groups.setdefault(name or number, []).append(trace)
     for found in groups.values():
-        yield max(found, key=lambda each: (len(_conversation(each)), bool(each.model)))
+        longest = max(found, key=lambda each: (len(_conversation(each)), bool(each.model)))
+        longest.user = next((each.user for each in found if each.user), "")
+        for each in found:
+            if str(each.kind).lower() in _REQUESTS and each.usage.total_tokens:
+                at = min(_replies(each), _replies(longest)) - 1
+                longest.spent[at] = longest.spent.get(at, Usage()) + each.usage
+        yield longest
+
+
+def _replies(trace: _ForeignTrace) -> int:
+    return sum(each.role == "assistant" for each in _conversation(trace))
 
 
 def _requests(value: Any, trace: Any = None) -> Iterator[tuple[Any, Mapping[str, Any]]]:
@@ -137,7 +180,8 @@ def _requests(value: Any, trace: Any = None) -> Iterator[tuple[Any, Mapping[str,
     elif isinstance(value, Mapping):
         trace = trace or value.get("traceId") or value.get("trace_id")
         for key in [each for each in _NESTED if isinstance(value.get(each), list)]:
-            yield from _requests(value[key], trace or value.get("id"))
+            for name, each in _requests(value[key], trace or value.get("id")):
+                yield name, {**each, "userId": value["userId"]} if value.get("userId") else each
             trace = trace or value.get("id")
         if isinstance(value.get("attributes"), list):
             with suppress(AttributeError, KeyError, TypeError):
@@ -151,6 +195,10 @@ _SPAN = {
     "gen_ai.system_instructions": "system",
     "gen_ai.input.messages": "messages",
     "gen_ai.output.messages": "output",
+    "gen_ai.operation.name": "operation",
+    "gen_ai.usage.input_tokens": "prompt_tokens",
+    "gen_ai.usage.output_tokens": "completion_tokens",
+    "user.id": "user_id",
 }
 
 
@@ -214,7 +262,13 @@ async def _add(store: Store, trace: _ForeignTrace, source: str) -> bool:
     task = next((_text(each.content) for each in messages if each.role == "user"), "")
     system = "\n\n".join(_text(each.content) for each in messages if each.role == "system")
     started = RunStarted(
-        "main", task, _text(trace.id), origin={ORIGIN: source}, instructions=system, name=model or source
+        "main",
+        task,
+        _text(trace.id),
+        origin={ORIGIN: source},
+        instructions=system,
+        name=model or source,
+        user=_text(trace.user),
     )
     try:
         journal = Journal.start(store, started, model, run_id=f"trace-{digest}")
@@ -229,7 +283,7 @@ async def _add(store: Store, trace: _ForeignTrace, source: str) -> bool:
             continue
         following = [*takewhile(lambda each: each.role == "tool", messages[at + 1 :])]
         last = _text(message.content)
-        handles += _write_turn(journal, turn, message, following, handles)
+        handles += _write_turn(journal, turn, message, following, handles, trace.spent.get(turn, message.usage))
         turn += 1
     await journal.end(RunEnded("main", "answered", "answered", answer=last, closing_text=last))
     store.database.transact(lambda db: db.execute(NEW_NOTE, (f"{IMPORTED}{journal.run_id}", "")))
@@ -237,17 +291,15 @@ async def _add(store: Store, trace: _ForeignTrace, source: str) -> bool:
 
 
 def _write_turn(
-    journal: Journal, turn: int, reply: _ForeignMessage, results: list[_ForeignMessage], handles: int
+    journal: Journal, turn: int, reply: _ForeignMessage, results: list[_ForeignMessage], handles: int, usage: Usage
 ) -> int:
     """Write a reply with its calls and their results, and return the number of calls."""
     text, reasoning, calls = _text(reply.content), _text(reply.reasoning), list[dict[str, Any]]()
     for call in reply.tool_calls or ():
         made = {"id": _text(call.id), "name": _text(call.name), "arguments": _text(call.arguments)}
         calls.append({**made, "server_name": None})
-    counts = {"input_tokens": reply.input_tokens, "output_tokens": reply.output_tokens, "requests": 1}
-    usage = {name: count if isinstance(count, int) else 0 for name, count in counts.items()}
     journal.append(ModelRequested("main", turn, turn=turn))
-    journal.append(ModelReplied("main", turn, text, reasoning=reasoning, tool_calls=tuple(calls), usage=usage))
+    journal.append(ModelReplied("main", turn, text, reasoning=reasoning, tool_calls=tuple(calls), usage=asdict(usage)))
     shown: list[dict[str, Any]] = []
     for index, each in enumerate(calls):
         named = [result for result in results if each["id"] and _text(result.tool_call_id) == each["id"]]
