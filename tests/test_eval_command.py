@@ -98,6 +98,13 @@ def test_tasks_are_run_and_shown_in_every_form(folder: Path) -> None:
     assert "4 of 4 trials" in call("show", "first", "--live").stdout
 
 
+def test_a_score_that_is_too_low_fails_a_job(folder: Path) -> None:
+    call(*RUN, "--at-least", "1")
+    (folder / "tasks.jsonl").write_text('{"n": 9, "text": "9?", "answer": "8"}\n')
+    found = call(*RUN, "--name", "second", "--at-least", "0.5", code=1)
+    assert "The score, 0.000, is below 0.5." in found.output
+
+
 def test_failed_trials_are_repeated(folder: Path) -> None:
     (folder / "down").touch()
     assert json.loads(call(*RUN, "--json").stdout)["failures"] == {"ServerFailed": 1}

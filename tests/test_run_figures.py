@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from closeout import Agent, tool
-from closeout.server.run_figures import RunFigures, exposition
+from closeout.observe.run_figures import RunFigures
 from closeout.server.serve.host import AgentHost
 from closeout.server.serving import agent_app
 from closeout.testing import ScriptedClient, Turn, answer, call, say
@@ -59,6 +61,7 @@ async def test_figures_are_counted_by_agent_model_and_tool(home: Path) -> None:
     lines = (await figures_of(home)).splitlines()
     for line in (
         'closeout_runs_ended_total{status="answered"} 1',
+        'closeout_runs_ended_total{status="failed"} 0',  # the first failure is an increase
         'closeout_model_requests_total{agent="desk",model="a\\"model",outcome="ok"} 4',  # once, though it was resumed
         'closeout_tokens_total{agent="desk",kind="input",model="a\\"model"} ',
         'closeout_cost_dollars_total{agent="desk",model="a\\"model"} ',
@@ -95,11 +98,33 @@ async def test_the_board_asks_for_figures_that_there_are(home: Path) -> None:
         assert re.sub(r"_(bucket|sum|count)$", "", name) in names, name
 
 
+async def test_the_board_is_valid_promql_and_the_figures_a_valid_exposition(home: Path, tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    panels = json.loads(BOARD.read_text("utf-8"))["panels"]
+    asked = [target["expr"].replace("$__rate_interval", "5m") for each in panels for target in each.get("targets", [])]
+    rules = [{"record": f"panel:{number}", "expr": each} for number, each in enumerate(asked)]
+    file = tmp_path / "rules.json"  # JSON is YAML
+    file.write_text(json.dumps({"groups": [{"name": "board", "rules": rules}]}))
+    for command, stdin in (["check", "metrics"], await figures_of(home)), (["check", "rules", str(file)], ""):
+        done = subprocess.run(  # noqa: ASYNC221 - nothing else runs
+            [promtool, *command], input=stdin, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_program_of_ones_own_has_the_figures_too(home: Path) -> None:
+    figures = RunFigures()
+    Agent(ScriptedClient([answer("42")], name="m"), name="desk", listeners=[figures], home=home).run_sync("How many?")
+    assert 'closeout_model_requests_total{agent="desk",model="m",outcome="ok"} 1' in figures.text().splitlines()
+
+
 def test_labels_are_escaped() -> None:
     figures = RunFigures()
     figures.add("tool_calls", tool='a"b\\c\nd', outcome="ok")
     figures.observe("tool_seconds", 0.2, tool="x")
-    text = exposition(figures.families())
+    text = figures.text()
     assert r'closeout_tool_calls_total{outcome="ok",tool="a\"b\\c\nd"} 1' in text
     assert 'closeout_tool_seconds_bucket{tool="x",le="0.25"} 1' in text
     assert 'closeout_tool_seconds_bucket{tool="x",le="0.1"} 0' in text

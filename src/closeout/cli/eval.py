@@ -93,6 +93,7 @@ def run(
     shard: Annotated[str | None, typer.Option(help="i/n: run the i-th of n shares, for job arrays")] = None,
     ray: Annotated[str | None, typer.Option(help="Run on a Ray cluster: auto, or its address")] = None,
     force: Annotated[bool, typer.Option(help="Continue although the agent has changed")] = False,
+    at_least: Annotated[float, typer.Option(help="End with exit code 1 if the score is lower", min=0, max=1)] = 0.0,
     by: Slice = None,
     html: Html = None,
     markdown: Markdown = None,
@@ -160,7 +161,7 @@ def run(
 
     shards = 1 if share is None else share[1]
     shown: dict[str, Any] = {"by": by or (), "html": html, "markdown": markdown}
-    return evaluating.run_work(work, loaded, quiet=quiet, as_json=json, shards=shards, **shown)
+    return evaluating.run_work(work, loaded, quiet=quiet, as_json=json, shards=shards, at_least=at_least, **shown)
 
 
 @eval_app.command("list")

@@ -54,6 +54,7 @@ def run_work(
     quiet: bool,
     as_json: bool,
     shards: int = 1,
+    at_least: float = 0.0,
     **report_options: Any,
 ) -> int:
     """Evaluate at the terminal, and print the report.
@@ -64,10 +65,12 @@ def run_work(
         quiet: Hide the progress.
         as_json: Print JSON.
         shards: The number of shares into which the tasks are divided.
+        at_least: The score below which the evaluation counts as failed.
         report_options: Further arguments of `print_report`.
 
     Returns:
-        The exit code: 1 if the evaluation was stopped before its end, 4 if trials wait for a decision.
+        The exit code: 1 if the evaluation was stopped before its end or the score is too low, 4 if trials wait for a
+        decision.
     """
     display = None if quiet else EvalDisplay()
     names: list[str] = []
@@ -108,7 +111,9 @@ def run_work(
     totals = report.totals
     if totals.suspended and totals.finished + totals.suspended == totals.planned:
         return WAITING
-    return UNANSWERED if totals.finished < totals.planned else OK
+    if too_low := report.score.mean < at_least:
+        say_error(f"The score, {report.score.mean:.3f}, is below {at_least:g}.")
+    return UNANSWERED if too_low or totals.finished < totals.planned else OK
 
 
 def run_models(

@@ -17,8 +17,8 @@ from closeout.cli.terminal import amount, print_json
 from closeout.errors import JournalError, UsageError
 from closeout.fleet.made_deps import DepsMaker
 from closeout.fleet.working import AgentWorker
+from closeout.observe.run_figures import RunFigures
 from closeout.server.app import create_app
-from closeout.server.run_figures import RunFigures
 from closeout.server.safety import is_loopback
 from closeout.server.serving import listening, on_first_signal, run_metrics
 from closeout.stray_output import stray_output_to_stderr

@@ -1,1 +1,1 @@
-"""Export what runs do: OpenTelemetry spans and metrics, structured logs."""
+"""Export what runs do: OpenTelemetry spans and metrics, structured logs, figures for Prometheus."""

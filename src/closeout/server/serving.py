@@ -16,10 +16,10 @@ from aiohttp import web
 
 from closeout.errors import ConfigError
 from closeout.homes import Home
+from closeout.observe.run_figures import Family, RunFigures, exposition
 from closeout.server.api_errors import api_errors, log
 from closeout.server.app import LOOPBACK_HOSTS, create_app
 from closeout.server.proxy.proxy_server import Proxy
-from closeout.server.run_figures import Family, RunFigures, exposition
 from closeout.server.safety import is_loopback, key_check, origin_check, separate_clients, separate_users
 from closeout.server.serve.anthropic_chat import add_messages
 from closeout.server.serve.host import AgentHost
@@ -314,7 +314,9 @@ def run_metrics(*, active: int, queued: int, ended: Mapping[str, int], figures: 
         ended: Those that ended, by status.
         figures: What happened in them.
     """
-    by_status = [("", (("status", status),), count) for status, count in sorted(ended.items())]
+    # From zero: Prometheus sees no increase in a counter that begins at one.
+    counts = {**dict.fromkeys(("answered", "cancelled", "failed", "unanswered", "waiting"), 0), **ended}
+    by_status = [("", (("status", status),), count) for status, count in sorted(counts.items())]
     families: list[Family] = [
         ("closeout_runs_active", "gauge", "Runs that are executed.", [("", (), active)]),
         ("closeout_runs_queued", "gauge", "Runs that wait.", [("", (), queued)]),

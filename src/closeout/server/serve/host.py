@@ -38,6 +38,7 @@ from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import SERVED, Row, Store, server_name
 from closeout.journal.subscribers import RunInfo
+from closeout.observe.run_figures import RunFigures
 from closeout.run.cancelling import (
     cancel_run,
     forget_requests,
@@ -50,7 +51,6 @@ from closeout.run.resuming import check_continues, resume_run
 from closeout.run.subagents import servers_of
 from closeout.run.waits.waiting import Decisions, PendingDecision, record_decisions
 from closeout.server.admission import Busy
-from closeout.server.run_figures import RunFigures
 from closeout.server.serve.client_request import RequestDeps
 from closeout.server.serve.reply_text import ReplyRecorder
 from closeout.server.serve.request_keys import REQUEST_NOTE, RequestKey

@@ -42,7 +42,7 @@ _HISTOGRAMS = {
 
 
 class RunFigures:
-    """Counts what happens in runs. A listener; events from the record of a resumed run are not counted again."""
+    """Counts what happens in runs: `Agent(listeners=[figures])`. What a resumed run has in its record counts once."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, Labels], float] = {}
@@ -60,6 +60,10 @@ class RunFigures:
         buckets = self._seconds.setdefault((f"closeout_{name}", tuple(sorted(labels.items()))), [0.0] * _NUMBERS)
         buckets[next((at for at, bound in enumerate(SECONDS) if seconds <= bound), len(SECONDS))] += 1
         buckets[-1] += seconds
+
+    def text(self) -> str:
+        """Return the figures in Prometheus's text format."""
+        return exposition(self.families())
 
     def families(self) -> list[Family]:
         """Return the figures as metrics."""
