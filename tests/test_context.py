@@ -284,11 +284,12 @@ def test_the_cache_marks_are_at_the_borders_of_the_last_two_evictions(dialect: s
 
 def test_anthropics_request_carries_a_cache_mark_at_the_border() -> None:
     from closeout.models.anthropic import conversation
+    from closeout.models.openai_messages import MessageEncoder
 
     request = get_dialect("function_call").render(
         history(*map(accepted, range(6)), Evicted("main", 0, 4)).view(), Capabilities()
     )
-    _, turns = conversation(request.messages, request.breakpoints)
+    _, turns = conversation(request.messages, request.breakpoints, MessageEncoder())
     blocks = turns.split(b'"cache_control"')
     assert len(blocks) - 1 == 3
     assert blocks[1].count(b"left out to save room") == 4, "the second mark ends the last stub"

@@ -716,6 +716,20 @@ async def test_a_stream_that_stays_open_after_its_finish_reason_is_complete(monk
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (7, 3)
 
 
+def test_a_reason_that_comes_with_every_piece_does_not_end_the_stream():
+    """Some servers send a reason before the end, or "null" as a text: github.com/lhenault/simpleAI/issues/39."""
+    for reason, complete in (("stop", [True, False, False]), ("null", [False, False, False])):
+        reader = OpenAIStream(ReplyBuilder(), lambda name: None)
+        seen = []
+        for text in "abc":
+            reader.take(piece(text, finish=reason))
+            seen.append(reader.complete)
+        assert seen == complete
+        reader.take(piece(finish="stop"))
+        reader.done = True
+        assert (reader.builder.text, reader.builder.finish_reason, reader.complete) == ("abc", "stop", True)
+
+
 async def test_a_stream_that_stays_open_before_its_finish_reason_times_out(skip_time: Callable[[float], None]):
     async with raw_server([*sse(piece("hi")), HOLD]) as seen:
         with pytest.raises(ModelTimeout):

@@ -47,7 +47,8 @@ QUICK = RetryPolicy(first_wait=0.001)
         (400, BadRequest), (413, ContextOverflow), (422, BadRequest), (501, BadRequest), (302, BadRequest),
         (401, AuthenticationFailed), (403, AuthenticationFailed), (404, ModelNotFound), (429, RateLimited),
         (408, ModelTimeout), (504, ModelTimeout), (524, ModelTimeout),
-        (409, ServerFailed), (500, ServerFailed), (502, ServerFailed), (503, ServerFailed), (529, ServerFailed),
+        (409, ServerFailed), (499, ServerFailed), (500, ServerFailed), (502, ServerFailed), (503, ServerFailed),
+        (529, ServerFailed),
     ],
 )  # fmt: skip
 def test_a_status_is_one_kind_of_failure(status: int, kind: type[ModelError]):

@@ -243,9 +243,6 @@ async def test_fields_that_a_server_refuses_are_left_out_for_that_conversation(
         assert (await status("m", "a"), asked()) == (200, 1)
         assert (await status("m", "b"), asked() > 1) == (200, True)
         assert (await status("other", "a"), asked() > 1) == (200, True)
-        records = await server.records()
-    kinds = [{event.kind for event in events if isinstance(event, Repaired)} for events in records]
-    assert kinds == [{"history_field"}] * 4
 
 
 @pytest.mark.parametrize("key", ["", "k"])
@@ -263,8 +260,8 @@ async def test_an_error_that_repeats_the_words_of_a_client_changes_nothing_for_o
                 await response.read()
                 return response.status
 
-        assert await status(answers("mine", **{forged: 1})) == 400
-        assert [sent_names(each.json) for each in server.model.requests] == [{"reasoning", forged}, {forged}]
+        assert await status(answers("mine", **{forged: 1})) == 200
+        assert sent_names(server.model.requests[-1].json) == set()
         server.model.requests.clear()
         assert await status(answers("theirs")) == 200
         assert [sent_names(each.json) for each in server.model.requests] == [{"reasoning"}]

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 
 from closeout import Agent, Boxed, ToolOutput, tool
 from closeout.errors import AuthenticationFailed, BadRequest, RequestFailed, ServerFailed
-from closeout.messages import Message, ModelRequest, ToolSpec, Usage
+from closeout.messages import Message, ModelReply, ModelRequest, ToolCall, ToolSpec, Usage
 from closeout.models.anthropic import AnthropicClient
+from closeout.models.base import assistant_message
+from closeout.models.http import _key_of
 from closeout.models.openai import OpenAIClient
 from closeout.models.retry import RetryPolicy
 from closeout.models.server_rules import ServerRules, known_rules
@@ -343,6 +346,138 @@ async def test_a_change_after_a_failure_is_kept_if_the_server_fails_without_it_o
             for _ in range(3):
                 await client.complete(FULL)
         assert ["temperature" in body for body in seen.sent] == sent
+
+
+# ------------------------------------------------------------------------------------------------ forms of messages
+
+CALLED: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is k1?"},
+    assistant_message(ModelReply("", tool_calls=(ToolCall("read", '{"part": 1}', "a", text='{"part": 1}'),))),
+    {"role": "tool", "tool_call_id": "a", "content": ""},
+    {"role": "system", "content": "Hurry."},
+    {"role": "user", "content": [{"type": "text", "text": "Well?"}]},
+    {"role": "assistant", "content": "Hm.", "reasoning_content": "A thought."},
+    {"role": "user", "content": "And now?"},
+]
+READ = ToolSpec("read", parameters={"type": "object", "properties": {"part": {"type": "integer"}}})
+
+
+def turns(body: dict) -> list[str]:
+    """The roles of a conversation without its calls."""
+    return [each["role"] for each in body["messages"] if not each.get("tool_calls")]
+
+
+def out_of_turn(body: dict) -> bool:
+    said = turns(body)
+    return any(
+        after == before == "user" or (before, after) == ("tool", "user") or after == "system"
+        for before, after in pairwise(said)
+    )
+
+
+def of_role(body: dict, role: str) -> list[dict]:
+    return [each for each in body["messages"] if each["role"] == role]
+
+
+def lacks_thought(body: dict) -> bool:
+    return any("reasoning_content" not in each for each in of_role(body, "assistant"))
+
+
+# What a server refuses, the words of some, and whether one change is enough: https://github.com/ggml-org/llama.cpp/
+# issues/27367, SWE-agent/mini-swe-agent/issues/759, NousResearch/hermes-agent/issues/20154 and 55092,
+# SAIL-Research-Lab/cheetahclaws/pull/71, leookun/cursor-byok/issues/268 and others.
+FORMS: list[tuple[Callable[[dict], bool], str]] = [
+    (out_of_turn, "conversation roles must alternate user and assistant roles except for tool calls and results"),
+    (out_of_turn, VAGUE),
+    (lambda body: any(each["content"] is None for each in body["messages"]), "invalid message content type: <nil>"),
+    (lambda body: any(each["content"] == "" for each in body["messages"]), "text content blocks must be non-empty"),
+    (lambda body: any(each["content"] == "" for each in body["messages"]), VAGUE),
+    (lambda body: any("name" not in each for each in of_role(body, "tool")), "function_response.name: cannot be empty"),
+    (lacks_thought, "The `reasoning_content` in the thinking mode must be passed back to the API."),
+    (lacks_thought, "思考模式下 `reasoning_content` 必须返回给 API"),
+]
+
+
+async def test_a_conversation_gets_the_form_that_a_server_asks_for() -> None:
+    for refuses, words in FORMS:
+        async with raw_server(refusing(refuses, words)) as seen:
+            client = OpenAIClient("m", seen.url, retry=QUICK)
+            asked = ModelRequest(messages=tuple(map(Message, CALLED)), tools=(READ,))
+            client._passed.update(dict.fromkeys([_key_of(asked, part) for part in ("options", "tools", "limit")]))
+            for expected in (range(2, 5), range(1, 2)):  # requests: what was found is known to the next one
+                before = len(seen.sent)
+                assert (await client.complete(asked)).text == "hi", words
+                assert len(seen.sent) - before in expected, words
+            assert all("And now?" in str(body) and "Hurry." in str(body) for body in seen.sent), words
+
+
+async def test_replies_are_streamed_for_a_server_that_sends_them_in_no_other_way() -> None:
+    words = "This model only support stream mode, please enable the stream parameter."
+    async with raw_server(refusing(lambda body: not body.get("stream"), words)) as seen:
+        client = OpenAIClient("m", seen.url, retry=ONCE)
+        for requests in (2, 3):
+            assert (await client.complete(ModelRequest(messages=(USER,)))).text == "hi"
+            assert len(seen.sent) == requests
+
+
+def thinking_of(body: dict) -> list[Any]:
+    blocks = [block for each in of_role(body, "assistant") for block in each["content"]]
+    return [block for block in blocks if block["type"] == "thinking"]
+
+
+THOUGHTS: list[tuple[Callable[[dict], bool], str]] = [
+    (lambda body: bool(thinking_of(body)), "messages.1.content.0: Invalid `signature` in `thinking` block"),
+    (lambda body: bool(thinking_of(body)), "messages.1.content.0.thinking.signature: Field required"),
+    (lambda body: bool(thinking_of(body)), VAGUE),
+    (lambda body: len(thinking_of(body)) < 2, "The `content[].thinking` in the thinking mode must be passed back."),
+    (
+        lambda body: "cache_control" in str(body),
+        "messages.0.content.0.text.cache_control: Extra inputs",
+    ),
+]
+
+
+async def test_thinking_and_cache_marks_are_sent_as_a_server_of_anthropics_protocol_takes_them() -> None:
+    def answers(refuses: Callable[[dict], bool], words: str) -> Any:
+        def reply(number: int, seen: Seen) -> bytes:
+            if refuses(seen.sent[number]):
+                return http({"type": "error", "error": {"type": "invalid_request_error", "message": words}}, status=400)
+            block = {"type": "text", "text": "42"}
+            usage = {"output_tokens": 1}
+            return http({"type": "message", "content": [block], "stop_reason": "end_turn", "usage": usage})
+
+        return reply
+
+    for refuses, words in THOUGHTS:
+        async with raw_server(answers(refuses, words)) as seen:
+            client = AnthropicClient("m", seen.url, retry=QUICK)
+            own = [{"type": "thinking", "thinking": "So.", "signature": "s"}, {"type": "text", "text": "Hm."}]
+            said = {"role": "assistant", "content": "Hm.", "attached": {"server": client._server, "content": own}}
+            messages = [USER, Message(said), USER, Message(role="assistant", content="Oh."), USER]
+            for expected in (range(2, 5), range(1, 2)):
+                before = len(seen.sent)
+                assert (await client.complete(ModelRequest(messages=tuple(messages)))).text == "42", words
+                assert len(seen.sent) - before in expected, words
+            kept = "Invalid" in words or "Field" in words or words == VAGUE
+            assert bool(thinking_of(seen.sent[-1])) != kept, words
+
+
+async def test_the_budget_of_thinking_stays_below_the_limit_of_the_reply() -> None:
+    async def sent(budget: int, most: int | None = None, **options: Any) -> tuple[int, int]:
+        async with raw_server(refusing(lambda body: True)) as seen:
+            thinking = {"type": "enabled", "budget_tokens": budget}
+            client = AnthropicClient("m", seen.url, retry=ONCE, extra_body={"thinking": thinking}, **options)
+            client.rules = replace(client.rules, most_tokens=most)
+            with suppress(BadRequest):
+                await client.complete(ModelRequest(messages=(USER,)))
+            return seen.sent[0]["max_tokens"], seen.sent[0]["thinking"]["budget_tokens"]
+
+    assert await sent(4000) == (16_384, 4000)
+    assert await sent(20_000) == (36_384, 20_000)  # no limit was set
+    assert await sent(20_000, most=8192) == (8192, 4096)
+    assert await sent(4000, max_tokens=3000) == (3000, 1500)  # a limit that was set holds
+    assert await sent(4000, max_tokens=1024) == (2048, 1024)  # the least that the API takes
 
 
 # ------------------------------------------------------------------------------------------------ runs

@@ -16,7 +16,7 @@ from closeout.messages import Message, ToolCall
 from closeout.models.anthropic import conversation, read_message
 from closeout.models.base import assistant_message
 from closeout.models.openai import OpenAIStream, read_completion
-from closeout.models.openai_messages import MessageEncoder, refused_names
+from closeout.models.openai_messages import MessageEncoder
 from closeout.models.streaming import ReplyBuilder
 from closeout.testing import ScriptedClient, answer, call, serve_script
 from closeout.testing.scripted_server import ScriptedServer
@@ -151,15 +151,6 @@ async def test_a_server_that_refuses_the_reasoning_of_others_gets_its_own_only(v
     assert all(message.get("reasoning") for message in own) == (vendor == "cerebras")
 
 
-def test_an_ordinary_word_in_an_error_names_no_field():
-    sent = {"reasoning", "reasoning_content", "x_state"}
-    assert refused_names(sent, "temperature", "temperature is not supported by reasoning models") == set()
-    assert refused_names(sent, "", "The reasoning engine failed: 'reasoning' is required") == set()
-    assert refused_names(sent, "messages[1].reasoning", "Unknown parameter") == {"reasoning"}
-    assert refused_names(sent, "", "Extra inputs are not permitted: x_state") == {"x_state"}
-    assert refused_names(sent, "", "messages[2].reasoning: reasoning is not supported with this model") == {"reasoning"}
-
-
 async def test_deepseek_gets_an_empty_thought_for_answers_of_other_models():
     history = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     async with serve_script(SCRIPT, vendor="deepseek") as server:
@@ -268,7 +259,7 @@ def test_the_blocks_of_a_message_keep_their_order():
     reply = read_message({"content": blocks, "stop_reason": "tool_use"})
     message = assistant_message(replace(reply, attached={"server": "here", **reply.attached}))
     repaired = json.loads(json.dumps(message).replace("typo", "k1"))
-    _, turns = conversation([Message(repaired)], (), "here")
+    _, turns = conversation([Message(repaired)], (), MessageEncoder(server="here"))
     assert json.loads(turns)[0]["content"] == json.loads(json.dumps(blocks).replace("typo", "k1"))
-    _, turns = conversation([Message(repaired)], (), "elsewhere")
+    _, turns = conversation([Message(repaired)], (), MessageEncoder(server="elsewhere"))
     assert [block["type"] for block in json.loads(turns)[0]["content"]] == ["text", "tool_use", "tool_use"]

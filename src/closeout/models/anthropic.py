@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,13 @@ from closeout.models import transport
 from closeout.models.catalog import Price, known_context
 from closeout.models.cited_pages import cited_by_anthropic, with_citations
 from closeout.models.http import HTTPClient
+from closeout.models.message_changes import form_change, reasoning_changes
+from closeout.models.message_forms import in_strict_form
+from closeout.models.openai_messages import MessageEncoder
+from closeout.models.refusals import RequestChange, ServerRefusal
 from closeout.models.retry import RetryPolicy
 from closeout.models.sent_names import safe_name
+from closeout.models.server_rules import ServerRules
 from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader
 from closeout.parsing.numbers import written_json
 
@@ -32,6 +38,7 @@ __all__ = [
 ANTHROPIC_URL = "https://api.anthropic.com"
 _LONGEST_REASON = 80  # characters of a stop reason that is not ours
 VERSION = "2023-06-01"  # a header that the API requires; there has been no other version since
+LEAST_BUDGET = 1024  # tokens of thinking that the API takes at least
 # The API requires a limit. Models of 2024 allow fewer tokens: their refusal says how many, and the client remembers it.
 DEFAULT_MAX_TOKENS = 16_384
 _FINISHES: Mapping[str, str] = {
@@ -132,10 +139,11 @@ class AnthropicClient(HTTPClient):
         return self._messages
 
     def _body(self, request: ModelRequest, *, stream: bool) -> bytes:
-        messages = request.messages
+        messages = in_strict_form(request.messages) if self.rules.strict else request.messages
         if request.prompt is not None:
             messages = (Message(role="user", content=request.prompt),)
-        system, turns = conversation(messages, self._marks(request, messages), self._server)
+        encode = replace(self.rules.encode, server=self._server)
+        system, turns = conversation(messages, self._marks(request, messages), encode)
         body = encode_json(self._options(request, stream))[:-1]
         tools = self._tools_json(request, messages)
         if tools:
@@ -145,7 +153,7 @@ class AnthropicClient(HTTPClient):
         return b'%b,"messages":%b}' % (body, turns)
 
     def _marks(self, request: ModelRequest, messages: Sequence[Message]) -> Sequence[int]:
-        if not self._cache:
+        if not self._cache or "cache_control" in self.rules.dropped:
             return ()
         if request.breakpoints:
             return request.breakpoints
@@ -162,7 +170,25 @@ class AnthropicClient(HTTPClient):
         asked = {name: value for name, value in self._asked(request).items() if name not in self.rules.dropped}
         limit = {"max_tokens": self._limit_of(request)}
         options = {"model": self.model, **limit, **asked, **self._extras_of(request)}
-        return {**options, "stream": True} if stream else options
+        if stream:
+            options["stream"] = True
+        return options | self._with_room(options, is_set=bool(request.max_tokens or self._max_tokens))
+
+    def _with_room(self, options: Mapping[str, Any], *, is_set: bool) -> dict[str, Any]:
+        """Return limits with room for a reply beside the thinking: the API wants the budget below `max_tokens`.
+
+        A limit that was set holds, and the budget is cut to half of it.
+        """
+        thinking, limit = options.get("thinking"), options["max_tokens"]
+        budget = thinking.get("budget_tokens") if isinstance(thinking, Mapping) else None
+        if not (isinstance(thinking, Mapping) and isinstance(budget, int) and budget >= limit):
+            return {}
+        if not is_set:
+            limit = min(limit + budget, self.rules.most_tokens or limit + budget)
+        if limit <= budget:
+            limit = max(limit, 2 * LEAST_BUDGET)
+            budget = min(budget, limit // 2)
+        return {"max_tokens": limit, "thinking": {**thinking, "budget_tokens": budget}}
 
     def _asked(self, request: ModelRequest) -> dict[str, Any]:
         choice: Any = _CHOICES[request.tool_choice] if request.tool_choice is not None else None
@@ -184,6 +210,13 @@ class AnthropicClient(HTTPClient):
 
     def _definitions(self, tools: Sequence[ToolSpec]) -> Any:
         return tool_definitions(tools)
+
+    def _changes(self, request: ModelRequest, rules: ServerRules, refusal: ServerRefusal) -> list[RequestChange]:
+        return [
+            form_change(refusal),
+            *reasoning_changes(_THINKING[:1], rules.encode, refusal, "signature"),
+            *super()._changes(request, rules, refusal),
+        ]
 
     # -------------------------------------------------------------------------------- replies
 
@@ -395,13 +428,13 @@ _BAD_ID = re.compile(r"[^a-zA-Z0-9_-]")
 _DATA_URL = re.compile(r"data:([\w.+/-]+);base64,(.*)", re.DOTALL)
 
 
-def conversation(messages: Sequence[Message], marks: Iterable[int], server: str = "") -> tuple[bytes, bytes]:
+def conversation(messages: Sequence[Message], marks: Iterable[int], rules: MessageEncoder) -> tuple[bytes, bytes]:
     """Return `system` and `messages` as JSON, with cache marks at the messages of these indexes.
 
-    System messages at the start become `system`; later ones and tool results become user messages. `server` is the one
-    whose own blocks are sent back to it.
+    System messages at the start become `system`; later ones and tool results become user messages. The server gets its
+    own blocks back, without thinking if it refuses that; with `always`, every reply begins with thinking.
     """
-    protocol, encode = f"{PROTOCOL} {server}", partial(_encode, server=server)
+    protocol, encode = f"{PROTOCOL} {rules}", partial(_encode, rules=rules)
     chosen = set(sorted({index for index in marks if 0 <= index < len(messages)})[-MAX_MARKS:])
     head = next((i for i, message in enumerate(messages) if message.role not in {"system", "developer"}), len(messages))
     system: list[bytes] = []
@@ -410,7 +443,7 @@ def conversation(messages: Sequence[Message], marks: Iterable[int], server: str 
         blocks = message.wire(protocol, encode)
         if not blocks:
             continue
-        if index in chosen and _blocks(message, server)[-1].get("type") not in _THINKING:  # it cannot carry a mark
+        if index in chosen and _blocks(message, rules)[-1].get("type") not in _THINKING:  # it cannot carry a mark
             blocks = blocks[:-1] + _MARK
         role = "assistant" if message.role == "assistant" else "user"
         if index < head:
@@ -423,18 +456,23 @@ def conversation(messages: Sequence[Message], marks: Iterable[int], server: str 
     return b"[%b]" % b",".join(system) if system else b"", b"[%b]" % b",".join(rendered)
 
 
-def _encode(message: Message, server: str) -> bytes:
-    return b",".join(encode_json(block) for block in _blocks(message, server))
+def _encode(message: Message, rules: MessageEncoder) -> bytes:
+    return b",".join(encode_json(block) for block in _blocks(message, rules))
 
 
-def _blocks(message: Message, server: str) -> list[dict[str, Any]]:
+def _blocks(message: Message, rules: MessageEncoder) -> list[dict[str, Any]]:
     if message.role == "tool":
         return _result(message)
     texts, calls = _content(message), _calls(message)
     attached = message.get("attached")
-    if not isinstance(attached, Mapping) or attached.get("server") != server:
-        return [*texts, *calls]
-    return _in_order(attached, message.text, texts, calls)
+    blocks = [*texts, *calls]
+    if isinstance(attached, Mapping) and attached.get("server") == rules.server:
+        blocks = _in_order(attached, message.text, texts, calls)
+    if "thinking" in rules.refused:
+        blocks = [block for block in blocks if block.get("type") not in _THINKING]
+    if rules.always and message.role == "assistant" and not any(_is(block, "thinking") for block in blocks):
+        blocks = [{"type": "thinking", "thinking": "", "signature": ""}, *blocks]
+    return blocks
 
 
 def _in_order(

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import time
 from abc import abstractmethod
+from codecs import BOM_UTF8
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -26,7 +27,7 @@ from closeout.errors import (
     ServerFailed,
     StreamDropped,
 )
-from closeout.messages import Constraint, ModelReply, ModelRequest, ToolSpec, Usage
+from closeout.messages import Constraint, Delta, ModelReply, ModelRequest, ToolSpec, Usage
 from closeout.models import transport
 from closeout.models.base import BaseClient, OnDelta, OnRetry
 from closeout.models.catalog import PRICES, Price, find_price
@@ -218,7 +219,8 @@ class HTTPClient(BaseClient):
         """Return the changes that a refused request may need, the cheapest first."""
         return [
             *_option_changes({*self._asked(request), "stream", "stream_options"} & self._OPTIONAL, refusal),
-            *_option_changes(request.extra_body.keys() - self._OPTIONAL, refusal, alone=True),
+            *_option_changes({*request.extra_body, "cache_control"} - self._OPTIONAL, refusal, alone=True),
+            RequestChange("replies are streamed", "options", _stream, refusal.names("stream", "streaming"), alone=True),
             *(_tool_changes(request.tools, refusal, self._taken) if request.prompt is None else ()),
             *_limit_changes(rules.limit_name, self._limit_of(request), refusal, request, required=self._needs_limit),
         ]
@@ -257,7 +259,7 @@ class HTTPClient(BaseClient):
                 sent.append(body)
                 if search.known is None:
                     response = await transport.post(endpoint, body, timeout=timeout)
-                    answer = await self._judged(response, on_delta if stream else None, len(body))
+                    answer = await self._judged(response, (on_delta or _ignore) if stream else None, len(body))
                     if isinstance(answer, ModelReply):
                         reply = answer
                         break
@@ -311,8 +313,8 @@ class HTTPClient(BaseClient):
         else:
             self._use_rules(replace(self.rules, **learned))
             self.has_learned = True
-        changes = "; ".join(search.told)
-        return (f"{self.base_url} refused the request: {search.reason}. It took it with a change: {changes}.",)
+        said, changes = f": {search.reason}" if search.reason else "", "; ".join(search.told)
+        return (f"{self.base_url} refused the request{said}. It took it with a change: {changes}.",)
 
     async def _judged(
         self, response: transport.Response, on_delta: OnDelta | None, sent: int
@@ -379,7 +381,8 @@ class HTTPClient(BaseClient):
             )
 
     def _streams(self, on_delta: OnDelta | None) -> bool:
-        return on_delta is not None and self.capabilities.streaming and "stream" not in self.rules.dropped
+        wanted = on_delta is not None or self.rules.streamed
+        return wanted and self.capabilities.streaming and "stream" not in self.rules.dropped
 
     def _warnings(self, request: ModelRequest) -> tuple[str, ...]:
         """Say so if the reply was not held to the request's constraint."""
@@ -398,7 +401,7 @@ class HTTPClient(BaseClient):
         if on_delta is not None and response.content_type != "application/json":
             return await self._read_stream(response, on_delta, sent)
         if response.content_type == "text/event-stream":
-            return await self._read_stream(response, lambda _: None, sent)
+            return await self._read_stream(response, _ignore, sent)
         reply = self._read_whole(await response.read(), sent, response.origin)
         return reply if on_delta is None else _replay(reply, on_delta)
 
@@ -492,7 +495,7 @@ def _key_of(request: ModelRequest, part: Part) -> Any:
         return id(request.tools)
     if part == "limit":
         return "limit", request.max_tokens
-    if part == "messages":
+    if part in ("forms", "messages"):
         return None
     sampling = (request.temperature, request.top_p, request.stop)
     return (id(request.constraint), request.tool_choice, bool(request.tools), request.prompt is None, *sampling)
@@ -541,6 +544,10 @@ def _tool_changes(
 def _plain_schemas(names: frozenset[str], whose: str, *, named: bool) -> RequestChange:
     told = f"the schema of {whose} is reduced to types, names and descriptions (simplify it)"
     return RequestChange(told, "tools", partial(_reducing, names), named)
+
+
+def _stream(rules: ServerRules) -> ServerRules:
+    return replace(rules, streamed=True)
 
 
 def _withholding(name: str, rules: ServerRules) -> ServerRules:
@@ -659,8 +666,12 @@ def _take(reader: StreamReader, data: bytes, origin: str) -> None:
 
 def _decoded(data: bytes, *, keep_surrogates: bool = False) -> Any:
     """Return the value of a body or event; the numbers of a call that came as an object keep their digits."""
-    value = decode_json(data, keep_surrogates=keep_surrogates)
+    value = decode_json(data.removeprefix(BOM_UTF8), keep_surrogates=keep_surrogates)
     return read_with_digits(data, value) if b'"tool' in data and may_be_inexact(data) else value
+
+
+def _ignore(delta: Delta) -> None:
+    pass
 
 
 def _replay(reply: ModelReply, on_delta: OnDelta) -> ModelReply:

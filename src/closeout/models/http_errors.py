@@ -23,7 +23,6 @@ from closeout.errors import (
 from closeout.models.stated_waits import is_daily, stated_wait
 
 __all__ = [
-    "REFUSES",
     "describes",
     "error_from_body",
     "error_from_response",
@@ -75,12 +74,6 @@ _REJECTED = re.compile(
     re.IGNORECASE,
 )
 _REJECTED_CODES = frozenset({"tool_use_failed", "model_error", "tool_error"})
-# The words with which servers refuse a parameter or a field.
-REFUSES = re.compile(
-    r"not supported|unsupported|does not support|unrecognized|unknown|unexpected|not permitted|not allowed|deprecated"
-    r"|cannot both|only the default|may only|extra (?:inputs|fields)|invalid (?:parameter|field)|is not available",
-    re.IGNORECASE,
-)
 _REST = re.compile(r"Failed to parse input at pos (\d+): ?(.*)", re.DOTALL)  # llama.cpp: what follows the position
 _RAW = re.compile(r"error parsing tool call: raw='(.*)', err=", re.DOTALL)  # Ollama
 _LATER = frozenset({429, 503, 529})  # statuses whose body may say when to ask again
@@ -141,7 +134,7 @@ def _meaning(status: int) -> tuple[type[ModelError], str]:
         return ModelNotFound, "Check the model's name, and base_url, which usually ends in /v1."
     if status in {408, 504, 524}:
         return ModelTimeout, "The server took too long."
-    if status in {409, 425, 529} or (status >= 500 and status not in {501, 505}):
+    if status in {409, 425, 499, 529} or (status >= 500 and status not in {501, 505}):
         return ServerFailed, "The server's own log says more."
     if 300 <= status < 400:
         return BadRequest, "The server redirects: set base_url to the address that it redirects to."

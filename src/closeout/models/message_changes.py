@@ -1,4 +1,4 @@
-"""Changes that the messages of a refused request may need at servers that speak OpenAI's protocol."""
+"""Changes that the messages of a refused request may need."""
 
 from __future__ import annotations
 
@@ -9,42 +9,72 @@ from functools import partial
 from typing import Any
 
 from closeout.messages import Message
-from closeout.models.openai_messages import REASONING_FIELDS, SHORT_ID, MessageEncoder, attached_names
+from closeout.models.openai_messages import REASONING_FIELDS, SHORT_ID, MessageEncoder, added_names
 from closeout.models.refusals import RequestChange, ServerRefusal
 from closeout.models.server_rules import ServerRules
 
-__all__ = ["message_changes"]
+__all__ = ["form_change", "message_changes", "reasoning_changes"]
 
 # A server that wants reasoning back instead of refusing it, as DeepSeek and Kimi do.
 _DEMANDS = re.compile(r"must be (?:passed|provided|sent|included)|missing|is required|passed back", re.IGNORECASE)
 
 
-def message_changes(messages: Sequence[Message], encode: MessageEncoder, refusal: ServerRefusal) -> list[RequestChange]:
-    """Return the changes, the cheapest first.
+# Words of refusals of a conversation's form: they order what is tried.
+_ABOUT_FORM = (
+    "role", "roles", "system", "user", "assistant", "alternate", "alternating", "content", "empty", "null", "nil",
+    "None", "name", "function_response",
+)  # fmt: skip
+
+
+def message_changes(messages: Sequence[Message], rules: ServerRules, refusal: ServerRefusal) -> list[RequestChange]:
+    """Return the changes for servers that speak OpenAI's protocol, the cheapest first.
 
     Args:
         messages: The messages of the request.
-        encode: How they were written.
+        rules: How they were written.
         refusal: The server's answer.
     """
-    about_reasoning = refusal.names("reasoning_content", "reasoning")
-    demanded = about_reasoning and _DEMANDS.search(refusal.reason) is not None
-    attached = sorted(attached_names(messages, encode.server) - encode.refused)
+    encode = rules.encode
+    attached = sorted(added_names(messages, encode.server) - encode.refused)
     named = [name for name in attached if refusal.names(name)]
+    thought = [name for name in REASONING_FIELDS if refusal.names(name)]
     signed = refusal.names("thought_signature")
-    changes = [
+    left_out = [_leaving_out(named or attached, named=bool(named))] if attached else []
+    return [
         _change("ids of calls have nine letters", short_ids=True, named=SHORT_ID in refusal.numbers, alone=True),
         _change("calls are signed as of another model", sign=True, named=signed, alone=True),
+        *([_leaving_out([*thought, *named], named=True)] if thought and named else []),
+        form_change(refusal),
+        *reasoning_changes(REASONING_FIELDS, encode, refusal),
+        *left_out,
     ]
-    if not demanded and not encode.always:
-        fields = [name for name in REASONING_FIELDS if refusal.names(name)] or REASONING_FIELDS
-        changes.append(_leaving_out(fields, named=about_reasoning))
-    if attached:
-        changes.append(_leaving_out(named or attached, named=bool(named)))
-    # If some reasoning was sent and more is wanted, it is missing in messages that have none.
-    more: dict[str, Any] = {"always": True} if encode.reasoning else {"reasoning": REASONING_FIELDS[0]}
-    changes.append(_change("reasoning is sent back", **more, named=demanded, alone=True))
-    return changes
+
+
+def form_change(refusal: ServerRefusal) -> RequestChange:
+    """Return the change to the form of the strictest servers."""
+    told = "messages are sent in a stricter form: none is empty, roles alternate, and results have names"
+    return RequestChange(told, "forms", lambda rules: replace(rules, strict=True), refusal.names(*_ABOUT_FORM))
+
+
+def reasoning_changes(
+    fields: Sequence[str], encode: MessageEncoder, refusal: ServerRefusal, *more: str
+) -> list[RequestChange]:
+    """Return the changes to the reasoning of earlier replies: it is left out, or sent with all of them.
+
+    Args:
+        fields: The names that it may have in a message.
+        encode: How the messages were written.
+        refusal: The server's answer.
+        more: Other words that are about it.
+    """
+    named = [name for name in fields if refusal.names(name)]
+    about = bool(named) or refusal.names(*more)
+    left_out = _leaving_out(named or fields, named=about)
+    name = named[0] if named else encode.reasoning or fields[0]
+    sent = _change("reasoning is sent back", always=True, reasoning=name, named=about, alone=True)
+    if encode.always:
+        return [sent]
+    return [sent, left_out] if about and _DEMANDS.search(refusal.text) else [left_out, sent]
 
 
 def _change(told: str, *, named: bool, alone: bool = False, **fields: Any) -> RequestChange:

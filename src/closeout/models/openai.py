@@ -28,6 +28,7 @@ from closeout.models.cited_pages import CitedPage, cited_by_gemini, cited_by_ope
 from closeout.models.http import HTTPClient
 from closeout.models.http_errors import error_from_response
 from closeout.models.message_changes import message_changes
+from closeout.models.message_forms import in_strict_form
 from closeout.models.ollama import GENERATE_PATH, OLLAMA_PORT, generate_options, read_generated
 from closeout.models.openai_messages import (
     REASONING_FIELDS,
@@ -183,7 +184,8 @@ class OpenAIClient(HTTPClient):
         head = self._head(request, stream)
         if request.prompt is not None:
             return b'%b"prompt":%b}' % (head, encode_json(request.prompt))
-        joined = Message.joined(request.messages, self._protocol, self.rules.encode)
+        messages = in_strict_form(request.messages) if self.rules.strict else request.messages
+        joined = Message.joined(messages, self._protocol, self.rules.encode)
         return b"".join((head, b'"messages":[', joined, b"]}"))  # `%` copies what is long more than once
 
     def _head(self, request: ModelRequest, stream: bool) -> bytes:
@@ -286,7 +288,8 @@ class OpenAIClient(HTTPClient):
     def _learn_reasoning(self, name: str | None) -> None:
         """Send reasoning back under the name that the server uses: `reasoning_content`, or newer vLLM's `reasoning`."""
         encode = self.rules.encode
-        if encode.reasoning is not None and name not in (None, encode.reasoning, *encode.refused):
+        may_change = encode.reasoning is not None and not encode.always
+        if may_change and name not in (None, encode.reasoning, *encode.refused):
             self._use_rules(replace(self.rules, encode=replace(encode, reasoning=name)))
             self.has_learned = True
 
@@ -309,7 +312,7 @@ class OpenAIClient(HTTPClient):
             refusal.names(other) and self._limit_of(request) not in refusal.numbers,
             alone=True,
         )
-        messages = message_changes(request.messages, rules.encode, refusal) if request.prompt is None else []
+        messages = message_changes(request.messages, rules, refusal) if request.prompt is None else []
         return [limit, *messages, *super()._changes(request, rules, refusal)]
 
     # -------------------------------------------------------------------------------- discovery
@@ -431,6 +434,7 @@ _FINISHES: Mapping[str, str] = {
     "safety": "content_filter",
     "model_context_window_exceeded": "context_full",  # GLM
 }
+NO_REASON = ("null", "None")  # null as a text
 _LONGEST_REASON = 80  # characters of a finish reason that is not ours
 # Tokens from the cache: DeepSeek; Moonshot; Anthropic behind a proxy.
 _CACHED = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
@@ -584,7 +588,7 @@ def _count(value: Mapping[str, Any], *names: str) -> int:
 class OpenAIStream(StreamReader):
     """Reads the chunks of a chat or text completion. Calls `note_field` with the name of the reasoning field."""
 
-    __slots__ = ("_added", "_annotations", "_cited", "_field", "_note_field", "_of_calls", "_tokens")
+    __slots__ = ("_added", "_annotations", "_cited", "_field", "_goes_on", "_note_field", "_of_calls", "_tokens")
 
     def __init__(self, builder: ReplyBuilder, note_field: Callable[[str], None]) -> None:
         super().__init__(builder)
@@ -593,8 +597,13 @@ class OpenAIStream(StreamReader):
         self._annotations: list[Any] = []  # with places in the whole text
         self._cited: list[CitedPage] = []
         self._field: str | None = None  # the name of the reasoning
+        self._goes_on = False  # something has followed a finish reason: some servers send one with every piece
         self._note_field = note_field
         self._tokens = TokenReader()
+
+    @property
+    def complete(self) -> bool:
+        return self.done or (bool(self.builder.finish_reason) and not self._goes_on)
 
     @property
     def tokens(self) -> ReplyTokens | None:
@@ -620,12 +629,14 @@ class OpenAIStream(StreamReader):
         # A server that does not stream sends the message whole in one event.
         delta = choice.get("delta") or choice.get("message")
         if isinstance(delta, dict):
+            if builder.finish_reason and (delta.get("content") or delta.get("tool_calls")):
+                self._goes_on = True
             self._take_delta(delta)
             self._cited += cited_by_gemini(choice, delta)
         elif isinstance(text := choice.get("text"), str):
             builder.add_text(text)
-        if choice.get("finish_reason"):  # gateways send "" with every piece, even after the reason
-            finish = finish_reason(choice["finish_reason"])
+        if (said := choice.get("finish_reason")) and said not in NO_REASON:  # gateways send "" even after the reason
+            finish = finish_reason(said)
             builder.finish_reason = "tool_calls" if finish == "stop" and builder.last_call >= 0 else finish
 
     def _take_delta(self, delta: dict[str, Any]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 from closeout.codec import encode_json
 from closeout.messages import Message
-from closeout.models.http_errors import REFUSES
 from closeout.models.sent_names import safe_name
 
 __all__ = [
@@ -21,12 +20,9 @@ __all__ = [
     "added_to_call",
     "added_to_message",
     "as_attached",
-    "attached_names",
     "grown",
     "joined_details",
     "read_content",
-    "refused_names",
-    "without_names",
 ]
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
@@ -35,14 +31,12 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 # ------------------------------------------------------------------------------------------------ writing
 
 # Our keys, not the protocol's: the encoder decides what is sent of them.
-_PRIVATE = frozenset({"reasoning_content", "reasoning", "attached"})
+_PRIVATE = frozenset({"reasoning_content", "attached"})
 _CHANGED = _PRIVATE | {"tool_calls", "tool_call_id"}
 # The signature of calls that another model made: https://ai.google.dev/gemini-api/docs/thought-signatures#faqs
 _UNSIGNED = {"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
-# The fields that a request needs; and names in a server's error: quoted, at the end of a path, or not a word.
+# The fields that a request needs.
 _NEEDED = frozenset({"role", "content", "tool_calls", "function_call", "name"})
-_NAMED = re.compile(r"""(?<=[.'"`])\w+(?=['"`:\s]|$)|\w+_\w+""")
-_PATH_END = re.compile(r"[.\]]")
 SHORT_ID = 9  # letters and digits of an id at Mistral
 _IS_SHORT_ID = re.compile(rf"[a-zA-Z0-9]{{{SHORT_ID}}}")
 
@@ -75,15 +69,16 @@ class MessageEncoder:
         return f"openai-chat {self}"
 
     def __call__(self, message: Message) -> bytes:
-        if not self.always and _CHANGED.isdisjoint(message):
+        if not (self.always or self.refused) and _CHANGED.isdisjoint(message):
             return encode_json(dict(message))
-        shown = {key: value for key, value in message.items() if key not in _PRIVATE}
+        shown = {key: value for key, value in message.items() if key not in _PRIVATE and key not in self.refused}
         attached = _mapping(message.get("attached"))
         if attached.get("server") == self.server:
             self._attach(shown, attached, message.text)
         thought = message.get("reasoning_content") or ""
         if self.reasoning is not None and message.role == "assistant" and (thought or self.always):
-            name = attached.get("reasoning") if attached.get("server") == self.server else None
+            own = attached.get("server") == self.server and not self.always
+            name = attached.get("reasoning") if own else None
             self._send_thought(shown, name or self.reasoning, thought)
         self._make_calls_safe(shown)
         if self.sign:
@@ -95,8 +90,9 @@ class MessageEncoder:
         if isinstance(answered := shown.get("tool_call_id"), str):
             shown["tool_call_id"] = self._id(answered)
         if calls := _calls(shown):
+            kept = [{name: each for name, each in call.items() if name not in self.refused} for call in calls]
             shown["tool_calls"] = [
-                {**call, **({"id": self._id(call["id"])} if "id" in call else {}), **_named(call)} for call in calls
+                {**call, **({"id": self._id(call["id"])} if "id" in call else {}), **_named(call)} for call in kept
             ]
 
     def _id(self, value: Any) -> str:
@@ -146,58 +142,26 @@ def _sign_calls(shown: dict[str, Any]) -> None:
         shown["tool_calls"] = [{**calls[0], **_UNSIGNED}, *calls[1:]]
 
 
-def refused_names(sent: Collection[str], param: str, reason: str) -> set[str]:
-    """Return the fields of messages that a server refuses, of those that were sent.
-
-    Args:
-        sent: The fields.
-        param: The parameter that its error names, or an empty text.
-        reason: The error's text. A plain word counts only in quotation marks or at the end of a path, because fields
-            are called like ordinary words: "messages.2.assistant.reasoning: property … is unsupported".
-    """
-    if not REFUSES.search(reason):
-        return set()
-    return {_PATH_END.split(param)[-1], *_NAMED.findall(reason)}.intersection(sent)
-
-
-def added_names(messages: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the fields in an assistant's messages and their calls that not every server takes."""
-    names: set[str] = set()
-    for message in messages:
-        if message.get("role") == "assistant":
-            names.update(message.keys() - _NEEDED)
-            names.update(*(call.keys() - _OF_CALL for call in _calls(message)))
-    return names
-
-
-def without_names(messages: Iterable[Mapping[str, Any]], names: Collection[str]) -> list[Mapping[str, Any]]:
-    """Return messages without these fields of the assistant's messages and of their calls."""
-    return [message if added_names([message]).isdisjoint(names) else _without(message, names) for message in messages]
-
-
-def _without(message: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    kept = {name: value for name, value in message.items() if name not in names}
-    if _calls(kept):
-        kept["tool_calls"] = [
-            {name: value for name, value in call.items() if name not in names} for call in _calls(kept)
-        ]
-    return kept
-
-
 def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     calls = message.get("tool_calls")
     return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
 
 
-def attached_names(messages: Iterable[Message], server: str) -> set[str]:
-    """Return the fields that a server has attached to messages and their calls."""
+def added_names(messages: Iterable[Message], server: str) -> set[str]:
+    """Return the fields in the assistant's messages and calls that not every server takes, with what `server` attached.
+
+    Reasoning is not among them: see `REASONING_FIELDS`.
+    """
     names: set[str] = set()
     for message in messages:
+        if message.role != "assistant":
+            continue
+        names.update(message.keys() - _NEEDED, *(call.keys() - _OF_CALL for call in _calls(message)))
         attached = _mapping(message.get("attached"))
         if attached.get("server") == server:
             names.update(_mapping(attached.get("message")))
             names.update(*map(_mapping, _mapping(attached.get("calls")).values()))
-    return names - {"content", "function", *REASONING_FIELDS}
+    return names - {"content", "function", "attached", *REASONING_FIELDS}
 
 
 def _mapping(value: Any) -> dict[str, Any]:

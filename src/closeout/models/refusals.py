@@ -14,9 +14,9 @@ from closeout.records import record
 __all__ = ["Part", "RefusalSearch", "RequestChange", "ServerRefusal"]
 
 MOST_TRIES = 3  # further requests until one passes; a run may try one more, with less of the conversation or as text
-Part = Literal["options", "tools", "messages", "limit"]
+Part = Literal["options", "tools", "forms", "messages", "limit"]
 # The parts that are changed together, the cheapest first.
-GROUPS: Sequence[Sequence[Part]] = (("options", "limit"), ("tools",), ("messages",))
+GROUPS: Sequence[Sequence[Part]] = (("options", "limit", "forms"), ("tools",), ("messages",))
 _STATUSES = frozenset({400, 413, 422, 500})
 # Refusals of what the request says, of the account or of the model. No other form of it would pass.
 _FINAL = frozenset({
@@ -34,6 +34,7 @@ class ServerRefusal:
     Attributes:
         status: Its status.
         reason: Its text.
+        text: The parameter that it names, and its text.
         overflow: Whether its words say that the prompt is too long.
         numbers: The numbers in its text.
         same: Its text without numbers: the same for refusals of the same thing.
@@ -46,9 +47,9 @@ class ServerRefusal:
         self.numbers = [int(re.sub(r"\D", "", each)[:18]) for each in _NUMBER.findall(reason)]
         self.same = _NUMBER.sub("", f"{status} {code} {param} {reason}")
         self.is_final = status not in _STATUSES or code in _FINAL or (status == 500 and not describes(body))
-        self._text = f"{param} {reason}"
-        self._words = frozenset(_WORD.findall(self._text))
-        self._folded = _folded(self._text)
+        self.text = f"{param} {reason}"
+        self._words = frozenset(_WORD.findall(self.text))
+        self._folded = _folded(self.text)
 
     def names(self, *words: str) -> bool:
         """Return whether its words name one of these, also in another spelling: toolChoice is tool_choice."""
@@ -56,7 +57,7 @@ class ServerRefusal:
 
     def tool_places(self) -> frozenset[int]:
         """The places of the tools that it names, counted from 0."""
-        return frozenset(int(found[:6]) for found in _TOOL_PLACE.findall(self._text))
+        return frozenset(int(found[:6]) for found in _TOOL_PLACE.findall(self.text))
 
 
 def _folded(text: str) -> str:

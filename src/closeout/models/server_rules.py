@@ -30,7 +30,9 @@ class ServerRules:
         most_tools: How many tools a request may have; None if any number is taken.
         plain: Tools whose schemas are reduced to types, names and descriptions; `*` for all.
         withheld: Tools that are not offered.
-        encode: Writes the messages of OpenAI's protocol.
+        streamed: Whether every reply is streamed.
+        strict: Whether conversations have the form that the strictest servers take.
+        encode: Writes the messages. Of its fields, Anthropic's protocol has `server`, `always` and `refused`.
     """
 
     dropped: frozenset[str] = frozenset()
@@ -44,6 +46,8 @@ class ServerRules:
     most_tools: int | None = None
     plain: frozenset[str] = frozenset()
     withheld: frozenset[str] = frozenset()
+    streamed: bool = False
+    strict: bool = False
     encode: MessageEncoder = MessageEncoder()
 
     def is_plain(self, tool: str) -> bool:

@@ -143,7 +143,8 @@ class ModelSession:
                 else:
                     reading = await self._by_strategy(self._plan.strategy, request, history, info)
             except ContextOverflow:
-                if not self._keeper.shrink(history, info.attempt, "overflow", turns=True):
+                shrunk = self._keeper.shrink(history, info.attempt, "overflow", turns=True)
+                if not (shrunk or self._leave_out_pictures()):
                     raise
             except (BadRequest, ModelNotFound, ServerFailed) as error:
                 changed = self._try_as_text(error) or self._leave_out(error)
@@ -216,10 +217,7 @@ class ModelSession:
                 text = "The server does not take the constraint on replies; the run continues without."
                 self._warn("Constraint", text)
                 return True
-            if self.capabilities.images and any(message.pictures for message in self._last_request.messages):
-                self._pictures_refused = True
-                self.capabilities = replace(self.capabilities, images=False)
-                self._warn("Pictures", "The server may not take these pictures; the run continues without them.")
+            if self._leave_out_pictures():
                 return True
             if self._tools_refused:
                 self._switch_dialect("cot_chat", "The server does not take tools")
@@ -238,6 +236,14 @@ class ModelSession:
             self._switch_dialect("cot_chat", "The server does not complete texts")
             return True
         return False
+
+    def _leave_out_pictures(self) -> bool:
+        if not (self.capabilities.images and any(message.pictures for message in self._last_request.messages)):
+            return False
+        self._pictures_refused = True
+        self.capabilities = replace(self.capabilities, images=False)
+        self._warn("Pictures", "The server may not take these pictures; the run continues without them.")
+        return True
 
     def _makes_room(self, error: ModelError, history: History, info: RequestInfo) -> bool:
         """Leave out old results after a refusal whose reason is not known: it may be the length."""

@@ -23,9 +23,8 @@ from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelReq
 from closeout.models import transport
 from closeout.models.base import OnDelta
 from closeout.models.http import HTTPClient
-from closeout.models.http_errors import error_from_body, refusal, refuses_tools, rejected_text
+from closeout.models.http_errors import error_from_body, refuses_tools, rejected_text
 from closeout.models.long_steps import pause_after
-from closeout.models.openai_messages import added_names, refused_names, without_names
 from closeout.models.refusals import ServerRefusal
 from closeout.models.streaming import MAX_EVENT, EventReader, ReplyBuilder, StreamReader
 from closeout.parsing.forms import Form, check_forms
@@ -99,7 +98,6 @@ class Proxy:
         self._always_text = dialect == "text"
         self.forms = check_forms(forms)
         self._in_text = Lessons[bool]()  # conversations whose model gets its tools as text
-        self.refused_fields = Lessons[frozenset[str]]()  # of messages
         self.clients = Lessons[HTTPClient]()  # with what they have learned
         self._governors: OrderedDict[bytes, Governor] = OrderedDict()
 
@@ -328,7 +326,6 @@ class _ProxiedExchange:
     async def _pass_through(self, form: NativeFormat) -> web.StreamResponse | None:
         """Pass the request on as it is. Returns None if the model must get its tools as text."""
         endpoint = self._proxy.upstream.endpoint(self._form.path, self._request.headers)
-        self._leave_out(self._proxy.refused_fields.find(self._conversation) or ())
         data = encode_json(self._body) if self._is_mended else await self._request.read()
         # Of the replies that are of no use, clients recognise one that was cut off: they get it rather than the last.
         cut: tuple[_Received, Verdict] | None = None
@@ -344,9 +341,6 @@ class _ProxiedExchange:
                 else:
                     raw = await response.read_start()
                     written = rejected_text(response.status, raw) if self._governs else None
-                    if written is None and self._learns_fields(response, raw):
-                        data = encode_json(form.asked_again(self._body, hint) if hint else self._body)
-                        continue
                     if written is None:
                         return await self._refused(response, raw, data)
                     received = _Received.rejected(response, raw, written)
@@ -387,32 +381,6 @@ class _ProxiedExchange:
     def _write_as_text(self) -> None:
         self._proxy.speak_text(self._conversation)
         self._writes_text = True
-
-    def _learns_fields(self, response: transport.Response, raw: bytes) -> bool:
-        """Leave out fields that an error refuses, such as the reasoning that another server's model wrote.
-
-        What the client's messages hold beyond the protocol is the state of some vendor; its own it would take back.
-        """
-        messages = self._body.get("messages")
-        if response.status not in {400, 422} or self._proxy.record_only or self._proxy.upstream.kind != "openai":
-            return False
-        _, param, reason = refusal(raw)
-        refused = refused_names(added_names(messages or ()), param, reason)
-        if not refused:
-            return False
-        self._record.failed(ModelError(f"The server refuses {', '.join(sorted(refused))}.", status=response.status))
-        known = self._proxy.refused_fields.find(self._conversation) or frozenset()
-        self._proxy.refused_fields.keep(self._conversation, known | refused)
-        self._leave_out(refused)
-        return True
-
-    def _leave_out(self, refused: Collection[str]) -> None:
-        """Leave fields out of the assistant's messages in the request."""
-        messages = self._body.get("messages") if refused and not self._proxy.record_only else None
-        if isinstance(messages, list) and not (found := added_names(messages)).isdisjoint(refused):
-            self._body = {**self._body, "messages": without_names(messages, refused)}
-            left_out = [Repair("history_field", "messages", name) for name in sorted(found.intersection(refused))]
-            self._note_mended(left_out)
 
     def _note_mended(self, repairs: Sequence[Repair]) -> None:
         """Record what was repaired in the request."""
