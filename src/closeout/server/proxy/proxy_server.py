@@ -23,7 +23,7 @@ from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelReq
 from closeout.models import transport
 from closeout.models.base import OnDelta
 from closeout.models.http import HTTPClient
-from closeout.models.http_errors import error_from_body, refuses_tools, rejected_text
+from closeout.models.http_errors import error_from_body, rejected_text
 from closeout.models.long_steps import pause_after
 from closeout.models.refusals import ServerRefusal
 from closeout.models.streaming import MAX_EVENT, EventReader, ReplyBuilder, StreamReader
@@ -342,7 +342,7 @@ class _ProxiedExchange:
                     raw = await response.read_start()
                     written = rejected_text(response.status, raw) if self._governs else None
                     if written is None:
-                        return await self._refused(response, raw, data)
+                        return await self._refused(response, raw)
                     received = _Received.rejected(response, raw, written)
             except ModelError as error:
                 self._record.failed(error)
@@ -388,12 +388,8 @@ class _ProxiedExchange:
         self._record.repaired(repairs)
         self._proxy.repairs.update(repair.kind for repair in repairs)
 
-    async def _refused(self, response: transport.Response, raw: bytes, sent: bytes) -> web.StreamResponse | None:
-        """Pass an error on; None if it says that the server knows no tools."""
-        if response.status == 400 and self._governs and refuses_tools(raw, sent) and self._out is None:
-            self._record.failed(ModelError("The server refuses tools.", status=400))
-            self._write_as_text()
-            return None
+    async def _refused(self, response: transport.Response, raw: bytes) -> web.StreamResponse | None:
+        """Pass an error on; None if another request may avoid it."""
         said = f"The upstream server answered with status {response.status}."
         if self._again and response.status >= 500:  # a request that the client did not make
             raise ServerFailed(said, status=response.status)
