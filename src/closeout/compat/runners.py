@@ -416,15 +416,15 @@ class BaseAgentRunner(AppRunner):
         self._agent_scratchpad = [*chain.from_iterable(self._units.of(view.steps))]
         self._request, self._rendered = (view, capabilities), None
         try:
-            messages = [*map(PromptMessage.typed, self._organize_prompt_messages())]
+            messages = list(self._organize_prompt_messages())
             request = self._rendered or self._writing(self._prompts).render(view, capabilities)
+            if not view.steps:
+                self._check_prompt(messages, view)
         except Exception as error:
             error.add_note(f"{method_of(self, '_organize_prompt_messages', error)} raised it.")
             raise
         finally:
             self._request = None
-        if not view.steps:
-            self._check_prompt(messages, view)
         hint = "\n\n".join(text for text in (view.note, view.closing) if text)
         if hint and hint not in "\n\n".join(message.text for message in messages[-2:]):
             messages = [*messages, UserPromptMessage(content=hint)]  # a rollback must change the request
