@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Literal, Optional, Self
 
 import pytest
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter, field_validator, model_validator
 
 from closeout import Agent, Boxed, Json, Number, Text, tool
 from closeout.answers.typed import contract_of, named_contract
@@ -232,3 +232,28 @@ async def test_an_agent_as_a_tool_reports_its_text() -> None:
     result = await chief.run("Where is the key?")
     assert result.answer == "mat"
     assert "The key is under the mat." in str(result.messages)
+
+
+def test_a_model_is_told_what_a_validator_says_and_not_the_whole_answer_again() -> None:
+    class Bill(BaseModel):
+        number: int
+        lines: list[int]
+        total: int
+
+        @field_validator("number")
+        @classmethod
+        def is_known(cls, number: int) -> int:
+            if number > 99:
+                raise ValueError("there are 99 bills")
+            return number
+
+        @model_validator(mode="after")
+        def adds_up(self) -> Self:
+            if sum(self.lines) != self.total:
+                raise ValueError(f"the lines add up to {sum(self.lines)}")
+            return self
+
+    reading = Json(Bill).read('{"number": 7, "lines": [1, 2], "total": 4}')
+    assert reading.problem == "The answer does not fit. the lines add up to 3."
+    reading = Json(Bill).read('{"number": 700, "lines": [1, 2], "total": 3}')
+    assert reading.problem == "The answer does not fit. number: there are 99 bills, got 700."

@@ -31,6 +31,7 @@ _LONGEST_VALUE = 10_000  # characters of a reply that is one bare value
 _MOST_TRIES = 8  # candidates that are read and checked, the last ones first
 _MOST_PROBLEMS = 10  # the model is shown the first problems of an answer
 _ABOUT_KEYS = frozenset({"missing", "required", "additionalProperties"})  # kinds of errors, of pydantic and JSON Schema
+_OF_A_VALIDATOR = ("value_error", "assertion_error")  # the words are the user's; the value may be the whole answer
 _BRACKET = re.compile(r"[\[\]{}]")
 _DEEPEST_YAML = 100  # brackets; the YAML reader's time grows with the square of their depth
 _MOST_YAML = 50_000  # characters; the YAML reader needs half a second for as many
@@ -102,7 +103,13 @@ def _by_type(wanted: Any, owner: str) -> tuple[Mapping[str, Any], Callable[[Any]
         except ValidationError as error:
             found = error.errors(include_url=False, include_context=False)
             return None, _listed(
-                _Misfit(each["loc"], each["msg"], each["input"], each["type"] in _ABOUT_KEYS) for each in found
+                _Misfit(
+                    each["loc"],
+                    each["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "),
+                    each["input"],
+                    each["type"] in _ABOUT_KEYS or (not each["loc"] and each["type"] in _OF_A_VALIDATOR),
+                )
+                for each in found
             )
 
     return schema, check
