@@ -89,11 +89,9 @@ async def test_the_wait_and_the_end_of_a_run_are_sent_once_each(any_home: Home) 
         await agent.work(until_idle=True)
         await agent.resume_due()
     waiting, ended = receiver.received.values()
-    assert (waiting["type"], waiting["data"]["status"], waiting["data"]["waiting"][0]["tool"]) == (
-        "run.waiting",
-        "waiting",
-        "pay",
-    )
+    assert (waiting["type"], waiting["data"]["status"]) == ("run.waiting", "waiting")
+    (asked,) = waiting["data"]["waiting"]  # enough to show the call, and to decide on this one alone
+    assert (asked["tool"], asked["arguments"], asked["hash"]) == ("pay", {"amount": 5}, run.waiting[0].hash)
     assert (ended["type"], ended["timestamp"][-6:]) == ("run.ended", "+00:00")
     assert ended["data"] == {
         "run_id": "order-1",

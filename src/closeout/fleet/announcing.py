@@ -188,7 +188,7 @@ def _notice(store: Store, place: int) -> tuple[str, dict[str, Any]] | None:
             data: dict[str, Any] = {"run_id": run_id, "agent": started.name, "user": started.user}
             data |= {name: getattr(ended, name) for name in ("status", "stop_reason", "answer", "error")}
             if ended.status == "waiting":
-                names = ("id", "kind", "tool", "reason", "expires")
+                names = ("id", "kind", "tool", "arguments", "hash", "reason", "expires")
                 pending = pending_decisions(store.rows_from(run_id, 0, seq + 1))
                 data["waiting"] = [{name: getattr(each, name) for name in names} for each in pending]
             kind = "run.waiting" if ended.status == "waiting" else "run.ended"
