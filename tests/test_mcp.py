@@ -411,6 +411,19 @@ async def test_without_the_library_the_extra_is_named(monkeypatch: pytest.Monkey
 # ------------------------------------------------------------------------------------------------ names
 
 
+async def test_some_tools_of_a_server_are_offered() -> None:
+    notes = {"command": sys.executable, "args": [str(SERVERS / "notes.py")]}
+    chosen = {**notes, "only": ["read_note", "write_note"], "exclude": ["write_note"]}
+    async with ToolManager(mcp_servers={"notes": chosen}) as manager:
+        assert [spec.name for spec in manager.specs()] == ["read_note"]
+    with pytest.raises(UsageError, match=r"exclude of the MCP server 'notes' names 'raed', which does not exist"):
+        await ToolManager(mcp_servers={"notes": {**notes, "exclude": ["raed"]}}).open()
+    (theirs,) = read_servers({"mcpServers": {"notes": {**notes, "includeTools": ["a"], "disabledTools": ["b"]}}})
+    assert (theirs.only, theirs.exclude) == (("a",), ("b",))
+    with pytest.raises(ConfigError, match="only must be a list of names of tools, got 'read_note'"):
+        read_servers({"notes": {**notes, "only": "read_note"}})
+
+
 async def test_tools_of_a_server_are_renamed() -> None:
     notes = {"name": "notes", "command": sys.executable, "args": [str(SERVERS / "notes.py")]}
     names = {"read_note": "look_up_note"}

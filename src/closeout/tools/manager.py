@@ -300,7 +300,12 @@ class ToolManager:
         return self._allowed(server.name, offer)
 
     def _allowed(self, server_name: str, offer: ServerOffer) -> tuple[ToolSpec, ...]:
-        return tuple(spec for spec in offer.tools if not self._is_blacklisted(server_name, spec.name))
+        (config,) = (each for each in self.servers if each.name == server_name)
+        offered = {spec.name for spec in offer.tools if not config.only or spec.name in config.only}
+        offered -= {*config.exclude}
+        return tuple(
+            spec for spec in offer.tools if spec.name in offered and not self._is_blacklisted(server_name, spec.name)
+        )
 
     def _changed_since_pinned(self, server_name: str, offer: ServerOffer) -> dict[str, str]:
         """The tools whose definitions nobody has accepted, and why."""
@@ -478,9 +483,10 @@ class ToolManager:
         """
         known = {LOCAL: self._own_names, **self._listed_names}
         for config in self.servers:
-            for name in config.rename:
-                if name not in known.get(config.name, config.rename):
-                    raise _no_tool(f"rename of the MCP server {config.name!r}", name, known[config.name])
+            for key, names in ("rename", config.rename), ("only", config.only), ("exclude", config.exclude):
+                for name in names:
+                    if name not in known.get(config.name, names):
+                        raise _no_tool(f"{key} of the MCP server {config.name!r}", name, known[config.name])
         if self._shares_policies:
             return
         servers = {server.name for server in self._servers}

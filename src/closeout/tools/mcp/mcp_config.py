@@ -28,16 +28,18 @@ START_SECONDS = 60.0
 MOST_SECONDS = 10_000.0  # a larger timeout in another client's configuration is in milliseconds
 _KEYS = (
     "name", "command", "args", "env", "cwd", "url", "headers", "transport", "timeout", "start_timeout", "required",
-    "auth", "elicitation", "sampling", "roots", "resources", "tasks", "rename",
+    "auth", "elicitation", "sampling", "roots", "resources", "tasks", "rename", "only", "exclude",
 )  # fmt: skip
 _URL_KEYS = ("url", "httpUrl", "serverUrl")
 _SERVER_LISTS = ("mcpServers", "servers", "mcp_servers")
 # Keys that other clients write beside a server's address: approvals, filters of their interfaces, looks, sign-in.
 _FOREIGN_KEYS = frozenset((
-    "alwaysAllow", "autoApprove", "autoapprove", "description", "dev", "disabledTools", "enabledTools", "excludeTools",
-    "gallery", "icon", "iconPath", "id", "includeTools", "oauth", "sandbox", "sandboxEnabled", "tools", "trust",
-    "version", "workingDirectory",
+    "alwaysAllow", "autoApprove", "autoapprove", "description", "dev", "gallery", "icon", "iconPath", "id", "oauth",
+    "sandbox", "sandboxEnabled", "tools", "trust", "version", "workingDirectory",
 ))  # fmt: skip
+_FOREIGN_FILTERS = {
+    "includeTools": "only", "enabledTools": "only", "excludeTools": "exclude", "disabledTools": "exclude"
+}  # fmt: skip
 _TRANSPORTS = {
     "stdio": "stdio", "local": "stdio", "http": "http", "streamable-http": "http", "streamable_http": "http",
     "streamableHttp": "http", "remote": "http", "sse": "sse",
@@ -54,7 +56,8 @@ class McpServerConfig:
     A run does not begin without a `required` server. `elicitation` says who answers the server's questions; with
     `sampling` it may ask the agent's model; `roots` are the file URIs that it may work in, None if it is not told; with
     `resources` two tools list and read its resources; with `tasks` it may answer a call with a task, and "leave"
-    suspends the run while the server works on it; `rename` has other names for its tools.
+    suspends the run while the server works on it; `rename` has other names for its tools. Those in `exclude` are not
+    offered, nor with `only` those that are not in it.
     """
 
     name: str
@@ -75,6 +78,8 @@ class McpServerConfig:
     resources: bool = False
     tasks: bool | Literal["leave"] = False
     rename: Mapping[str, str] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
     @property
     def may_ask(self) -> bool:
@@ -258,6 +263,8 @@ def _from_mapping(entry: Mapping[str, Any], name: str, shown: str, *, is_foreign
         resources=_flag(fields.get("resources"), "resources", shown, default=False),
         tasks=_tasks(fields.get("tasks"), shown),
         rename=_names(fields.get("rename"), shown),
+        only=_tool_names(fields.get("only"), "only", shown),
+        exclude=_tool_names(fields.get("exclude"), "exclude", shown),
     )
 
 
@@ -265,7 +272,7 @@ def _known_fields(entry: Mapping[str, Any], shown: str, *, is_foreign: bool) -> 
     """The entry under our own keys. Of another client's configuration, keys that mean nothing here are left out."""
     fields: dict[str, Any] = {}
     for key, value in entry.items():
-        ours = "transport" if key == "type" else "url" if key in _URL_KEYS else key
+        ours = "transport" if key == "type" else "url" if key in _URL_KEYS else _FOREIGN_FILTERS.get(key, key)
         if ours in _KEYS or ours == "envFile":
             if value is not None or ours not in fields:
                 fields[ours] = value
@@ -341,6 +348,16 @@ def _tasks(value: Any, shown: str) -> bool | Literal["leave"]:
     if value != "leave":
         raise ConfigError(f"MCP server {shown!r}: tasks must be true, false or leave, got {value!r:.80}.")
     return "leave"
+
+
+def _tool_names(value: Any, key: str, shown: str) -> tuple[str, ...]:
+    if (
+        not isinstance(value, Sequence | None)
+        or isinstance(value, str)
+        or not all(isinstance(n, str) for n in value or ())
+    ):
+        raise ConfigError(f"MCP server {shown!r}: {key} must be a list of names of tools, got {value!r:.80}.")
+    return tuple(value or ())
 
 
 def _names(value: Any, shown: str) -> dict[str, str]:
