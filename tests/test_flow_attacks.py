@@ -426,6 +426,16 @@ else:
     from math import ceil as rounded
 send(str(rounded(1.5)))
 """,
+    "a function of a module in a conditional expression": """
+from math import floor, ceil
+rounded = floor if page() == "yes" else ceil
+send(str(rounded(1.5)))
+""",
+    "a class in a conditional expression": """
+from datetime import date, datetime
+read = date if page() == "yes" else datetime
+send(str(read.fromisoformat("2020-01-01")))
+""",
     "type after except": """
 p = page()
 try:

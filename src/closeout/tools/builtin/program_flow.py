@@ -567,7 +567,7 @@ class ProgramFlow:
             if value.function is not None:
                 return self._own_call(node, value.function)
             if value.is_module:
-                return self._made(node, self._given(node))
+                return self._made(node, [value, *self._given(node)])
             raise _NotUnderstood
         if self._host_labels(name) is not None and name not in _KNOWN:
             return self._host_call(node, name)
@@ -588,7 +588,7 @@ class ProgramFlow:
 
     def _method(self, node: ast.Call, owner: _Value, name: str) -> _Value:
         if owner.is_module:
-            return self._made(node, self._given(node))
+            return self._made(node, [owner, *self._given(node)])
         if name not in _READING | _CHANGING:
             raise _NotUnderstood
         given = self._given(node, iterators=name in _CONSUMING, key=name in _WITH_KEY)
