@@ -40,6 +40,7 @@ from closeout.journal.events import (
 from closeout.journal.next_steps import agent_option, next_step
 from closeout.journal.persons import persons_of
 from closeout.journal.readonly import open_to_read
+from closeout.journal.run_names import LAB
 from closeout.journal.store import Row, RunRecord, Store
 from closeout.journal.story import Story
 from closeout.journal.subscribers import Progress
@@ -83,9 +84,13 @@ REQUESTS = (
 
 
 def list_runs(limit: int, wanted: RunFilter, *, as_json: bool) -> int:
-    """Print the latest runs that match, newest first. Return the exit code."""
+    """Print the latest runs that match, newest first, trials only if they are asked for. Return the exit code."""
+    from closeout.evaluate.trials import evaluations_in
+
+    evaluations = [] if wanted.is_set else evaluations_in(home_folder())
     with open_to_read(home_folder()) as store:
-        found = list(islice(wanted.select(store), min(limit, sys.maxsize - 1) + 1))
+        chosen = wanted.select(store) if wanted.is_set else store.each_run(not_under=[*evaluations, LAB])
+        found = list(islice(chosen, min(limit, sys.maxsize - 1) + 1))
         records = found[:limit]
         waiting = [] if as_json else [each for each in records if each.status == "waiting"]
         brief = bool(waiting) and make_console().is_terminal
@@ -108,8 +113,10 @@ def list_runs(limit: int, wanted: RunFilter, *, as_json: bool) -> int:
             print(f"The latest {limit:,}. More: closeout runs --limit {10 * limit}", file=sys.stderr)
     elif wanted.is_set:
         print("No run matches.")
-    else:
+    elif not evaluations:
         print('No runs yet. Try: closeout run "What is 17 % of 2,340?"')
+    if evaluations and not as_json:
+        print("Trials are listed in their evaluations: closeout eval list", file=sys.stderr)
     return 0
 
 

@@ -63,6 +63,7 @@ def _calls(total: UsageTotal) -> list[str]:
 
 def _numbers(total: UsageTotal) -> list[str]:
     usage = total.usage
-    cost = f"${usage.cost_usd or 0.0:.4f}" + (f" + {total.unpriced:,} unpriced" if total.unpriced else "")
+    costs = [f"${usage.cost_usd or 0.0:.4f}"] if usage.cost_usd or not total.unpriced else []
+    cost = " + ".join([*costs, *([f"{total.unpriced:,} unpriced"] if total.unpriced else [])])
     numbers = (usage.requests, usage.input_tokens, usage.cache_read_tokens, usage.output_tokens)
     return [*(f"{number:,}" for number in numbers), cost]
