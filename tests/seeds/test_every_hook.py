@@ -234,11 +234,46 @@ async def test_a_plain_override_of_an_async_method_is_called() -> None:
         def create_message(self, *arguments: Any, **options: Any) -> Any:
             return super().create_message(*arguments, **options)
 
-    model = Client([call("scrape_website", url="a"), answer("42")])
-    agent = Agent(model, [scrape], answer_generator=Generator, tool_executor=Executor, home=False)
-    result = await agent.run("?")
-    assert (result.answer, result.warnings) == ("mine", ())
-    assert model.requests[1].messages[-1].text == "from a plain function"
+    class Manager(ToolManager):
+        def execute_tool_call(self, server_name: str, tool_name: str, arguments: Any) -> Any:
+            return {"result": "from a plain manager"}
+
+    class OfAnotherSystem:
+        def get_all_tool_definitions(self) -> list[dict[str, Any]]:
+            return [{"name": "srv", "tools": [{"name": "scrape_website", "schema": {"type": "object"}}]}]
+
+        def execute_tool_call(self, **call: Any) -> dict[str, Any]:
+            return {"result": "from another system"}
+
+    seen: list[Any] = []
+
+    class Handler(closeout.StreamHandler):
+        def __init__(self) -> None:  # the base class needs no call
+            self.sent = seen
+
+        def tool_call(self, tool_name: str, payload: Any, *more: Any) -> Any:
+            self.sent.append(payload)
+
+    for tools, options, shown in (
+        ([scrape], {"tool_executor": Executor, "answer_generator": Generator}, "from a plain function"),
+        (Manager([scrape]), {}, "from a plain manager"),
+        (OfAnotherSystem(), {}, "from another system"),
+    ):
+        seen.clear()
+        model = Client([call("scrape_website", url="a"), answer("mine")])
+        result = await Agent(model, tools, home=False, **options).run("?", listeners=[Handler()])  # type: ignore[arg-type]
+        assert (result.answer, result.warnings) == ("mine", ()), shown
+        assert model.requests[1].messages[-1].text == shown
+        assert seen == [{"url": "a"}, {"result": shown}]
+
+
+async def test_a_listener_that_is_not_made_whole_costs_the_run_nothing() -> None:
+    class Unmade(closeout.TaskLog):
+        def __init__(self) -> None: ...
+
+    result = await Agent(ScriptedClient([answer("42")]), home=False).run("?", listeners=[Unmade()])
+    assert result.answer == "42"
+    assert "Unmade.__call__ raised AttributeError" in result.warnings[0]
 
 
 async def test_an_override_that_returns_another_shape_is_named_with_the_shape() -> None:

@@ -35,7 +35,7 @@ from closeout.journal.events import (
 from closeout.journal.recorded import CANCELLED, REPLY_INTERRUPTED
 from closeout.journal.story import AgentStory, CallStory, Change, Story, TurnStory
 from closeout.journal.subscribers import Progress, RunInfo
-from closeout.overrides import is_overridden
+from closeout.overrides import is_overridden, returned
 
 __all__ = ["StreamHandler"]
 
@@ -65,9 +65,11 @@ class StreamHandler:
     that raises does not disturb the run, and its event is sent as it is.
     """
 
+    dropped = 0
+    _put: _Put | None = None  # also of a subclass whose __init__ does not call this one
+
     def __init__(self, stream_queue: Any = None) -> None:
-        self.dropped = 0
-        self._put: _Put | None = getattr(stream_queue, "put_nowait", stream_queue)
+        self._put = getattr(stream_queue, "put_nowait", stream_queue)
 
     def send(self, event_type: str, data: Mapping[str, Any]) -> None:
         """Put one event into the stream; never waits and never raises."""
@@ -221,12 +223,12 @@ class _Overrides:
         name, arguments_of = _METHODS.get(event_type, ("", lambda _: None))
         arguments = arguments_of(data) if name in self._names else None
         if arguments is not None:
-            returned = await getattr(handler, name)(*arguments)
+            made = await returned(getattr(handler, name)(*arguments))
             id_of = {"start_workflow": "workflow_id", "start_agent": "agent_id"}.get(name)
-            if id_of is not None and isinstance(returned, str):
-                self._ids[data[id_of]] = returned
+            if id_of is not None and isinstance(made, str):
+                self._ids[data[id_of]] = made
         elif "update" in self._names:
-            await handler.update(event_type, data)
+            await returned(handler.update(event_type, data))
         else:
             handler.send(event_type, data)
 

@@ -185,7 +185,7 @@ class TaskLog:
 
     def logs_run(self, run_id: str = "") -> bool:
         """Return whether the log is a listener of a run now: of any, or of the one named."""
-        logged = getattr(self.writer, "__self__", None)
+        logged = getattr(getattr(self, "writer", None), "__self__", None)
         return isinstance(logged, _LoggedRun) and run_id in ("", logged.run_id)
 
     def _take(self, at: str, event: Event) -> None:

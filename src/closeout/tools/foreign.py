@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Self
 
 from closeout.errors import ToolDefinitionError, ToolError
+from closeout.overrides import returned
 from closeout.tools.manager import LOCAL, ToolManager
 from closeout.tools.tool import Tool
 
@@ -95,7 +96,7 @@ class AdaptedManager(ToolManager):
 
     async def __aenter__(self) -> Self:
         if not self._is_listed:
-            definitions = await self._manager.get_all_tool_definitions()
+            definitions = await returned(self._manager.get_all_tool_definitions())
             taken = {spec.name for spec in self.specs()}
             for server in definitions:
                 for each in server.get("tools") or ():
@@ -115,7 +116,7 @@ class AdaptedManager(ToolManager):
         )
 
     async def _execute(self, server: str, name: str, /, **arguments: Any) -> Any:
-        returned = await self._manager.execute_tool_call(server_name=server, tool_name=name, arguments=arguments)
-        if returned.get("error"):
-            raise ToolError(str(returned["error"]))
-        return returned.get("result")
+        answer = self._manager.execute_tool_call(server_name=server, tool_name=name, arguments=arguments)
+        if (answer := await returned(answer)).get("error"):
+            raise ToolError(str(answer["error"]))
+        return answer.get("result")

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from closeout.errors import Suspended, ToolDefinitionError, ToolError, UsageError
 from closeout.messages import ToolSpec
-from closeout.overrides import is_overridden
+from closeout.overrides import is_overridden, returned
 from closeout.tools.call_records import Progress
 from closeout.tools.mcp.mcp_client import LoginNeeded, McpServer, McpServerFailed, ServerOffer, require_mcp, wait_out
 from closeout.tools.mcp.mcp_config import McpEntry, McpServerConfig, read_servers
@@ -366,16 +366,16 @@ class ToolManager:
         made = _MadeCall(self, progress)
         token = _made_call.set(made)
         try:
-            returned = await self.execute_tool_call(route.spec.server_name or LOCAL, route.name, arguments)
+            answer = await returned(self.execute_tool_call(route.spec.server_name or LOCAL, route.name, arguments))
         finally:
             _made_call.reset(token)
-        if not isinstance(returned, Mapping) or not ("error" in returned or "result" in returned):
+        if not isinstance(answer, Mapping) or not ("error" in answer or "result" in answer):
             raise ToolError(f"{type(self).__name__}.execute_tool_call must return a dict with 'result' or 'error'.")
-        if returned.get("error"):
-            if made.failure is not None and returned["error"] == made.error:
+        if answer.get("error"):
+            if made.failure is not None and answer["error"] == made.error:
                 raise made.failure
-            raise ToolError(str(returned["error"]))
-        result = returned.get("result")
+            raise ToolError(str(answer["error"]))
+        result = answer.get("result")
         return made.value if made.value is not None and result is made.result else result
 
     async def execute_tool_call(self, server_name: str, tool_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
