@@ -54,6 +54,15 @@ def max_final_answer_retries(cfg: Any) -> int:
 # has no place for. An override may return a plain tuple: the attributes then keep their defaults.
 
 
+class _WithNotes:
+    """Makes a tuple of the positional values; those given by name are attributes."""
+
+    def __new__(cls, *values: Any, **notes: Any) -> Self:
+        self = super().__new__(cls, *values)
+        self.__dict__.update(notes)
+        return self
+
+
 class _LLMCall(NamedTuple):
     response_text: str | None
     should_break: bool
@@ -61,7 +70,7 @@ class _LLMCall(NamedTuple):
     message_history: History
 
 
-class LLMCallResult(_LLMCall):
+class LLMCallResult(_WithNotes, _LLMCall):
     """The result of `handle_llm_call`: text, should_break, tool calls, history.
 
     A failed call has the text "", should_break False, no tool calls, and the history that was passed in.
@@ -71,13 +80,8 @@ class LLMCallResult(_LLMCall):
         cut: Whether the reply ended at the token limit.
     """
 
-    error: Exception | None
-    cut: bool
-
-    def __new__(cls, *values: Any, error: Exception | None = None, cut: bool = False) -> Self:
-        self = super().__new__(cls, *values)
-        self.error, self.cut = error, cut
-        return self
+    error: Exception | None = None
+    cut: bool = False
 
     @classmethod
     def failed(cls, history: History, error: Exception) -> Self:
@@ -93,7 +97,7 @@ class _Final(NamedTuple):
     message_history: History
 
 
-class FinalAnswer(_Final):
+class FinalAnswer(_WithNotes, _Final):
     """The result of `generate_final_answer_with_retries`: text, summary, boxed answer, usage log, history.
 
     Without an answer the boxed answer is FORMAT_ERROR_MESSAGE.
@@ -103,13 +107,8 @@ class FinalAnswer(_Final):
         failure: The exception that ended the requests, if it was the model that failed.
     """
 
-    reading: ContractReading
-    failure: Exception | None
-
-    def __new__(cls, *values: Any, reading: ContractReading | None = None, failure: Exception | None = None) -> Self:
-        self = super().__new__(cls, *values)
-        self.reading, self.failure = reading or ContractReading(), failure
-        return self
+    reading: ContractReading = ContractReading()
+    failure: Exception | None = None
 
     @property
     def may_ask_again(self) -> bool:
@@ -147,7 +146,7 @@ class _Finalized(NamedTuple):
     message_history: History
 
 
-class FinalizedAnswer(_Finalized):
+class FinalizedAnswer(_WithNotes, _Finalized):
     """The result of `generate_and_finalize_answer`: summary, boxed answer, experience, usage log, history.
 
     The experience is set only if another attempt should learn from this one.
@@ -158,14 +157,9 @@ class FinalizedAnswer(_Finalized):
         failure: The exception that ended the requests, if it was the model that failed.
     """
 
-    text: str
-    value: Any
-    failure: Exception | None
-
-    def __new__(cls, *values: Any, text: str = "", value: Any = None, failure: Exception | None = None) -> Self:
-        self = super().__new__(cls, *values)
-        self.text, self.value, self.failure = text, value, failure
-        return self
+    text: str = ""
+    value: Any = None
+    failure: Exception | None = None
 
     @property
     def answer(self) -> str | None:

@@ -269,7 +269,7 @@ class _LoggedRun:
         self._log.writer = self._writer
 
 
-def _describe(event: Event) -> tuple[str, str, str, dict[str, Any]] | None:
+def _describe(event: Event) -> tuple[str, str, str, dict[str, Any]] | None:  # noqa: C901 - one case for each event
     """Return level, name, message and metadata of an event, None if the log does not show it."""
     who = "Main Agent" if event.agent == "main" else event.agent.removeprefix("main/")
     match event:
@@ -279,15 +279,25 @@ def _describe(event: Event) -> tuple[str, str, str, dict[str, Any]] | None:
             return "info", f"{who} | Attempt {attempt}", f"starts with {len(event.experiences)} experiences", {}
         case ModelReplied(call=call):
             return "info", f"{who} | Model reply {call}", event.text, {"usage": dict(event.usage), "ms": event.ms}
-        case HandedOver() | MessageReceived():
-            return _describe_conversation(event, who)
+        case HandedOver():
+            return "info", f"{who} | Handoff", f"{event.name} continues the conversation", {"to": event.to}
+        case MessageReceived():
+            return "info", f"{who} | Message from the user", event.text, {"by": event.by}
         case ModelFailed(call=call):
             level = "info" if event.kind == REPLY_INTERRUPTED else "error"
             return level, f"{who} | Model request {call}", event.error, {"kind": event.kind}
         case ModelRetried(call=call):
             return "warning", f"{who} | Model request {call}", event.reason, {"wait": event.wait}
-        case ToolStarted() | ToolFinished() | CheckpointReached():
-            return _describe_tool(event, who)
+        case CheckpointReached():
+            return "info", f"{who} | Checkpoint", event.name, {"turn": event.turn, "handle": event.handle}
+        case ToolStarted():
+            message = f"{event.name} {event.arguments}"
+            return "info", f"{who} | Tool Call {event.handle}", message, _call_record(event)
+        case ToolFinished(ok=ok):
+            metadata = {"tool_name": event.name, "ms": event.ms, "ok": ok}
+            metadata |= {"labels": list(event.labels)} if event.labels else {}
+            step = f"{who} | Tool Result {event.handle}"
+            return "info" if ok else "warning", step, event.note or event.name, metadata
         case Repaired():
             return "info", f"{who} | Repair", f"{event.kind} {event.where}: {event.before} → {event.after}", {}
         case TurnRolledBack(turn=turn):
@@ -302,27 +312,6 @@ def _describe(event: Event) -> tuple[str, str, str, dict[str, Any]] | None:
         case RunEnded():
             return "info", f"{who} | End", f"{event.status}: {event.stop_reason}", {"answer": event.answer}
     return None
-
-
-def _describe_conversation(event: HandedOver | MessageReceived, who: str) -> tuple[str, str, str, dict[str, Any]]:
-    if isinstance(event, HandedOver):
-        return "info", f"{who} | Handoff", f"{event.name} continues the conversation", {"to": event.to}
-    return "info", f"{who} | Message from the user", event.text, {"by": event.by}
-
-
-def _describe_tool(
-    event: ToolStarted | ToolFinished | CheckpointReached, who: str
-) -> tuple[str, str, str, dict[str, Any]]:
-    if isinstance(event, CheckpointReached):
-        return "info", f"{who} | Checkpoint", event.name, {"turn": event.turn, "handle": event.handle}
-    if isinstance(event, ToolStarted):
-        message = f"{event.name} {event.arguments}"
-        return "info", f"{who} | Tool Call {event.handle}", message, _call_record(event)
-    metadata = {"tool_name": event.name, "ms": event.ms, "ok": event.ok}
-    if event.labels:
-        metadata["labels"] = list(event.labels)
-    level = "info" if event.ok else "warning"
-    return level, f"{who} | Tool Result {event.handle}", event.note or event.name, metadata
 
 
 def _call_record(event: ToolStarted) -> dict[str, Any]:

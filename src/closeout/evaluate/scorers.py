@@ -23,6 +23,7 @@ from closeout.answers.reading import shorten
 from closeout.assembly.named import named_object
 from closeout.errors import RunNotFound, UsageError
 from closeout.evaluate.scores import Attempted, Score
+from closeout.overrides import returned
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
@@ -103,8 +104,7 @@ class FunctionScorer:
         return await self._called(attempt)
 
     async def _called(self, *arguments: Any) -> Score:
-        verdict = self._function(*arguments)
-        return Score.of(await verdict if inspect.isawaitable(verdict) else verdict)
+        return Score.of(await returned(self._function(*arguments)))
 
 
 # ------------------------------------------------------------------------------------------------ by the answer's text

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import UsageError
+from closeout.overrides import returned
 
 if TYPE_CHECKING:
     from closeout.run.plan import AgentPlan
@@ -88,4 +89,4 @@ class DepsMaker:
         if inspect.isgenerator(made):
             generator: Iterator[Any] = made
             return stack.enter_context(contextmanager(lambda: generator)())
-        return await made if inspect.isawaitable(made) else made
+        return await returned(made)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from closeout.dialects.functions import programs_in
 from closeout.errors import UsageError
 from closeout.journal.events import CheckFinished, CheckStarted
 from closeout.messages import ToolCall
+from closeout.overrides import returned
 from closeout.run.plan import Scope
 from closeout.tools.executor import CallOutcome
 
@@ -96,9 +96,7 @@ class AnswerChecks:
         async def judge() -> CheckFinished:
             began = time.perf_counter()
             try:
-                problem = check.function(answer, run)
-                if inspect.isawaitable(problem):
-                    problem = await problem
+                problem = await returned(check.function(answer, run))
             except Exception as error:
                 error.add_note(f"The check {check.name} raised it. It gets the answer as text; run.value is its value.")
                 raise

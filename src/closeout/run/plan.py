@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from inspect import isawaitable
 from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 from closeout.answers.contracts import AnswerContract
@@ -29,6 +28,7 @@ from closeout.journal.subscribers import Subscribers
 from closeout.messages import ToolSpec
 from closeout.models.base import BaseClient
 from closeout.models.catalog import find_price
+from closeout.overrides import returned
 from closeout.records import record
 from closeout.results.artifacts import Artifact, MemoryArtifacts, NormalArtifacts
 from closeout.results.normal import normalise
@@ -314,8 +314,7 @@ class AgentPlan:
         text: Any = recorded.text if isinstance(recorded, InstructionsWritten) else ""
         if recorded is None and not journal.replay_only:
             try:
-                text = self.write_instructions(scope.context())
-                text = await text if isawaitable(text) else text
+                text = await returned(self.write_instructions(scope.context()))
             except Exception as error:
                 name = getattr(self.write_instructions, "__qualname__", repr(self.write_instructions))
                 error.add_note(f"The function of the instructions, {name}, raised it.")

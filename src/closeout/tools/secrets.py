@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from copy import copy
 from functools import cache
 from html.entities import html5
-from inspect import isawaitable
 from typing import Any
 from urllib.parse import urlsplit
 
 from closeout.errors import ConfigError, ToolError, UsageError
 from closeout.messages import ToolSpec
+from closeout.overrides import returned
 from closeout.redaction import SHORTEST
 from closeout.tools.run_context import RunContext
 
@@ -111,8 +111,7 @@ class Secret:
         """Return the value for the call that is being made."""
         if isinstance(self._value, str):
             return self._value
-        found = self._value(RunContext.current())
-        return _checked(self.name, await found if isawaitable(found) else found)
+        return _checked(self.name, await returned(self._value(RunContext.current())))
 
     def refuses(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> str:
         """Return why a call may not have the value, for the model; empty if it may."""

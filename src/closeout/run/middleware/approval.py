@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from inspect import isawaitable
 from typing import Self
 
 from closeout.codec import json_of_any
 from closeout.journal.events import CallDecided, DecisionMade, DecisionRequested, Noted, ToolStarted
 from closeout.messages import ToolCall, ToolSpec
+from closeout.overrides import returned
 from closeout.results.tool_output import ToolOutput
 from closeout.run.middleware.chain import AgentPlace, Calling, ScopeMiddleware
 from closeout.run.plan import Scope
@@ -127,8 +127,7 @@ class ApprovalMiddleware(ScopeMiddleware):
         arguments = call.arguments if isinstance(call.arguments, dict) else {}
         try:
             context = (replace(self._scope.context(), handle=handle),) if takes_context(rule) else ()
-            found = rule(arguments, *context)
-            found = await found if isawaitable(found) else found
+            found = await returned(rule(arguments, *context))
         except Exception as error:
             return f"The approval rule of {spec.name} raised {type(error).__name__}: {error}"
         if isinstance(found, str):

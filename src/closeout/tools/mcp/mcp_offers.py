@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from urllib.parse import quote
 
 from closeout.file_values import File
+from closeout.overrides import returned
 from closeout.tools.mcp.mcp_result import McpResult
 
 if TYPE_CHECKING:
@@ -230,9 +230,7 @@ def add_prompts(server: Server[Any], prompts: Iterable[PromptTemplate]) -> None:
             refuse(f"Unknown prompt: {parameters.name[:100]}. There are: {', '.join(known) or 'none'}.")
         if problem := prompt.problem(arguments):
             refuse(problem)
-        rendered = prompt.render(arguments)
-        if inspect.isawaitable(rendered):
-            rendered = await rendered
+        rendered = await returned(prompt.render(arguments))
         parts = rendered.content if isinstance(rendered, McpResult) else [{"type": "text", "text": rendered}]
         return types.GetPromptResult.model_validate(
             {"description": prompt.description, "messages": [{"role": "user", "content": part} for part in parts]}
