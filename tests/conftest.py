@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from itertools import count
@@ -55,6 +57,27 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+IN_MEMORY = "closeout-tests-"
+
+
+def _memory() -> Path | None:
+    """Return the folder whose files are kept in memory, None if there is none with room in which programs may run."""
+    folder = Path("/dev/shm")
+    if sys.platform != "linux" or not os.access(folder, os.W_OK):
+        return None
+    found = os.statvfs(folder)
+    usable = not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= 1 << 30
+    return folder.resolve() if usable else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the folders of the tests in memory: no commit waits for a disk. With --basetemp=FOLDER they stay there."""
+    if config.option.basetemp is None and (memory := _memory()):
+        config.option.basetemp = tempfile.mkdtemp(prefix=IN_MEMORY, dir=memory)
+        config.add_cleanup(lambda: shutil.rmtree(config.option.basetemp, ignore_errors=True))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests whose fixtures need a program. Those with a browser come last in their module: its loop stays."""
     for item in items:
@@ -90,11 +113,14 @@ SEARCH = ("SEARXNG_BASE_URL", "SERPER_API_KEY", "TAVILY_API_KEY", "BRAVE_API_KEY
 
 
 @pytest.fixture
-def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of this test. pytest's own looks at all others and makes a link: half of what an empty test costs."""
-    folder = tmp_path_factory.getbasetemp() / f"t{next(_numbers)}"
+    base = tmp_path_factory.getbasetemp()
+    folder = base / f"t{next(_numbers)}"
     folder.mkdir(mode=0o700)
-    return folder
+    yield folder
+    if IN_MEMORY in str(base):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

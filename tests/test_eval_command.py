@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from cli_process import invoke
 from closeout.cli import eval_reports
-from closeout.cli.main import app
 from closeout.errors import UsageError
 from closeout.evaluate.overview import delete_evaluation, list_evaluations
 from closeout.evaluate.tasks import EvalTask
@@ -74,7 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*arguments: str, code: int = 0) -> Any:
-    found = CliRunner().invoke(app, ["eval", *arguments])
+    found = invoke("eval", *arguments)
     assert found.exit_code == code, found.output
     return found
 
@@ -145,7 +144,7 @@ def test_a_trial_that_waits_for_a_decision_ends_with_code_4(folder: Path) -> Non
     careful = [part.replace(":agent", ":careful") for part in RUN]
     assert "1 of 4 trials wait for a decision" in call(*careful, code=4).stdout
     assert "waiting for decisions" in call("list").stdout
-    found = CliRunner().invoke(app, ["approve", "first.3-3.e1", "--no-resume"])
+    found = invoke("approve", "first.3-3.e1", "--no-resume")
     assert found.exit_code == 0, found.output
     assert json.loads(call(*careful, "--json").stdout)["totals"]["correct"] == 4
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -153,11 +154,12 @@ print("fine")
 
 
 @pytest.mark.bubblewrap
-def test_a_python_that_was_started_through_a_link_below_a_hidden_folder_can_be_isolated(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(sys.prefix)
-    python = tmp_path / "link" / Path(sys.executable).relative_to(sys.prefix)
+def test_a_python_that_was_started_through_a_link_below_a_hidden_folder_can_be_isolated() -> None:
     code = "from closeout.tools.builtin.python_isolation import find_isolation; print(find_isolation('bubblewrap'))"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    with TemporaryDirectory() as folder:  # the tests' own may be below /dev, which the sandbox makes anew
+        (Path(folder) / "link").symlink_to(sys.prefix)
+        python = Path(folder) / "link" / Path(sys.executable).relative_to(sys.prefix)
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("bubblewrap\n", "")
 
 
