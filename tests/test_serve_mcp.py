@@ -289,7 +289,8 @@ async def test_a_task_is_a_run_that_outlives_the_server_and_belongs_to_its_clien
     first = Agent(ScriptedClient(script), tools=[erase], name="oracle", home=tmp_path)
     async with serving(first, keys=[KEY, OTHER]) as served:
         begun = await ask_about(served, "oracle", method="tools/call", name="oracle", arguments={"task": "Erase."})
-        assert (begun["resultType"], begun["status"], begun["ttlMs"]) == ("task", "working", None)
+        assert (begun["resultType"], begun["ttlMs"]) == ("task", None)
+        assert begun["status"] in ("working", "input_required")  # it may have come to its question
         task = begun["taskId"]
         assert (await ask_about(served, task))["taskId"] == task
         await served.host.wait(task, 60)

@@ -177,7 +177,7 @@ async def test_every_fault_is_survived(kind: str, dialect: str) -> None:
     said = "Final Answer: 4711" if "cot" in dialect else "4711"
     async with serve_script([LOOK, say(said)], misbehave=[Misbehaviour(kind)], record=False) as server:
         client = OpenAIClient("scripted", server.base_url, retry=RetryPolicy(first_wait=0.001))
-        agent = Agent(client, [look_up], dialect=dialect, home=False, config={"llm": {"timeout": 5}})
+        agent = Agent(client, [look_up], dialect=dialect, home=False)
         result = await agent.run("What is a?")
     assert (result.answer, result.status) == ("4711", "answered")
 
