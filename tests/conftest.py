@@ -86,6 +86,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (modules[item.path], "browser" in getattr(item, "fixturenames", ())))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Keep what a module has imported and left out of later searches too: one of thousands of tests takes seconds."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            gc.collect()
+            gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test that needs a program which this machine lacks."""
     if reason := needs.skip_reason(item):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import closeout
 
@@ -17,15 +19,27 @@ MODULES = {
 }
 
 
+class Module(NamedTuple):
+    doc: str
+    classes: list[str]
+    imported: set[str]
+
+
 @cache
-def trees() -> dict[str, ast.Module]:
-    return {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
+def modules() -> dict[str, Module]:
+    """What the tests ask of each file. The trees themselves are a million objects in every later search for garbage."""
+    return {name: read(name, ast.parse(path.read_text("utf-8"))) for name, path in MODULES.items()}
 
 
-def imported(name: str) -> set[str]:
+def read(name: str, tree: ast.Module) -> Module:
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    return Module(ast.get_docstring(tree) or "", classes, imported(name, tree))
+
+
+def imported(name: str, tree: ast.Module) -> set[str]:
     """The modules of this package that a module imports, in functions and for type checkers too."""
     found = set()
-    for node in ast.walk(trees()[name]):
+    for node in statements(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             below = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
             found |= below or {node.module}
@@ -35,8 +49,17 @@ def imported(name: str) -> set[str]:
     return (found & MODULES.keys()) - {name, "closeout"}
 
 
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        below = ast.iter_child_nodes(node)
+        left += [each for each in below if isinstance(each, (ast.stmt, ast.ExceptHandler, ast.match_case))]
+
+
 def test_no_two_files_import_each_other() -> None:
-    graph = {name: imported(name) for name in MODULES if name != "closeout"}
+    graph = {name: module.imported for name, module in modules().items() if name != "closeout"}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as circle:
@@ -53,19 +76,20 @@ def test_no_module_has_the_name_of_another() -> None:
 
 def test_no_class_has_the_name_of_another() -> None:
     names = defaultdict(list)
-    for module, tree in trees().items():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef):
-                names[node.name.lstrip("_")].append(f"{module}.{node.name}")
+    for name, module in modules().items():
+        for each in module.classes:
+            names[each.lstrip("_")].append(f"{name}.{each}")
     assert {name: found for name, found in names.items() if len(found) > 1} == {}
 
 
 def test_every_package_says_what_belongs_in_it() -> None:
-    packages = {
-        name: ast.get_docstring(trees()[name]) or "" for name, path in MODULES.items() if path.stem == "__init__"
-    }
+    packages = {name: modules()[name].doc for name, path in MODULES.items() if path.stem == "__init__"}
     for name, text in packages.items():
         assert len(text.split()) >= 5, f"{name} needs a docstring that says what belongs in it, got {text!r}"
+
+
+def test_every_module_says_what_lives_there() -> None:
+    assert [name for name, module in modules().items() if not module.doc] == []
 
 
 MOST_LINES = 108_100  # docs/design/packages.md says when to change it
