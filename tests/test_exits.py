@@ -349,10 +349,10 @@ class Filling(Store):
     room = 10**9
     victim = -1
 
-    def _commit_once(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
-        if any(seq >= self.room for seq, *_ in self._batch.events.get(self.victim, ())):
+    def _write(self, batch: Any, *more: Any, **options: Any) -> bool:
+        if any(seq >= self.room for seq, *_ in batch.events.get(self.victim, ())):
             raise JournalFull("The disk that holds the journal is full.")
-        super()._commit_once(*statements)
+        return super()._write(batch, *more, **options)
 
 
 @pytest.mark.parametrize("room", [3, 6, 9, 11])
