@@ -95,9 +95,9 @@ def test_tasks_are_run_and_shown_in_every_form(folder: Path) -> None:
     assert [each["name"] for each in json.loads(call("list", "--json").stdout)] == ["first"]
     assert "4 of 4" in call("list").stdout
     assert "4 of 4 trials" in call("show", "first", "--live").stdout
-    listed = CliRunner().invoke(app, ["runs"])
+    listed = invoke("runs")
     assert (listed.stdout, listed.stderr) == ("", "Trials are listed in their evaluations: closeout eval list\n")
-    assert CliRunner().invoke(app, ["runs", "--status", "answered"]).stdout.count("first.") == 4
+    assert invoke("runs", "--status", "answered").stdout.count("first.") == 4
 
 
 def test_a_score_that_is_too_low_fails_a_job(folder: Path) -> None:
