@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,21 @@ def test_a_key_is_needed_to_run_an_agent_and_not_to_make_test_or_draw_it(monkeyp
     result = caller.run_sync("Hello")
     assert result.answer == "It has no key."
     assert "No API key for openai:gpt-5" in str(result.messages)
+
+
+def test_names_of_other_frameworks_say_the_way_here() -> None:
+    made: Any = Agent(ScriptedClient([say("Hello.")]), home=False)
+    result: Any = made.run_sync("Hello")
+    for owner, name, hint in (
+        (made, "invoke", r"Use run\(…\) or run_sync\(…\)\."),
+        (made, "tool", r"Pass tools=\[…\]"),
+        (made, "run_snyc", r"Did you mean 'run_sync'\?"),
+        (result, "output", r"Use \.value, which is typed, or \.answer"),
+        (result, "anser", r"Did you mean 'answer'\?"),
+    ):
+        with pytest.raises(AttributeError, match=rf"object has no attribute '{name}'\. {hint}"):
+            getattr(owner, name)
+    assert pickle.loads(pickle.dumps(result)).answer == "Hello."
 
 
 def test_familiar_parameters_reach_the_model_and_the_limits() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar
 
 from closeout.assembly import checks
 from closeout.errors import UsageError
+from closeout.spelling import unknown_attribute
 
 if TYPE_CHECKING:
     import asyncio
@@ -228,6 +229,9 @@ class Agent(Generic[Deps, Value]):
 
         def __class_getitem__(cls, types: Any) -> Any:  # type variables have defaults from Python 3.13 on only
             return super().__class_getitem__(types if isinstance(types, tuple) else (types, Any))
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(self, name, checks.METHODS)
 
     def __init__(
         self,

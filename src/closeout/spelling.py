@@ -7,9 +7,9 @@ taken for another one only if both have the same `fold`. Tools, arguments and di
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-__all__ = ["fold", "same_name", "split_names", "suggestion", "words"]
+__all__ = ["fold", "same_name", "split_names", "suggestion", "unknown_attribute", "words"]
 
 # Between digits a separator counts: 1.5 is not 15, and 2024-01 is not 202401. A sign counts, too: A- is not A.
 _NUMBER_GAP = re.compile(r"(?<=\d)[\s_-]+(?=\d)")
@@ -42,6 +42,12 @@ def suggestion(written: str, known: Iterable[str], otherwise: str) -> str:
 
     near = difflib.get_close_matches(written, list(known), n=1)
     return f"Did you mean '{near[0]}'?" if near else otherwise
+
+
+def unknown_attribute(owner: object, name: str, familiar: Mapping[str, str]) -> AttributeError:
+    """Return the error for an attribute that an object lacks, with the way to do it here if the name is familiar."""
+    hint = "" if name.startswith("_") else familiar.get(name) or suggestion(name, dir(owner), "")
+    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}. {hint}".rstrip(". ") + ".")
 
 
 def same_name(written: str, candidates: Iterable[str]) -> str | None:

@@ -167,6 +167,15 @@ RUN_FAMILIAR = {
     "instructions": "It is set on the Agent; a function of the context may write it for each run.",
 }
 
+# Names that other frameworks use for the methods of an Agent.
+METHODS = {
+    **dict.fromkeys(("invoke", "ainvoke", "kickoff", "chat", "ask", "execute"), "Use run(…) or run_sync(…)."),
+    **dict.fromkeys(("run_stream", "astream", "run_streamed", "iter", "stream_events"), "Use stream(…)."),
+    **dict.fromkeys(("tool", "tool_plain", "add_tool"), "Pass tools=[…], functions with @tool."),
+    **dict.fromkeys(("output_validator", "result_validator"), "Pass check=."),
+    **dict.fromkeys(("batch", "abatch", "kickoff_for_each"), "Use run_many(…) or map(…)."),
+}
+
 # The kind of an argument's object, its methods, and what to pass.
 PARTS = {
     "context": ("a ContextPolicy", ("decide",), "an instance with a decide(state) method"),

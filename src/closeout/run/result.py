@@ -34,6 +34,7 @@ from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
 from closeout.run.waits.waiting import PendingDecision
+from closeout.spelling import unknown_attribute
 
 if TYPE_CHECKING:
     from closeout.answers.citations import Citation
@@ -95,6 +96,13 @@ class AgentResult:
     failure: Failure | None = None
     candidates: tuple[tuple[str, float], ...] = ()
     waiting: tuple[PendingDecision, ...] = ()
+
+
+# Names that other frameworks use for what a result has.
+_FAMILIAR = dict.fromkeys(
+    ("output", "data", "final_output", "content", "text", "parsed"), "Use .value, which is typed, or .answer, its text."
+)
+_FAMILIAR |= dict.fromkeys(("all_messages", "new_messages", "to_input_list"), "Use .messages.")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -224,6 +232,11 @@ class RunResult(Generic[Value]):
     def agent_thoughts(self) -> tuple[AgentThought, ...]:
         """The steps of the main agent: thought, action, input, observation, usage. Read at the first access."""
         return agent_thoughts(row.event for row in self.read_rows())
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(self, name, _FAMILIAR)
 
     def __repr__(self) -> str:
         said = f"answer={self.answer!r:.200}" if self.answer is not None else f"stop_reason={self.stop_reason!r}"
