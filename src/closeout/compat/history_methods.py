@@ -9,18 +9,10 @@ from typing import Any
 
 from closeout.codec import shared_items
 from closeout.errors import CloseoutError, UsageError
-from closeout.messages import SHOULD_BREAK, Message, ModelReply, ModelRequest, Step
-from closeout.models.base import (
-    BaseClient,
-    CreatedMessage,
-    OnDelta,
-    OnRetry,
-    ProcessedResponse,
-    RunRequest,
-    run_request,
-)
-from closeout.models.connect import METHODS, CreateMessageClient, listed_calls, read_tool_call, unboxed
-from closeout.overrides import is_overridden, method_of, returned, shaped
+from closeout.messages import Message, ModelReply, ModelRequest, Step
+from closeout.models.base import BaseClient, OnDelta, OnRetry, RunRequest, run_request
+from closeout.models.connect import METHODS, CreateMessageClient, reply_by_methods, unboxed
+from closeout.overrides import is_overridden, method_of, returned
 
 __all__ = ["UpdatedHistory", "as_reply", "asks_by_methods", "complete_by_methods", "owner_of", "system_and_history"]
 
@@ -111,21 +103,7 @@ async def _complete(client: BaseClient, request: ModelRequest, run: RunRequest) 
         task_log=run.task_log,
         agent_type=run.agent_type,
     )
-    if (created := await returned(asked)) is None:
-        created = CreatedMessage(None, history)
-    response, after = shaped(created, CreatedMessage, client, "create_message")
-    response, warnings = unboxed(response, client.name)
-    reply = response if isinstance(response, ModelReply) else ModelReply("", model=client.name)
-    processed = await returned(client.process_llm_response(response, after, run.agent_type))
-    text, should_break, _ = shaped(processed, ProcessedResponse, client, "process_llm_response")
-    infos = listed_calls(await returned(client.extract_tool_calls_info(response, text)))
-    if text != reply.text:
-        reply = replace(reply, text=text or "")
-    if infos != BaseClient.extract_tool_calls_info(client, reply):
-        reply = replace(reply, tool_calls=tuple(map(read_tool_call, infos)))
-    if should_break and reply.finished:
-        reply = replace(reply, finish_reason=SHOULD_BREAK)
-    return replace(reply, warnings=(*reply.warnings, *warnings)) if warnings else reply
+    return await reply_by_methods(client, await returned(asked), client.name, run.agent_type)
 
 
 def owner_of(client: BaseClient, name: str) -> Any:

@@ -13,12 +13,32 @@ from closeout.codec import encode_json
 from closeout.config import LLMSettings
 from closeout.errors import ConfigError, ModelError, ModelUnavailable, ServerFailed, UsageError
 from closeout.messages import SHOULD_BREAK, Capabilities, Message, ModelReply, ModelRequest, ToolCall, Usage
-from closeout.models.base import BaseClient, ErrorBox, OnDelta, OnRetry, ResponseBox, RunRequest, run_request
+from closeout.models.base import (
+    BaseClient,
+    CreatedMessage,
+    ErrorBox,
+    OnDelta,
+    OnRetry,
+    ProcessedResponse,
+    ResponseBox,
+    RunRequest,
+    run_request,
+    tool_call_infos,
+)
 from closeout.models.fallback import Fallback, FallbackClient
 from closeout.models.retry import RetryPolicy
-from closeout.overrides import returned
+from closeout.overrides import returned, shaped
 
-__all__ = ["PROVIDERS", "CreateMessageClient", "connect", "named_model", "read_tool_call", "unboxed"]
+__all__ = [
+    "PROVIDERS",
+    "CreateMessageClient",
+    "connect",
+    "listed_calls",
+    "named_model",
+    "read_tool_call",
+    "reply_by_methods",
+    "unboxed",
+]
 
 PROVIDERS = ("openai", "anthropic", "local")
 FORMS = "openai:NAME (any OpenAI-compatible server, with base_url), anthropic:NAME, local, local:small, FILE.gguf"
@@ -272,8 +292,7 @@ class CreateMessageClient(BaseClient):
         run = run_request.get() or RunRequest({}, False, on_delta, on_retry, step_id=self._requests)
         usage = Usage(len(encode_json([system, *history])) // 4, requests=1)
         try:
-            response, after = await self._call(
-                "create_message",
+            asked = self.client.create_message(
                 system_prompt=system,
                 message_history=[{key: message[key] for key in message if key != "attached"} for message in history],
                 tool_definitions=_definitions(request),
@@ -282,26 +301,17 @@ class CreateMessageClient(BaseClient):
                 task_log=run.task_log,
                 agent_type=run.agent_type,
             )
-            response, warnings = unboxed(response, self.name)
-            if isinstance(response, ModelReply):
-                reply = response
-            else:
-                text, should_break, after = await self._call("process_llm_response", response, after, run.agent_type)
-                infos = await self._call("extract_tool_calls_info", response, text)
-                calls = tuple(map(read_tool_call, listed_calls(infos)))
-                usage = replace(usage, output_tokens=(len(text or "") + sum(len(c.text) for c in calls)) // 4 + 1)
-                finish = SHOULD_BREAK if should_break else "tool_calls" if calls else "stop"
-                reply = ModelReply(text or "", tool_calls=calls, finish_reason=finish, usage=usage, model=self.name)
+            reply = await reply_by_methods(self.client, await returned(asked), self.name, run.agent_type)
+            if reply.usage == Usage():  # the client does not know it
+                size = len(reply.text) + sum(len(call.text) for call in reply.tool_calls)
+                reply = replace(reply, usage=replace(usage, output_tokens=size // 4 + 1))
             usage = reply.usage
-            return replace(reply, warnings=warnings) if warnings else reply
+            return reply
         except ModelError as error:
             error.usage = error.usage or usage
             raise
         finally:
             self.charge(usage)
-
-    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        return await returned(getattr(self.client, method)(*arguments, **named))
 
 
 def _definitions(request: ModelRequest) -> list[dict[str, Any]]:
@@ -324,6 +334,24 @@ def unboxed(response: Any, name: str) -> tuple[Any, tuple[str, ...]]:
     if response is None:
         raise ServerFailed(f"{name} returned no response.")
     return response, warnings
+
+
+async def reply_by_methods(client: Any, created: Any, name: str, agent_type: str) -> ModelReply:
+    """Return the reply that a client's other two methods make of what its `create_message` returned."""
+    created = CreatedMessage(None, []) if created is None else created
+    response, after = shaped(created, CreatedMessage, client, "create_message")
+    response, warnings = unboxed(response, name)
+    processed = await returned(client.process_llm_response(response, after, agent_type))
+    text, should_break, _ = shaped(processed, ProcessedResponse, client, "process_llm_response")
+    infos = listed_calls(await returned(client.extract_tool_calls_info(response, text)))
+    reply = response if isinstance(response, ModelReply) else ModelReply("", model=name)
+    if text != reply.text:
+        reply = replace(reply, text=text or "")
+    if infos != tool_call_infos(reply.tool_calls):
+        reply = replace(reply, tool_calls=tuple(map(read_tool_call, infos)))
+    if should_break and reply.finished:
+        reply = replace(reply, finish_reason=SHOULD_BREAK)
+    return replace(reply, warnings=(*reply.warnings, *warnings)) if warnings else reply
 
 
 def listed_calls(infos: Any) -> list[Mapping[str, Any]]:
