@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
+from operator import add
 from typing import Any
 from uuid import uuid4
 
@@ -116,8 +117,7 @@ class TelemetryCollector:
         self._forward = forward
         self._kept: deque[ToolTelemetry] = deque(maxlen=keep)
         self._lock = threading.Lock()
-        self._calls = self._tokens = self._errors = self._cache_hits = 0
-        self._latency_ms = 0.0
+        self._sums: list[float] = [0, 0, 0.0, 0, 0]  # calls, errors, latency_ms, tokens, cache hits
         self._tools: dict[str, list[float]] = {}
         self.aggregated: dict[str, Any] = {
             "total_calls": 0,
@@ -138,16 +138,9 @@ class TelemetryCollector:
         """Add one call."""
         with self._lock:
             self._kept.append(telemetry)
-            self._calls += 1
-            self._tokens += telemetry.output_tokens
-            self._latency_ms += telemetry.latency_ms
-            self._errors += not telemetry.success
-            self._cache_hits += telemetry.cache_hit
-            tool = self._tools.setdefault(telemetry.tool_name, [0, 0, 0.0, 0])
-            tool[0] += 1
-            tool[1] += not telemetry.success
-            tool[2] += telemetry.latency_ms
-            tool[3] += telemetry.output_tokens
+            one = (1, not telemetry.success, telemetry.latency_ms, telemetry.output_tokens, telemetry.cache_hit)
+            for sums in (self._sums, self._tools.setdefault(telemetry.tool_name, [0, 0, 0.0, 0, 0])):
+                sums[:] = map(add, sums, one)
             self._update_aggregated()
         if self._forward is not None:
             self._forward(telemetry)
@@ -164,13 +157,13 @@ class TelemetryCollector:
 
     def _update_aggregated(self) -> None:
         """Update `aggregated` after a call. A subclass may add values of its own."""
-        calls = self._calls
+        calls, errors, latency_ms, tokens, hits = self._sums
         self.aggregated.update(
-            total_calls=self._calls,
-            total_tokens=self._tokens,
-            total_latency_ms=self._latency_ms,
-            error_rate=self._errors / calls,
-            cache_hit_rate=self._cache_hits / calls,
+            total_calls=calls,
+            total_tokens=tokens,
+            total_latency_ms=latency_ms,
+            error_rate=errors / calls,
+            cache_hit_rate=hits / calls,
         )
 
     @property
@@ -179,7 +172,7 @@ class TelemetryCollector:
         if "by_tool" in self.__dict__:
             return self.__dict__["by_tool"]  # type: ignore[no-any-return]
         names = ("calls", "errors", "latency_ms", "tokens")
-        return {tool: dict(zip(names, sums, strict=True)) for tool, sums in self._tools.items()}
+        return {tool: dict(zip(names, sums, strict=False)) for tool, sums in self._tools.items()}
 
     @by_tool.setter
     def by_tool(self, sums: dict[str, Any]) -> None:
@@ -190,7 +183,7 @@ class TelemetryCollector:
         if language not in _LINES:
             raise UsageError(f"Reports are not available in {language!r}. Use {' or '.join(_LINES)}.")
         title, calls, tokens, latency, errors, hits, none = _LINES[language]
-        if not self._calls:
+        if not self._sums[0]:
             return f"\n{title}:\n- {none}\n"
         sums = self.aggregated
         return (
