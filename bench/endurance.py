@@ -172,7 +172,7 @@ def events(folder: Path, share: float) -> Rig:
 
     def check(case: str, there: Path) -> Outcome:
         there.mkdir()
-        command = [sys.executable, crash.__file__, str(there), case, str(round(1 / share))]
+        command = [sys.executable, crash.__file__, str(there), f"{case}:{round(1 / share)}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             return Outcome(0, [done.stderr[-2000:]])

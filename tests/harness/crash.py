@@ -1,6 +1,7 @@
 """Kills a run at every one of its journal events, resumes it, and compares it with an undisturbed one.
 
-Run as a script: it forks a child for each kill point, so that the dead process is really dead. Prints one JSON object.
+Run as a script: it forks a child for each kill point, so that the dead process is really dead. Prints one JSON object
+for each scenario.
 The scenario is "run"; "waiting", where every payment needs an approval and there are questions; "fork", where the run
 that is killed is a fork of a finished one; "timers", where tools wait for signals and times; "asking_old" and
 "asking_new", where an MCP server of an older or the newest protocol asks during its calls; "asking_task", where it
@@ -10,7 +11,7 @@ program need approvals; or "map", "session" and "serve", where two tasks that wa
 conversation, or requests to a server. With a stride only every so many events are tried. The homes are folders, or
 schemas of the database whose address is in HARNESS_DATABASE.
 
-    python tests/harness/crash.py FOLDER [SCENARIO] [STRIDE]
+    python tests/harness/crash.py FOLDER [SCENARIO[:STRIDE] …]
 """
 
 from __future__ import annotations
@@ -446,11 +447,9 @@ def prepare(root: Path, folder: Path, scenario: str) -> None:
         close_stores()
 
 
-def main() -> None:
-    root = Path(sys.argv[1])
-    scenario = sys.argv[2] if len(sys.argv) > 2 else "run"
-    stride = int(sys.argv[3]) if len(sys.argv) > 3 else 1
-    for name in ("imports", "origin"):
+def try_scenario(root: Path, scenario: str, stride: int) -> dict[str, Any]:
+    """Kill and resume the runs of a scenario in a new folder. Returns what came of it."""
+    for name in (".", "imports", "origin"):
         (root / name).mkdir()
     if scenario.endswith("program"):
         import pydantic_monty  # noqa: F401  as below
@@ -473,11 +472,14 @@ def main() -> None:
     places = [(at, flushed) for at in range(1, int(number) + 1, stride) for flushed in (False, True)]
     tried = (kill_and_resume(root, scenario, at, flushed, wanted) for at, flushed in places)
     problems = [problem for problem in tried if problem is not None]
-    print(
-        json.dumps(
-            {"events": int(number), "kills": len(places), "ended": ended, "paid": wanted[1], "problems": problems}
-        )
-    )
+    return {"events": int(number), "kills": len(places), "ended": ended, "paid": wanted[1], "problems": problems}
+
+
+def main() -> None:
+    root = Path(sys.argv[1])
+    for option in sys.argv[2:] or ["run"]:
+        scenario, _, stride = option.partition(":")
+        print(json.dumps(try_scenario(root / scenario, scenario, int(stride or 1))), flush=True)
 
 
 if __name__ == "__main__":
