@@ -240,6 +240,14 @@ async def test_a_session_of_another_user_or_with_another_history_is_not_opened()
     assert (await agent.session("chat-1", user="ann", history=before).run("And again.")).answer == "Still."
 
 
+async def test_a_run_of_another_user_that_is_named_like_the_next_message_is_not_read_as_one() -> None:
+    agent = Agent(ScriptedClient([answer("Hello, Ann."), answer("Bob's code is 99.")]))
+    await agent.session("chat-1", user="ann").run("I am Ann.")
+    await agent.run_once("What is my code?", run_id="chat-1.2", user="bob")
+    with pytest.raises(UsageError, match="Session chat-1 is another user's"):
+        await agent.session("chat-1", user="ann").run("What was said?")
+
+
 async def test_an_idempotency_key_holds_for_its_client_and_for_the_headers_that_make_the_dependencies() -> None:
     deps = RequestDeps(lambda request: None, ["X-Tenant"])
 

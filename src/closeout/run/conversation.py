@@ -317,7 +317,10 @@ class Session(Generic[Value, Deps]):
         return self._messages
 
     def _refuse_another(self, runs: Sequence[RunRecord], store: Store) -> None:
-        """Raise UsageError if another user's messages, or others than `history`, began the conversation."""
+        """Raise UsageError if others than `history` began the conversation, or the first or last one is another user's.
+
+        Between two messages anybody may begin a run whose name is that of the next one.
+        """
         started = store.rows_from(runs[0].run_id, 0, 1) if runs else []
         if not started:
             return
@@ -328,7 +331,8 @@ class Session(Generic[Value, Deps]):
         )
         if given and (given[-1:] != recorded[-1:] or not set(recorded) <= set(given)):  # old messages may be left out
             raise UsageError(f"Session {self.id} began with another history. Use another name, or leave history out.")
-        if self._user and first.user not in ("", self._user):
+        last = store.beginning(runs[-1].run_id)
+        if self._user and {first.user, first.user if last is None else last.user} - {"", self._user}:
             raise UsageError(
                 f"Session {self.id} is another user's. Use another name. For a conversation of several people leave "
                 "user out of session(…), and pass it with each message."
