@@ -267,6 +267,50 @@ async def test_a_plain_override_of_an_async_method_is_called() -> None:
         assert seen == [{"url": "a"}, {"result": shown}]
 
 
+async def test_an_error_names_the_method_of_the_users_that_raised_it() -> None:
+    class Runner(closeout.CotCompletionAgentRunner):
+        def _organize_historic_prompt(self, current_session_messages: Any = None) -> str:
+            raise KeyError("gone")
+
+    class Adapted:
+        async def create_message(self, **request: Any) -> Any:
+            return "a response", request["message_history"]
+
+        def process_llm_response(self, response: Any, history: Any, agent_type: str = "main") -> Any:
+            raise KeyError("gone")
+
+        def extract_tool_calls_info(self, response: Any, text: str) -> list[Any]:
+            return []
+
+    class Executor(ToolExecutor):
+        def is_google_search_empty_result(self, tool_name: str, tool_result: Any) -> bool:
+            raise KeyError("gone")  # called by a method of the base class
+
+    class Generator(AnswerGenerator):
+        async def handle_llm_call(self, *arguments: Any, **options: Any) -> Any:
+            return await self.send()
+
+        async def send(self) -> Any:
+            raise KeyError("gone")
+
+    class Log(closeout.TaskLog):
+        def log_step(self, *arguments: Any) -> Any:
+            raise KeyError("gone")
+
+    def model() -> ScriptedClient:
+        return ScriptedClient([call("scrape_website", url="a"), answer("42")])
+
+    for agent, listeners, name in (
+        (Runner(model(), [scrape], home=False).agent, [], "Runner._organize_historic_prompt"),
+        (Agent(Adapted(), home=False), [], "Adapted.process_llm_response"),
+        (Agent(model(), [scrape], tool_executor=Executor, home=False), [], "Executor.is_google_search_empty_result"),
+        (Agent(model(), [scrape], answer_generator=Generator, home=False), [], "Generator.send"),
+        (Agent(model(), [scrape], home=False), [Log()], "Log.log_step"),
+    ):
+        result = await agent.run("?", listeners=listeners)
+        assert any(f"{name} raised" in text for text in (result.error, *result.warnings)), (name, result.error)
+
+
 async def test_a_listener_that_is_not_made_whole_costs_the_run_nothing() -> None:
     class Unmade(closeout.TaskLog):
         def __init__(self) -> None: ...

@@ -80,7 +80,8 @@ async def complete_by_methods(
     except CloseoutError:
         raise
     except Exception as error:
-        error.add_note(f"{method_of(client, 'complete', error)} raised it.")
+        owner = client.client if isinstance(client, CreateMessageClient) else client
+        error.add_note(f"{method_of(owner, 'create_message', error)} raised it.")
         raise
     finally:
         run_request.reset(token)
