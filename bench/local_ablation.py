@@ -1,5 +1,7 @@
 """The embedded model over documents: the agent, one search and one request without an agent, and one before the other.
 
+The request asks for a chain of thought, or for the answer at once.
+
     python bench/local_ablation.py --home FOLDER --hotpotqa hotpot.json --musique musique.jsonl [--questions 20]
 
 The files are those that HotpotQA and MuSiQue publish, whole or in part; so many questions of each are drawn by a seed,
@@ -39,14 +41,21 @@ from closeout.tools.builtin.document_index import DocumentIndex
 INSTRUCTIONS = "Search the documents for each fact that the question needs. Answer in as few words as possible."
 
 
-class Alone:
-    """A chain of thought over what was found, in one request: no agent."""
+AT_ONCE = """{facts}
 
-    name = "alone"
-    version = "1"
+Question: {question}
+
+Answer from these facts only, with a bare number or name and nothing else, within \\boxed{{}}."""
+
+
+class Alone:
+    """An answer from what was found, in one request: no agent."""
+
+    def __init__(self, name: str, prompt: str) -> None:
+        self.name, self.version, self._prompt = name, "1", prompt
 
     async def ask(self, turn: ModelTurn) -> Reading:
-        text = IN_WORDS.format(facts=facts_in(turn.view.steps), question=turn.task)
+        text = self._prompt.format(facts=facts_in(turn.view.steps), question=turn.task)
         request = ModelRequest(messages=[Message(role="user", content=text)], max_tokens=LONGEST)
         return Reading(answer=_boxed(await turn.send(request, purpose="in words")) or "-")
 
@@ -93,16 +102,19 @@ async def ask(tasks: list[EvalTask], folder: Path, options: argparse.Namespace) 
     """Ask each question of the agent, which is not told that the search is one to begin with, and without an agent."""
     async with LocalClient("local", threads=options.threads, on_status=print) as client:
         search, read = document_tools(folder, plain=True)
-        alone = Agent(
-            client, [calculate, search, read], strategy=CallFirst(search.name, then=Alone()), home=options.home
-        )
+        ways = (Alone("alone", IN_WORDS), Alone("at-once", AT_ONCE))
+        alone = [
+            Agent(client, [calculate, search, read], strategy=CallFirst(search.name, then=way), home=options.home)
+            for way in ways
+        ]
         unmarked, read = document_tools(folder, plain=True)
         unmarked.policy = replace(unmarked.policy, example=None)
         tools = [calculate, unmarked, read]
         agent = Agent(client, tools, instructions=INSTRUCTIONS, strategy=SmallModel(), home=options.home)
         for number in range(1, len(tasks) + 1):
             await evaluate(agent, tasks[:number], scorer="f1", name="small-model", concurrency=1)
-            await evaluate(alone, tasks[:number], scorer="f1", name="alone", concurrency=1)
+            for way, without in zip(ways, alone, strict=True):
+                await evaluate(without, tasks[:number], scorer="f1", name=way.name, concurrency=1)
             print(number, "questions", flush=True)
 
 
@@ -133,10 +145,11 @@ def retrieve(tasks: list[EvalTask], folder: Path) -> None:
 
 
 def show(options: argparse.Namespace) -> None:
-    agent, alone = (load_report(name, home=options.home) for name in ("small-model", "alone"))
+    agent, alone, brief = (load_report(name, home=options.home) for name in ("small-model", "alone", "at-once"))
     read, scores = was_read(alone, options.home), {}
     scores["agent"], scores["one search, one request"] = task_means(agent), task_means(alone)
-    shared = [task for task in scores["agent"] if task in read]
+    scores["one search, the answer at once"] = task_means(brief)
+    shared = [task for task in scores["agent"] if task in read and task in scores["one search, the answer at once"]]
     scores["these, then the agent where the answer is not in the results"] = {
         task: (task_means(alone) if read[task] else task_means(agent))[task] for task in shared
     }
@@ -153,9 +166,10 @@ def show(options: argparse.Namespace) -> None:
                 f"({100 * paired.low:+.1f} to {100 * paired.high:+.1f})"
             )
     print(f"in the results: {sum(read[task] for task in shared)} of {len(shared)} answers")
-    for report in (agent, alone):
+    for report in (agent, alone, brief):
         ended = [each.outcome for each in report.trials if each.outcome is not None and each.task_id in shared]
-        print(report.name, f"{fmean(each.requests for each in ended):.1f} requests a question")
+        tokens = fmean(each.output_tokens for each in ended)
+        print(report.name, f"{fmean(each.requests for each in ended):.1f} requests, {tokens:.0f} tokens out a question")
 
 
 def main() -> None:

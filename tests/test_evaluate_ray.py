@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -22,7 +23,7 @@ import pytest
 
 from closeout import Agent, Choice
 from closeout.errors import UsageError
-from closeout.evaluate import EvalTask, evaluate
+from closeout.evaluate import EvalTask, evaluate, evaluation
 from closeout.evaluate.on_ray import Batch, prepare_folder, run_batch
 from closeout.evaluate.trials import Trial, TrialClaim, TrialStore, evaluation_file
 from closeout.homes import DatabaseHome, as_home
@@ -124,8 +125,10 @@ def test_trials_whose_record_is_lost_run_again_only_if_their_tools_have_no_effec
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(120)
-def test_a_budget_stops_an_evaluation_on_a_cluster(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.timeout(180)
+def test_a_budget_or_a_cancellation_stops_an_evaluation_on_a_cluster(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent / "src")]))
     ray.init(num_cpus=1, object_store_memory=80_000_000, include_dashboard=False, log_to_driver=False)
@@ -134,11 +137,38 @@ def test_a_budget_stops_an_evaluation_on_a_cluster(tmp_path: Path, home: Path, m
         for each in ("2 requests", "9 requests"):
             agent = partial(make_agent, str(tmp_path), budget={"sweep": each})
             reports.append(asyncio.run(evaluate(agent, tasks(4), name="x", ray="auto")))
+        assert asyncio.run(cancelled_while_a_node_works(tmp_path, monkeypatch)) == [False]
+        quick = asyncio.run(evaluate(partial(make_agent, str(tmp_path)), tasks(4), name="y", ray="auto"))
     finally:
         ray.shutdown()
     assert reports[0].stopped.startswith("a budget: The budget of sweep (2 requests)")
     assert (reports[0].totals.finished, reports[0].totals.correct) == (2, 2)
     assert (reports[1].stopped, reports[1].totals.correct) == ("", 4)
+    assert (quick.stopped, quick.totals.correct) == ("", 4)
+
+
+async def cancelled_while_a_node_works(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Cancel an evaluation whose requests take long. Return, whenever its file is closed, if the driver still works."""
+    works_at_close: list[bool] = []
+
+    class Watched(TrialStore):
+        def close(self) -> None:
+            stacks = [traceback.extract_stack(frame) for frame in sys._current_frames().values()]
+            works_at_close.append(any(frame.name == "_work" for stack in stacks for frame in stack))
+            super().close()
+
+    noted = folder / "noted.txt"
+    before = len(noted.read_text().splitlines())
+    slow = partial(make_agent, str(folder), seconds=1000.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluation, "TrialStore", Watched)
+        evaluating = asyncio.create_task(evaluate(slow, tasks(4), name="y", ray="auto"))
+        while len(noted.read_text().splitlines()) == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        evaluating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await evaluating
+    return works_at_close
 
 
 def test_an_agent_must_be_made_on_each_node() -> None:

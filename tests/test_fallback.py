@@ -112,7 +112,9 @@ async def test_a_resumed_run_continues_with_the_model_that_can_answer(home: Any)
     assert await answered("r", home) == ["openai:a", "anthropic:b"]
 
 
-async def test_evaluations_maps_and_sub_agents_fall_back_too(home: Any) -> None:
+async def test_evaluations_maps_and_sub_agents_fall_back_too(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("closeout.models.fallback.FIRST_WAIT", 60.0)
+
     def chief(view: RequestView) -> Any:
         done = view.messages[-1]["role"] == "tool"
         return answer("42" if "42" in view.text else "lost") if done else call("worker", task="What is k1?")

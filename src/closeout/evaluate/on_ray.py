@@ -250,6 +250,7 @@ class RaySweep:
         self._sent: set[int] = set()  # the numbers of the trials that this driver sent
         self._batches: dict[Any, Batch] = {}  # batches in flight, by the reference of their result
         self.stopped = ""
+        self._left = False  # nobody waits for the batches in flight
 
     def stop(self, reason: str = "stopped") -> None:
         """Submit no more batches. Those in flight end."""
@@ -263,9 +264,12 @@ class RaySweep:
             JournalError: A journal cannot be read or written.
         """
         await asyncio.to_thread(self._store.register, self._settings.command)
+        working = asyncio.ensure_future(asyncio.to_thread(self._work))
         try:
-            await asyncio.to_thread(self._work)
+            await asyncio.shield(working)
         finally:
+            self._left = True
+            await asyncio.wait([working])  # it uses the store, also if this task is cancelled
             for reference in self._batches:
                 self._ray.cancel(reference, force=True)
             self._store.release_all()
@@ -274,7 +278,7 @@ class RaySweep:
 
     def _work(self) -> None:
         self._store.free_orphans()
-        while True:
+        while not self._left:
             self._submit()
             if not self._batches:
                 control = self._store.control()
