@@ -24,6 +24,7 @@ from statistics import fmean
 from typing import Any
 
 from closeout import Agent
+from closeout.answers.boxed import find_boxes
 from closeout.answers.sources import Evidence
 from closeout.evaluate import EvalReport, EvalTask, evaluate, load_report
 from closeout.evaluate.benchmarks.benchmark import DATA
@@ -34,30 +35,33 @@ from closeout.journal.store import open_store
 from closeout.messages import Message, ModelRequest, Reading
 from closeout.models.local.embedded import LocalClient
 from closeout.run.strategy import CallFirst, ModelTurn
-from closeout.strategies.small_model import IN_WORDS, LONGEST, SmallModel, _boxed, facts_in
+from closeout.strategies.small_model import IN_WORDS, SmallModel, facts_in
 from closeout.tools.builtin import calculate, document_tools
 from closeout.tools.builtin.document_index import DocumentIndex
 
 INSTRUCTIONS = "Search the documents for each fact that the question needs. Answer in as few words as possible."
 
 
-AT_ONCE = """{facts}
+STEP_BY_STEP = """{facts}
 
 Question: {question}
 
-Answer from these facts only, with a bare number or name and nothing else, within \\boxed{{}}."""
+Answer from these facts only. Think step by step, briefly, and put the final answer, a bare number or name, \
+within \\boxed{{}}."""
 
 
 class Alone:
-    """An answer from what was found, in one request: no agent."""
+    """An answer from what was found, in one request: no agent. It is the reply's last box, or else the reply."""
 
     def __init__(self, name: str, prompt: str) -> None:
-        self.name, self.version, self._prompt = name, "1", prompt
+        self.name, self.version, self._prompt = name, "2", prompt
 
     async def ask(self, turn: ModelTurn) -> Reading:
         text = self._prompt.format(facts=facts_in(turn.view.steps), question=turn.task)
-        request = ModelRequest(messages=[Message(role="user", content=text)], max_tokens=LONGEST)
-        return Reading(answer=_boxed(await turn.send(request, purpose="in words")) or "-")
+        request = ModelRequest(messages=[Message(role="user", content=text)], max_tokens=300)
+        reply = (await turn.send(request, purpose="in words")).text
+        boxes = [box.content for box in find_boxes(reply) if box.complete]
+        return Reading(answer=(boxes[-1].replace("\\text{", "") if boxes else reply).strip(" .{}$\\\n") or "-")
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -102,7 +106,7 @@ async def ask(tasks: list[EvalTask], folder: Path, options: argparse.Namespace) 
     """Ask each question of the agent, which is not told that the search is one to begin with, and without an agent."""
     async with LocalClient("local", threads=options.threads, on_status=print) as client:
         search, read = document_tools(folder, plain=True)
-        ways = (Alone("alone", IN_WORDS), Alone("at-once", AT_ONCE))
+        ways = (Alone("step-by-step", STEP_BY_STEP), Alone("at-once", IN_WORDS))
         alone = [
             Agent(client, [calculate, search, read], strategy=CallFirst(search.name, then=way), home=options.home)
             for way in ways
@@ -112,7 +116,8 @@ async def ask(tasks: list[EvalTask], folder: Path, options: argparse.Namespace) 
         tools = [calculate, unmarked, read]
         agent = Agent(client, tools, instructions=INSTRUCTIONS, strategy=SmallModel(), home=options.home)
         for number in range(1, len(tasks) + 1):
-            await evaluate(agent, tasks[:number], scorer="f1", name="small-model", concurrency=1)
+            if not options.without_agent:
+                await evaluate(agent, tasks[:number], scorer="f1", name="small-model", concurrency=1)
             for way, without in zip(ways, alone, strict=True):
                 await evaluate(without, tasks[:number], scorer="f1", name=way.name, concurrency=1)
             print(number, "questions", flush=True)
@@ -145,31 +150,32 @@ def retrieve(tasks: list[EvalTask], folder: Path) -> None:
 
 
 def show(options: argparse.Namespace) -> None:
-    agent, alone, brief = (load_report(name, home=options.home) for name in ("small-model", "alone", "at-once"))
-    read, scores = was_read(alone, options.home), {}
-    scores["agent"], scores["one search, one request"] = task_means(agent), task_means(alone)
-    scores["one search, the answer at once"] = task_means(brief)
-    shared = [task for task in scores["agent"] if task in read and task in scores["one search, the answer at once"]]
-    scores["these, then the agent where the answer is not in the results"] = {
-        task: (task_means(alone) if read[task] else task_means(agent))[task] for task in shared
-    }
-    sets = {task.id: task.metadata["dataset"] for task in agent.tasks}
+    ways = ("at-once", "step-by-step") if options.without_agent else ("at-once", "step-by-step", "small-model")
+    reports = {way: load_report(way, home=options.home) for way in ways}
+    read = was_read(reports["at-once"], options.home)
+    scores = {way: task_means(report) for way, report in reports.items()}
+    shared = [task for task in read if all(task in each for each in scores.values())]
+    if not options.without_agent:
+        scores["at once, then the agent where the answer is not in the results"] = {
+            task: scores["at-once" if read[task] else "small-model"][task] for task in shared
+        }
+    sets = {task.id: task.metadata["dataset"] for task in reports["at-once"].tasks}
     for dataset in ("hotpotqa", "musique", ""):
         of = [task for task in shared if sets[task].startswith(dataset)]
         for name, each in scores.items():
             mean = mean_estimate([[each[task]] for task in of])
-            paired = paired_estimate({task: scores["agent"][task] for task in of}, each)
+            paired = paired_estimate({task: scores["at-once"][task] for task in of}, each)
             print(
                 f"{dataset or 'both'}, {len(of)} questions, {name}: "
                 f"F1 {mean.mean:.1%} ({mean.low:.1%} to {mean.high:.1%}), {sum(each[task] == 1 for task in of)} exact; "
-                f"against the agent {100 * paired.difference:+.1f} points "
+                f"against the answer at once {100 * paired.difference:+.1f} points "
                 f"({100 * paired.low:+.1f} to {100 * paired.high:+.1f})"
             )
     print(f"in the results: {sum(read[task] for task in shared)} of {len(shared)} answers")
-    for report in (agent, alone, brief):
+    for name, report in reports.items():
         ended = [each.outcome for each in report.trials if each.outcome is not None and each.task_id in shared]
         tokens = fmean(each.output_tokens for each in ended)
-        print(report.name, f"{fmean(each.requests for each in ended):.1f} requests, {tokens:.0f} tokens out a question")
+        print(name, f"{fmean(each.requests for each in ended):.1f} requests, {tokens:.0f} tokens out a question")
 
 
 def main() -> None:
@@ -181,6 +187,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=20, help="of each")
     parser.add_argument("--seed", type=int, default=57)
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--without-agent", action="store_true", help="compare the two requests only")
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--retrieval", action="store_true", help="ask no model: see what one search finds")
     options = parser.parse_args()

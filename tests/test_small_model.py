@@ -1,4 +1,4 @@
-"""The strategy of small models: one search and a chain of thought, and the agent for what that does not answer."""
+"""The strategy of small models: one search and one request, and the agent for what they do not answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from closeout import Agent, Number, SmallModel, tool
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
 from closeout.messages import Message, ToolPolicy
-from closeout.testing import RequestView, ScriptedClient, call, say
+from closeout.testing import RequestView, ScriptedClient, Turn, call, say
 
 CANAL, LAKE = "The Orm Canal was dug in 1775. It ends at Lake Pell.", "Lake Pell is in the canton of Ulm."
 
@@ -26,14 +26,16 @@ def program(code: str) -> Any:
     return say(f"```python\n{code}\n```")
 
 
-def asked(thought: str, *programs: Any, **options: Any) -> tuple[Agent[Any], ScriptedClient]:
-    """An agent whose model thinks this over the first results and, as an agent, writes these programs."""
+def asked(read: str | Turn, *programs: Any, **options: Any) -> tuple[Agent[Any], ScriptedClient]:
+    """An agent whose model reads this in the first results and, as an agent, writes these programs."""
     left = iter(programs)
 
     def script(view: RequestView) -> Any:
         if "Answer from these facts only" not in view.text:
             return next(left)
-        return say("It is in Ulm: \\boxed{Ulm}" if LAKE in view.text else thought)
+        if LAKE in view.text:
+            return say("Ulm")
+        return say(read) if isinstance(read, str) else read
 
     model = ScriptedClient(script)
     options = {"dialect": "code", "home": False, **options}
@@ -44,7 +46,7 @@ def asked(thought: str, *programs: Any, **options: Any) -> tuple[Agent[Any], Scr
 async def test_what_one_search_finds_is_answered_in_one_request(tmp_path: Path, dialect: str) -> None:
     if dialect == "code":
         pytest.importorskip("pydantic_monty")
-    agent, model = asked("Dug in \\boxed{1775}.", dialect=dialect, home=tmp_path)
+    agent, model = asked("1775", dialect=dialect, home=tmp_path)
     result = await agent.run("When was the Orm Canal dug?")
     assert (result.answer, len(model.requests)) == ("1775", 1)
     assert CANAL in model.requests[0].messages[-1].text
@@ -56,21 +58,16 @@ async def test_what_one_search_finds_is_answered_in_one_request(tmp_path: Path, 
 
 async def test_an_answer_that_is_not_in_the_results_is_left_to_the_agent() -> None:
     pytest.importorskip("pydantic_monty")
-    for thought in (
-        "2000 - 1775 = \\boxed{225}",
-        "That is \\boxed{177} years.",
-        "The facts do not say.",
-        "",
-        "\\boxed{Orm Canal}",
-    ):
-        agent, model = asked(thought, program("final_answer(2000 - 1775)"))
+    cut = Turn(text="1775", finish_reason="length")
+    for read in ("225", "177 years", "The facts do not say.", "", "Orm Canal", cut):
+        agent, model = asked(read, program("final_answer(2000 - 1775)"))
         result = await agent.run("How old was the Orm Canal in 2000?")
         assert (result.answer, len(model.requests)) == ("225", 2)
 
 
 async def test_an_answer_of_another_form_is_left_to_the_agent() -> None:
     pytest.importorskip("pydantic_monty")
-    agent, model = asked("It ends at \\boxed{Lake Pell}.", program("final_answer(1 + 1)"), answer=Number())
+    agent, model = asked("Lake Pell", program("final_answer(1 + 1)"), answer=Number())
     assert (await agent.run("How many ends has it?")).answer == "2"
     assert len(model.requests) == 2
 
@@ -78,16 +75,16 @@ async def test_an_answer_of_another_form_is_left_to_the_agent() -> None:
 async def test_the_agent_searches_on_and_answers_in_words_from_all_results() -> None:
     pytest.importorskip("pydantic_monty")
     programs = program('print(search("Lake Pell"))'), program('final_answer("Orm")')
-    agent, model = asked("It is \\boxed{unknown}.", *programs)
+    agent, model = asked("unknown", *programs)
     result = await agent.run("In which canton does the Orm Canal end?")
     assert (result.answer, len(model.requests)) == ("Ulm", 4)
     assert [repair.kind for repair in result.repairs] == ["answer_in_words"]
     assert all(text in model.requests[-1].messages[-1].text for text in (CANAL, LAKE))
 
 
-async def test_the_chain_of_thought_is_not_asked_for_twice_over_the_same_results() -> None:
+async def test_the_same_results_are_not_read_twice() -> None:
     pytest.importorskip("pydantic_monty")
-    agent, model = asked("Both are canals: \\boxed{yes}", program('final_answer("true")'))
+    agent, model = asked("yes", program('final_answer("true")'))
     assert (await agent.run("Is the Orm Canal older than 1800?")).answer == "yes"
     assert len(model.requests) == 2
 
@@ -95,16 +92,14 @@ async def test_the_chain_of_thought_is_not_asked_for_twice_over_the_same_results
 async def test_an_answer_that_was_sent_back_is_not_made_again() -> None:
     pytest.importorskip("pydantic_monty")
     programs = program('print(search("Lake Pell"))'), program('final_answer("Orm")'), program('final_answer("Pell")')
-    agent, model = asked(
-        "It is \\boxed{unknown}.", *programs, check=lambda answer, run: "No." if answer == "Ulm" else None
-    )
+    agent, model = asked("unknown", *programs, check=lambda answer, run: "No." if answer == "Ulm" else None)
     assert (await agent.run("In which canton does the Orm Canal end?")).answer == "Pell"
     assert len(model.requests) == 5
 
 
 async def test_what_only_the_conversation_explains_is_left_to_the_agent() -> None:
     pytest.importorskip("pydantic_monty")
-    agent, model = asked("Dug in \\boxed{1775}.", program("final_answer(2 * 3)"))
+    agent, model = asked("1775", program("final_answer(2 * 3)"))
     earlier = [Message(role="user", content="What is 2 times 3?"), Message(role="assistant", content="Let me see.")]
     assert (await agent.run("Well?", history=earlier)).answer == "6"
     assert len(model.requests) == 1

@@ -11,24 +11,22 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from closeout.answers.boxed import find_boxes
 from closeout.answers.sources import Evidence
 from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, programs_in
 from closeout.dialects.prompts import only_text
 from closeout.errors import LimitReached, ModelError
-from closeout.messages import Message, ModelReply, ModelRequest, Reading, Repair, Step, ToolCall
+from closeout.messages import Message, ModelRequest, Reading, Repair, Step, ToolCall
 from closeout.parsing.python_source import parse_python
 from closeout.run.strategy import ModelTurn
 
 __all__ = ["SmallModel"]
 
-LONGEST = 300  # tokens of a chain of thought
+LONGEST = 60  # tokens of an answer in words
 IN_WORDS = """{facts}
 
 Question: {question}
 
-Answer from these facts only. Think step by step, briefly, and put the final answer, a bare number or name, \
-within \\boxed{{}}."""
+Answer from these facts only, with a bare number or name and nothing else."""
 
 
 class SmallModel:
@@ -43,7 +41,7 @@ class SmallModel:
     """
 
     name = "small-model"
-    version = "2"
+    version = "3"
 
     async def ask(self, turn: ModelTurn) -> Reading:
         steps, facts, read = turn.view.steps, facts_in(turn.view.steps), None
@@ -58,7 +56,7 @@ class SmallModel:
         programs = programs_in(reading.calls)
         tree = parse_python(programs[-1]) if programs else None
         if tree is None or turn.view.note or not facts or not _answers(tree) or _calculates(tree):
-            return reading  # after a hint, the same chain of thought would end as before
+            return reading  # after a hint, the same request would end as before
         if read is None:
             read = await _in_words(turn, facts)
         if not read:
@@ -79,25 +77,20 @@ def _search_for(turn: ModelTurn) -> ToolCall | None:
 
 
 async def _in_words(turn: ModelTurn, facts: str) -> str:
-    """Return the answer of a chain of thought over the facts; empty if it comes to none."""
+    """Return the model's answer from the facts; empty if it does not come to an end."""
     text = IN_WORDS.format(facts=facts, question=turn.task)
     request = ModelRequest(messages=[Message(role="user", content=text)], max_tokens=LONGEST)
     try:
-        return _boxed(await turn.send(request, purpose="in words"))
+        reply = await turn.send(request, purpose="in words")
     except (ModelError, LimitReached):
         return ""
+    return reply.text.strip() if reply.finished else ""
 
 
 def facts_in(steps: Sequence[Step]) -> str:
     """Return what the programs have printed, each line once."""
     lines = (line for step in steps for each in step.returns if each.ok for line in each.text.splitlines())
     return "\n".join(dict.fromkeys(line for line in lines if line))
-
-
-def _boxed(reply: ModelReply) -> str:
-    """The content of a reply's last box."""
-    boxes = [box.content for box in find_boxes(reply.text) if box.complete]
-    return boxes[-1].replace("\\text{", "").strip(" .{}$\\") if boxes else ""
 
 
 def _answers(tree: ast.Module) -> bool:
