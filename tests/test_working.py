@@ -242,12 +242,22 @@ async def test_news_of_a_database_come_without_polling(database: DatabaseHome, m
     with closing(Store(database)) as store:
         paid: list[str] = []
         agent, worker = paying_agent(database, paid), in_another_process(paying_agent(database, paid), store)
-        working = asyncio.create_task(worker.work())
+        working = asyncio.create_task(worker.work(limit=2))
+
+        async def at_rest() -> None:
+            """Wait until the worker has looked, with both places free: one that is looking is not told of a run."""
+            noted = ("SELECT 1 FROM workers WHERE places = 2",)
+            while not open_store(database).transact(lambda db: db.execute(*noted).fetchall()):  # noqa: ASYNC110 - the worker notes it
+                await asyncio.sleep(0.02)
+
         async with asyncio.timeout(60):
+            await at_rest()
             await agent.result(await agent.submit("a"))
+            await at_rest()
             waiting = await agent.submit("wait")
             while open_store(database).run(waiting).status != "waiting":  # noqa: ASYNC110 - another process would do so
                 await asyncio.sleep(0.02)
+            await at_rest()
             await agent.signal(waiting, "money", 5)
             assert (await agent.result(waiting)).answer == "done"
         working.cancel()
