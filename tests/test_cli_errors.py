@@ -292,7 +292,12 @@ def test_a_failed_run_that_can_be_resumed_says_when_and_how(error: ModelError, s
 
 
 def test_after_a_refused_request_resuming_is_not_suggested() -> None:
-    with serve_script(failing(BadRequest("No images here", status=400)), by="question", record=False) as scripted:
+    def refuse(view: RequestView) -> Turn:
+        if view.turn == 2:
+            raise BadRequest("No images here", status=400)
+        return SCRIPT[view.turn - 1]
+
+    with serve_script(refuse, by="question", record=False) as scripted:
         done = here("run", "Q", *to(scripted))
     last = done.err.splitlines()[-1]
     found = re.search(

@@ -27,7 +27,7 @@ async def wait():
 def start():
     threading.Timer(0.05, signal.pthread_kill, (other.ident, signal.SIGINT)).start()
 
-with Signals(lambda: None, lambda: None) as signals:
+with Signals() as signals:
     try:
         signals.run(wait())
     except Stopped as stopped:
@@ -50,7 +50,7 @@ def test_the_wakeup_of_another_library_is_restored() -> None:
         signal.set_wakeup_fd(inside)
         return inside
 
-    with Signals(lambda: None, lambda: None) as signals, asyncio.Runner() as runner:
+    with Signals() as signals, asyncio.Runner() as runner:
         assert signals.run(work(), runner) >= 0
         assert signals.run(work(), runner) >= 0, "a runner serves several pieces of work"
     assert signal.set_wakeup_fd(-1) == -1

@@ -291,18 +291,9 @@ class _TerminalChat:
 
         typing = _Typing(self._is_terminal, show, lambda line: self._send(line, display))
 
-        def on_first_signal() -> None:
-            if display is not None:
-                display.stopping()
-
-        def on_second_signal() -> None:
-            if display is not None:
-                display.close()
-            typing.on()
-
         listeners: Sequence[Any] = () if display is None else (display,)
         try:
-            with Signals(on_first_signal, on_second_signal) as signals, typing, display or nullcontext():
+            with Signals(display, typing.on) as signals, typing, display or nullcontext():
                 work = self._with_deps(start, listeners, resumes)
                 try:
                     result = signals.run(typing.during(self._with_messages(work)), self._runner)

@@ -96,7 +96,7 @@ def run_work(
                 await asyncio.gather(*watching, return_exceptions=True)
 
     logging.getLogger().addHandler(logging.NullHandler())  # libraries' logs are not for the person at the terminal
-    with Signals(lambda: None, lambda: None) as signals:
+    with Signals() as signals:
         try:
             with display or nullcontext():
                 report = signals.run(watched())

@@ -175,18 +175,8 @@ def run_agent(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet: 
         quiet: Print only the answer.
     """
     display = None if quiet else Display()
-
-    def on_first_signal() -> None:
-        if display is not None:
-            display.stopping()
-
-    def on_second_signal() -> None:
-        if display is not None:
-            display.close()
-        _say_stopped(run_id)
-
     logging.getLogger().addHandler(logging.NullHandler())  # libraries' logs are not for the person at the terminal
-    with Signals(on_first_signal, on_second_signal) as signals:
+    with Signals(display, lambda: _say_stopped(run_id)) as signals:
         try:
             with display or nullcontext():
                 result = signals.run(_start(agent, start, display, run_id))

@@ -11,9 +11,12 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from closeout.stray_output import stray_output_to_stderr
+
+if TYPE_CHECKING:
+    from closeout.cli.display import Display
 
 __all__ = ["Signals", "Stopped", "exit_now_if_blocked"]
 
@@ -35,13 +38,13 @@ class Signals:
     The journal is safe in both cases. Use it as a context manager in the main thread.
 
     Args:
-        first: Called when the work is cancelled.
-        second: Called just before the process ends without waiting for a tool or a model.
+        display: Says that the work is being cancelled, and is closed before the process ends at once.
+        last: Called just before the process ends without waiting for a tool or a model.
     """
 
-    def __init__(self, first: Callable[[], None], second: Callable[[], None]) -> None:
-        self._first = first
-        self._second = second
+    def __init__(self, display: Display | None = None, last: Callable[[], object] | None = None) -> None:
+        self._display = display
+        self._last = last
         self._number = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -79,10 +82,14 @@ class Signals:
 
     def _received(self, number: int, _: FrameType | None) -> None:
         if self._number:
-            self._second()
+            if self._display is not None:
+                self._display.close()
+            if self._last is not None:
+                self._last()
             os._exit(128 + number)
         self._number = number
-        self._first()
+        if self._display is not None:
+            self._display.stopping()
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._cancel)  # wakes the loop
 
