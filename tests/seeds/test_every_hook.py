@@ -302,7 +302,7 @@ async def test_an_error_names_the_method_of_the_users_that_raised_it() -> None:
 
     for agent, listeners, name in (
         (Runner(model(), [scrape], home=False).agent, [], "Runner._organize_historic_prompt"),
-        (Agent(Adapted(), home=False), [], "Adapted.process_llm_response"),
+        (Agent(Adapted(), config={"llm": {"max_retries": 0}}, home=False), [], "Adapted.process_llm_response"),
         (Agent(model(), [scrape], tool_executor=Executor, home=False), [], "Executor.is_google_search_empty_result"),
         (Agent(model(), [scrape], answer_generator=Generator, home=False), [], "Generator.send"),
         (Agent(model(), [scrape], home=False), [Log()], "Log.log_step"),

@@ -37,7 +37,7 @@ from closeout.dialects.text_chat import conversation, fit_history, historic_prom
 from closeout.errors import ConfigError, Suspended, UsageError
 from closeout.journal.events import TurnAccepted
 from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, Reading, Step, ToolCall, ToolSpec
-from closeout.overrides import failure_of, method_of, text_from
+from closeout.overrides import failure_of, method_of, returned, text_from
 from closeout.parsing.readers import Reader
 from closeout.results.tokens import count_tokens
 from closeout.run.subagents import as_tool
@@ -603,19 +603,12 @@ class _Invoking(ToolExecutor):
 
     runner: ClassVar[BaseAgentRunner]
 
-    async def execute_single_tool_call(
-        self,
-        tool_manager: Any,
-        server_name: str,
-        tool_name: str,
-        arguments: dict[str, Any],
-        agent_name: str = "main",
-        turn_count: int = 0,
-    ) -> SingleCall:
+    async def execute_single_tool_call(self, *call: Any) -> SingleCall:
+        tool_manager, server_name, tool_name, arguments, *more = call
         loop, above = asyncio.get_running_loop(), super().execute_single_tool_call
 
         def invoke(name: str, given: Any) -> Any:
-            made = above(tool_manager, server_name, name, given, agent_name, turn_count)
+            made = returned(above(tool_manager, server_name, name, given, *more))
             return asyncio.run_coroutine_threadsafe(made, loop).result()[0]
 
         action, tools = AgentScratchpadUnit.Action(tool_name, arguments), self.runner._prompt_messages_tools
