@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import quopri
 import sqlite3
 import sys
 import time
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
@@ -524,6 +526,19 @@ SPELLINGS = {
     "json in json": json.dumps(json.dumps("tok/9&x-é 42<z")),
     "mime": base64.encodebytes(b"-" * 50 + "tok/9&x-é 42<z".encode()).decode(),
     "hex with colons": "tok/9&x-é 42<z".encode().hex(":").upper(),
+    "bytes of a C program": ", ".join(f"0x{byte:02x}" for byte in "tok/9&x-é 42<z".encode()),
+    "bytes of JSON": json.dumps(list("tok/9&x-é 42<z".encode())),
+    "a form in a form": quote_plus(quote_plus("tok/9&x-é 42<z")),
+    "Latin-1 percent": quote("tok/9&x-é 42<z".encode("latin-1")),
+    "octal": r"tok/9&x-\303\251 42<z",
+    "braces of JavaScript": r"tok/9&x-\u{e9} 42<z",
+    "quoted-printable": quopri.encodestring(b"-" * 66 + "tok/9&x-é 42<z".encode()).decode(),
+    "a folded header": "tok/9&\r\n x-é 42<z",
+    "capitals": "TOK/9&X-É 42<Z",
+    "decomposed": unicodedata.normalize("NFD", "tok/9&x-é 42<z"),
+    "UTF-16 with zeros": "\0".join("tok/9&x-é 42<z"),
+    "Base64 of UTF-16": base64.b64encode("tok/9&x-é 42<z".encode("utf-16-le")).decode(),
+    "Base64 of JSON": base64.b64encode(json.dumps({"t": "tok/9&x-é 42<z"}).encode()).decode(),
 }
 
 
@@ -532,6 +547,10 @@ def test_any_spelling_of_a_value_is_hidden_in_texts_numbers_and_names_of_files()
     for form, text in SPELLINGS.items():
         assert "secret:crm" in secrets.hide(f"before {text} after"), form
     assert secrets.hide({"n": [8675309123, 3, 1.5, True]}) == {"n": ["secret:pin", 3, 1.5, True]}
+    assert secrets.hide(["8,675,309,123", "8.675309123e9"]) == ["secret:pin", "secret:pine9"]
+    for quotes, text in ('it\'s "a" b', ("it''s", "it'\"'\"'s", r"it'\''s")), ('say "ho" ho', ('say ""ho"" ho',)):
+        quoted = Secrets([Secret("q", quotes, tools=["find"])])
+        assert all("secret:q" in quoted.hide(each if '"ho' in each else f'{each} ""a"" b') for each in text), quotes
 
     @tool(read_only=True)
     def find(token: str) -> ToolOutput:

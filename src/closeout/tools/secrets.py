@@ -6,14 +6,17 @@ The model writes `secret:NAME`. What is recorded, shown or judged holds the name
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cache
 from html.entities import html5
+from itertools import pairwise, product
 from typing import Any
-from urllib.parse import urlsplit
+from unicodedata import normalize
+from urllib.parse import quote, urlsplit
 
 from closeout.errors import ConfigError, ToolError, UsageError
 from closeout.messages import ToolSpec
@@ -270,7 +273,9 @@ class Secrets:
                 names |= each._forms  # in one step: other threads may add some meanwhile
             longest_first = sorted(names, key=len, reverse=True)
             self._names = {f"s{number}": names[form] for number, form in enumerate(longest_first)}
-            self._pattern = re.compile("|".join(f"(?P<s{number}>{form})" for number, form in enumerate(longest_first)))
+            self._pattern = re.compile(
+                "|".join(f"(?P<s{number}>{form})" for number, form in enumerate(longest_first)), re.IGNORECASE
+            )
             self._known = known
         return self._pattern
 
@@ -285,13 +290,17 @@ def _checked(name: str, value: Any) -> str:
 
 
 def _written(value: str) -> Iterator[str]:
-    """Return patterns of the ways in which a tool, a server or an error may write a value."""
+    """Return patterns of the ways in which a tool, a server or an error may write a value. Case does not count."""
+    for text in dict.fromkeys((value, normalize("NFC", value), normalize("NFD", value))):
+        yield _spelled(text[:1]) + "".join(_gap(*pair) + _spelled(pair[1]) for pair in pairwise(text))
     data = value.encode("utf-8", "surrogatepass")
-    yield "".join(map(_spelled, value))
-    yield r"[\s:]?".join(f"(?i:{byte:02x})" for byte in data)
-    for before in range(3):  # Base64 of a longer text depends on where in it the value begins
+    yield r"(?:[\s:,-]|0x){0,4}".join(f"{byte:02x}" for byte in data)
+    yield r",\s{0,40}".join(map(str, data))  # an array of bytes
+    written = (value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], quote(value))
+    inner = [*(each.encode("utf-8", "surrogatepass") for each in written), value.encode("utf-16-le", "surrogatepass")]
+    for data, before in product(dict.fromkeys(inner), range(3)):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            whole = encode(b"\0" * before + data).decode()
+            whole = encode(b"\0" * before + data).decode()  # depends on where in a longer text the value begins
             first, after = (0, 2, 3)[before], (before + len(data)) % 3
             form = whole[first:] if not after else whole[first : -4 + after]
             yield _LINE_BREAK.join(each if each.isalnum() else _spelled(each) for each in form)
@@ -301,28 +310,40 @@ def _written(value: str) -> Iterator[str]:
 _LINE_BREAK = r"(?:\s|\\[rn]){0,4}"
 
 
+def _gap(one: str, other: str) -> str:
+    """Return a pattern of what may be between two characters: a line break, zeros of UTF-16, marks in a number."""
+    if one.isspace() or other.isspace():
+        return r"\0{0,3}"
+    marks = "|[,.'_]" if one.isdigit() and other.isdigit() else ""
+    return rf"(?:=?\s|\\[rn]|\0{marks}){{0,4}}"
+
+
 @cache
 def _spelled(character: str) -> str:
-    r"""Return a pattern of a character: as it is, or as JSON, Python, HTML or an address writes it, also repeatedly.
+    r"""Return a pattern of a character: as it is, or as some format writes it, also repeatedly.
 
-    Numbers of repetitions are limited, so that a search takes linear time.
+    The formats are JSON, programming languages, HTML, addresses, mail, SQL, CSV and shells. Numbers of repetitions are
+    limited, so that a search takes linear time.
     """
     data, code = character.encode("utf-8", "surrogatepass"), ord(character)
     units = character.encode("utf-16-be", "surrogatepass").hex()
     ways = [
         r"\\{0,15}" + re.escape(character),
-        "".join(rf"\\{{1,15}}u(?i:{units[at : at + 4]})" for at in range(0, len(units), 4)),
-        "".join(rf"\\{{1,15}}x(?i:{byte:02x})" for byte in data),
-        "".join(f"%(?:25){{0,4}}(?i:{byte:02x})" for byte in data),
-        f"&(?:amp;){{0,4}}#(?:0{{0,6}}{code}|[xX]0{{0,6}}(?i:{code:x}));",
+        "".join(rf"\\{{1,15}}u{units[at : at + 4]}" for at in range(0, len(units), 4)),
+        rf"\\{{1,15}}u\{{0{{0,6}}{code:x}\}}",
+        *("".join(rf"{mark}{byte:02x}" for byte in data) for mark in (r"\\{1,15}x", "%(?:25){0,4}", "=")),
+        "".join(rf"\\{{1,15}}{byte:03o}" for byte in data),
+        f"&(?:amp;){{0,4}}#(?:0{{0,6}}{code}|x0{{0,6}}{code:x});",
     ]
     if code < 256:
-        ways.append(rf"\\{{1,15}}x(?i:{code:02x})")
+        ways.append(rf"(?:\\{{1,15}}x|%(?:25){{0,4}}){code:02x}")
     is_plain = character.isascii() and character.isalnum()
     if names := [] if is_plain else [name for name, text in html5.items() if text == character and ";" in name]:
         ways.append(f"&(?:amp;){{0,4}}(?:{'|'.join(names)})")
     if character == " ":
-        ways.append(r"\+")
+        ways.append(r"[+_]|%(?:25){0,4}2b")
+    if character in "'\"":
+        ways.append(r"['\"\\]{2,5}")  # doubled, or between two quoted parts
     if character in _ESCAPED:
         ways.append(rf"\\{{1,15}}{_ESCAPED[character]}")
     return f"(?:{'|'.join(dict.fromkeys(ways))})"
