@@ -327,26 +327,33 @@ def _spelled(character: str) -> str:
     """
     data, code = character.encode("utf-8", "surrogatepass"), ord(character)
     units = character.encode("utf-16-be", "surrogatepass").hex()
-    ways = [
-        r"\\{0,15}" + re.escape(character),
-        "".join(rf"\\{{1,15}}u{units[at : at + 4]}" for at in range(0, len(units), 4)),
-        rf"\\{{1,15}}u\{{0{{0,6}}{code:x}\}}",
-        *("".join(rf"{mark}{byte:02x}" for byte in data) for mark in (r"\\{1,15}x", "%(?:25){0,4}", "=")),
-        "".join(rf"\\{{1,15}}{byte:03o}" for byte in data),
-        f"&(?:amp;){{0,4}}#(?:0{{0,6}}{code}|x0{{0,6}}{code:x});",
+    slash, percent = r"\\{1,15}" if character == "\\" else r"\\{1,15}+", "%(?:25){0,4}"
+    pairs = [f"{byte:02x}" for byte in data]
+    own = [f"{code:02x}"] if code < 256 else []  # its byte in Latin-1
+    escaped = [
+        re.escape(character),
+        slash.join(f"u{units[at : at + 4]}" for at in range(0, len(units), 4)),
+        rf"u\{{0{{0,6}}{code:x}\}}",
+        slash.join(f"{byte:03o}" for byte in data),
+        slash.join(f"x{pair}" for pair in pairs),
+        *(f"x{each}" for each in own),
+        *filter(None, [_ESCAPED.get(character)]),
     ]
-    if code < 256:
-        ways.append(rf"(?:\\{{1,15}}x|%(?:25){{0,4}}){code:02x}")
+    quoted = [percent.join(pairs), *own, *(["2b"] if character == " " else [])]
     is_plain = character.isascii() and character.isalnum()
-    if names := [] if is_plain else [name for name, text in html5.items() if text == character and ";" in name]:
-        ways.append(f"&(?:amp;){{0,4}}(?:{'|'.join(names)})")
+    names = [] if is_plain else [name for name, text in html5.items() if text == character and ";" in name]
+    ways = [
+        re.escape(character),
+        f"{slash}(?:{'|'.join(dict.fromkeys(escaped))})",
+        f"{percent}(?:{'|'.join(dict.fromkeys(quoted))})",
+        f"&(?:amp;){{0,4}}(?:{'|'.join((f'#(?:0{{0,6}}{code}|x0{{0,6}}{code:x});', *names))})",
+        "".join(f"={pair}" for pair in pairs),
+    ]
     if character == " ":
-        ways.append(r"[+_]|%(?:25){0,4}2b")
+        ways.append("[+_]")
     if character in "'\"":
         ways.append(r"['\"\\]{2,5}")  # doubled, or between two quoted parts
-    if character in _ESCAPED:
-        ways.append(rf"\\{{1,15}}{_ESCAPED[character]}")
-    return f"(?:{'|'.join(dict.fromkeys(ways))})"
+    return f"(?:{'|'.join(ways)})"
 
 
 _ESCAPED = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
