@@ -340,22 +340,19 @@ def _spelled(character: str) -> str:
         *filter(None, [_ESCAPED.get(character)]),
     ]
     quoted = [percent.join(pairs), *own, *(["2b"] if character == " " else [])]
-    is_plain = character.isascii() and character.isalnum()
-    names = [] if is_plain else [name for name, text in html5.items() if text == character and ";" in name]
+    names = [name for name, text in html5.items() if text == character and ";" in name]
     ways = [
         re.escape(character),
         f"{slash}(?:{'|'.join(dict.fromkeys(escaped))})",
         f"{percent}(?:{'|'.join(dict.fromkeys(quoted))})",
         f"&(?:amp;){{0,4}}(?:{'|'.join((f'#(?:0{{0,6}}{code}|x0{{0,6}}{code:x});', *names))})",
         "".join(f"={pair}" for pair in pairs),
+        *filter(None, [_ALSO.get(character)]),
     ]
-    if character == " ":
-        ways.append("[+_]")
-    if character in "'\"":
-        ways.append(r"['\"\\]{2,5}")  # doubled, or between two quoted parts
     return f"(?:{'|'.join(ways)})"
 
 
+_ALSO = {" ": "[+_]"} | dict.fromkeys("'\"", r"['\"\\]{2,5}")  # quotes are doubled, or between two quoted parts
 _ESCAPED = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 
 
