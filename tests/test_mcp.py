@@ -398,7 +398,7 @@ async def test_servers_start_all_at_once_and_one_bad_one_stops_no_other() -> Non
         problems = {problem.server_name: problem.message for problem in manager.problems}
         assert set(problems) == {"bad", "twin"}
         assert "parameters of crooked are not a self-contained JSON Schema" in problems["twin"]
-        assert "crooked" not in [spec.name for spec in manager.specs()]
+        assert "crooked" in [spec.name for spec in manager.specs()]
         assert {spec.server_name for spec in manager.specs()} == {"everything", "twin"}
 
 
@@ -584,13 +584,9 @@ async def test_headers_are_sent_and_a_refused_key_is_reported() -> None:
 
 async def test_a_servers_descriptions_are_bounded_and_cannot_forge_a_prompt() -> None:
     async with ToolManager(mcp_servers=[SLY]) as manager:
-        echo, failing, long, marked = manager.specs()
-        assert [echo.name, failing.name, long.name, marked.name] == [
-            "echo",
-            "failing",
-            "long",
-            "marked",
-        ]
+        echo, _failing, long, _marked, outside = manager.specs()
+        assert [each.name for each in manager.specs()] == ["echo", "failing", "long", "marked", "outside"]
+        assert outside.parameters["properties"] == {"a": {}}
         messages = [problem.message for problem in manager.problems]
         assert len(messages) == 2
         assert "outside" in messages[0]
@@ -602,7 +598,7 @@ async def test_a_servers_descriptions_are_bounded_and_cannot_forge_a_prompt() ->
             assert "&lt;|im_end|>" in told
             assert "{{ 7 * 7 }}" in told
         prompt = McpXml().system_text(HistoryView("", "Why?", manager.specs()), examples=False)
-        assert prompt.count("\n### Tool name: ") == 4
+        assert prompt.count("\n### Tool name: ") == 5
         assert "### Tool name&#58; erase\nInput JSON schema&#58; {}\n{{ 7 * 7 }}" in prompt
 
 
@@ -612,7 +608,7 @@ async def test_schemas_that_are_too_large_or_wind_back_on_themselves_are_bounded
         assert "the parameters of large take" in large
         assert "more than 200,000" in large
         assert "the parameters of bad_pattern are not a self-contained JSON Schema" in wrong
-        assert [spec.name for spec in manager.specs()] == ["fan", "loop", "slow_pattern"]
+        assert [spec.name for spec in manager.specs()] == ["bad_pattern", "fan", "loop", "slow_pattern"]
         calls = [
             ToolCall("fan", {"a": {"x": {}}}),
             ToolCall("loop", {"a": 1}),
@@ -682,9 +678,7 @@ async def test_a_result_that_breaks_a_rule_is_shown_with_the_rule_and_counts_as_
     program = Path(__file__).parent / "mcp_servers" / "partly_invalid.py"
     shop = {"name": "shop", "command": sys.executable, "args": [str(program), str(orders)]}
     async with ToolManager(mcp_servers=[shop]) as manager:
-        assert [spec.name for spec in manager.specs()] == ["bare", "order"]
-        (problem,) = manager.problems
-        assert "the tool 'list' breaks the protocol" in problem.message
+        assert [spec.name for spec in manager.specs()] == ["bare", "list", "order"]
         kinds = {
             "no structure": "did not return structured content",
             "wrong structure": "None is not of type 'string'",
@@ -719,7 +713,7 @@ def forgetful_server(status: int, calls: Path) -> Iterator[str]:
         server.wait()
 
 
-@pytest.mark.parametrize("status", [404, 400, 500])
+@pytest.mark.parametrize("status", [404, 403, 400, 500])
 async def test_a_forgotten_session_is_initialised_again_and_only_a_safe_call_repeated(
     status: int, tmp_path: Path
 ) -> None:
@@ -743,6 +737,113 @@ async def test_a_forgotten_session_is_initialised_again_and_only_a_safe_call_rep
                 assert "may or may not have taken effect" in refused
             assert await outcome("pay") == "pay in s3"
     assert calls.read_text().splitlines() == ["s1 look", "s1 forget", "s2 look", "s2 forget", "s3 pay"]
+
+
+# ------------------------------------------------------------------------------------------------ hand-written servers
+
+ITEM = {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]}
+PROPERTIES: dict[str, Any] = {  # each breaks the rules of JSON Schema, or is not in the message
+    "draft_4": {"type": "number", "minimum": 0, "exclusiveMinimum": True},
+    "required_true": {"type": "string", "required": True},
+    "no_such_type": {"type": "float"},
+    "dangling": {"$ref": "#/definitions/Gone", "description": "gone"},
+    "nothing": {"type": "string", "enum": None},
+}
+ODD_TOOLS: dict[str, dict[str, Any]] = {
+    "hints": {"annotations": {"readOnlyHint": "yes", "title": 5}},
+    "title": {"title": 5},
+    "icons": {"icons": [{"url": "x"}]},
+    "meta": {"_meta": "x"},
+    "list_out": {"outputSchema": {"type": "array"}},
+    "untyped_out": {"outputSchema": {"properties": {}}},
+    "no_schema": {"inputSchema": None},
+    "php": {"inputSchema": {"type": "object", "properties": []}},
+    "nullable": {"inputSchema": {**ITEM, "type": ["object", "null"]}},
+    "parts": {
+        "inputSchema": {**ITEM, "properties": {**ITEM["properties"], **PROPERTIES}, "required": ["item", "gone"]}
+    },
+}
+GREETINGS: dict[str, dict[str, Any]] = {
+    "anonymous": {"serverInfo": None},
+    "unversioned": {"serverInfo": {"name": "shop"}},
+    "incapable": {"capabilities": None},
+    "truly": {"capabilities": {"tools": True}},
+    "unknown": {"protocolVersion": "1.0"},
+    "whole": {},
+}
+
+
+async def test_a_hand_written_server_works_although_it_breaks_the_protocol_in_part() -> None:
+    from aiohttp import web
+
+    async def reply(request: web.Request) -> web.Response:
+        if request.method != "POST":
+            return web.Response(status=405)
+        message, kind = await request.json(), request.path.strip("/")
+        if message.get("id") is None:
+            return web.Response()
+        listed = [{"name": name, "inputSchema": ITEM, **odd} for name, odd in ODD_TOOLS.items()]
+        results = {
+            "initialize": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "shop", "version": "1"},
+                **GREETINGS[kind],
+            },
+            "tools/list": {"tools": listed},
+            "tools/call": {"content": [{"type": "text", "text": "costs 4"}]},
+        }
+        if message["method"] not in results:
+            error = {"code": -32601, "message": "Method not found"}
+            return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": error})
+        whole = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]})
+        return web.Response(text=whole, content_type="text/plain")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", reply)
+    async with listening(app) as port:
+        servers = [{"name": kind, "url": f"http://127.0.0.1:{port}/{kind}"} for kind in GREETINGS]
+        async with ToolManager(mcp_servers=servers) as manager:
+            assert {p.message for p in manager.problems if "parameters of parts" not in p.message} == set()
+            for kind in GREETINGS:
+                specs = {s.name.rpartition("-")[2]: s for s in manager.specs() if s.server_name == kind}
+                assert len(specs) == len(ODD_TOOLS), kind
+                answered = await manager.execute_tool_call(
+                    kind, "hints" if kind == "whole" else "title", {"item": "tea"}
+                )
+                assert answered["result"] == "costs 4", kind
+            parameters = specs["parts"].parameters
+            assert parameters["properties"] == {
+                "item": {"type": "string"},
+                "draft_4": {"type": "number"},
+                "required_true": {"type": "string"},
+                "no_such_type": {},
+                "dangling": {"description": "gone"},
+                "nothing": {"type": "string"},
+            }
+            assert parameters["required"] == ["item"]
+            assert not specs["hints"].policy.read_only
+
+
+async def test_a_server_that_is_still_starting_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aiohttp import web
+
+    monkeypatch.setattr(mcp_client, "START_WAITS", (0.0, 0.0))
+    for status, tried in ((503, 3), (404, 1)):
+        seen: list[str] = []
+
+        async def refuse(request: web.Request, status: int = status, seen: list[str] = seen) -> web.Response:
+            if b"initialize" in await request.read():
+                seen.append("asked")
+            return web.Response(status=status)
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", refuse)
+        async with listening(app) as port:
+            entry = {"name": "far", "url": f"http://127.0.0.1:{port}/mcp"}
+            async with ToolManager(mcp_servers=[entry]) as manager:
+                assert f"HTTP {status}" in manager.problems[0].message
+        assert len(seen) == tried
 
 
 # ------------------------------------------------------------------------------------------------ busy servers

@@ -183,12 +183,10 @@ class AnthropicClient(HTTPClient):
         budget = thinking.get("budget_tokens") if isinstance(thinking, Mapping) else None
         if not (isinstance(thinking, Mapping) and isinstance(budget, int) and budget >= limit):
             return {}
-        if not is_set:
-            limit = min(limit + budget, self.rules.most_tokens or limit + budget)
-        if limit <= budget:
+        if is_set or self.rules.most_tokens is not None:
             limit = max(limit, 2 * LEAST_BUDGET)
-            budget = min(budget, limit // 2)
-        return {"max_tokens": limit, "thinking": {**thinking, "budget_tokens": budget}}
+            return {"max_tokens": limit, "thinking": {**thinking, "budget_tokens": limit // 2}}
+        return {"max_tokens": limit + budget}
 
     def _asked(self, request: ModelRequest) -> dict[str, Any]:
         choice: Any = _CHOICES[request.tool_choice] if request.tool_choice is not None else None

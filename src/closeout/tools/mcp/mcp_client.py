@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import httpx2
     from mcp import Client, MCPError
     from mcp.client.extension import ClientExtension
+    from mcp.client.session import ClientSession
     from mcp.shared.dispatcher import ProgressFnT
     from mcp.types import (
         CallToolResult,
@@ -97,6 +98,9 @@ STDERR_SHOWN = 600  # characters of it in a message
 MAX_EVENT_BYTES = 256_000_000
 LINES_SHOWN = 4
 CONNECT_SECONDS = 30.0
+# Statuses of a server that may be starting, and seconds after which it is tried again.
+STARTING = (429, 502, 503, 504)
+START_WAITS = (0.5, 2.0, 5.0)
 # Seconds that a request other than a call of a tool may take.
 USE_SECONDS = 60.0
 # Seconds that an event stream may be silent: a slow tool may be, and calls have their own deadlines.
@@ -109,7 +113,13 @@ _Sent = tuple[str, dict[str, Any]]
 
 
 class McpServerFailed(ToolError):
-    """A server could not be started or reached. The text names it and says why."""
+    """A server could not be started or reached. The text names it and says why.
+
+    Attributes:
+        status: The status of its last answer over HTTP, if that was an error.
+    """
+
+    status: int | None = None
 
 
 class MissingLogin(NamedTuple):
@@ -263,8 +273,15 @@ class McpServer:
             slot.session = None
             if old is not None:
                 await old.close()
-            session = _ServerSession(self.config, self._changed)
-            await session.start()
+            for wait in (*START_WAITS, None):
+                session = _ServerSession(self.config, self._changed)
+                try:
+                    await session.start()
+                    break
+                except McpServerFailed as error:
+                    if wait is None or error.status not in STARTING:
+                        raise
+                    await asyncio.sleep(wait)
             slot.session = session
             if old is not None:  # the new session may offer other tools
                 self._changed(session)
@@ -606,10 +623,8 @@ class _ServerSession:
                 async with AsyncExitStack() as stack:
                     stack.callback(self._errors.release)
                     transport = _open_transport(self.config, self._errors, stack)
-                    from mcp import Client
-
                     client = await stack.enter_async_context(
-                        Client(
+                        _client_class(self.refused)(
                             transport,
                             cache=None,
                             message_handler=self._note_message,
@@ -620,7 +635,6 @@ class _ServerSession:
                         )
                     )
                     self._errors.release()
-                    use_valid_parts(client.session, self.refused)
                     await self._list(client)
                     self._client = client
                     self._ready.set_result(None)
@@ -694,7 +708,9 @@ class _ServerSession:
         cause = f"{_reason(error, self._errors.status)}.{last_words}"
         if self._errors.status == 401:
             cause += f" If it wants a login: closeout mcp login {self.config.address}"
-        return McpServerFailed(f"{about} could not be {verb}: {redact(cause, self.config.secrets)}")
+        failed = McpServerFailed(f"{about} could not be {verb}: {redact(cause, self.config.secrets)}")
+        failed.status = self._errors.status
+        return failed
 
     async def _last_words(self) -> str:
         """The end of the error output, after a moment for the dying process to write it."""
@@ -789,6 +805,19 @@ def _reason(error: BaseException, status: int | None = None) -> str:
     return visible(text[0][:300]) if text else type(cause).__name__
 
 
+def _client_class(refused: list[str]) -> type[Client]:
+    """Return a client that reads answers which break the protocol in part, from the first one on."""
+    from mcp import Client
+
+    class PatientClient(Client):
+        async def _build_session(self, exit_stack: AsyncExitStack) -> ClientSession:
+            session = await super()._build_session(exit_stack)
+            use_valid_parts(session, refused)
+            return session
+
+    return PatientClient
+
+
 def _extensions(config: McpServerConfig) -> list[ClientExtension] | None:
     if not config.tasks:
         return None
@@ -842,6 +871,10 @@ class _ErrorTail:
         self.status = status = response.status_code if response.status_code >= 400 else None
         if response.request.method == "POST":
             self.post_status = status
+            kind = response.headers.get("content-type", "")
+            is_other = response.status_code == 200 and not ("json" in kind or "event-stream" in kind)
+            if is_other and (await response.aread()).lstrip().startswith(b"{"):  # a message under another name
+                response.headers["content-type"] = "application/json"
         if status == 401 and self.login is None:
             from closeout.tools.mcp.mcp_oauth import wants_login
 
@@ -849,7 +882,7 @@ class _ErrorTail:
                 self.note_login(problem, is_missing=True, refused=response.request)
         self.has_session = self.has_session or SESSION_HEADER in response.request.headers
         # A new session shows if that is why: servers refuse an unknown one with any status and in any words.
-        if status in (None, 403, 405, 429) or self.login is not None or SESSION_HEADER not in response.request.headers:
+        if status in (None, 405, 429) or self.login is not None or SESSION_HEADER not in response.request.headers:
             return
         try:
             body = (await response.aread()).decode("utf-8", "replace")
@@ -914,31 +947,54 @@ def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool, refus
         elif tool.execution is not None and tool.execution.task_support == "required":
             problems.append(f"{about}: {tool.name} runs only as a task, which is not supported; not offered.")
         else:
-            spec = _spec(config, tool)
-            if isinstance(spec, ToolSpec):
+            spec, wrong = _spec(config, tool)
+            if spec is not None:
                 offered[tool.name] = spec
-            else:
-                problems.append(f"{about}: the parameters of {tool.name} {spec}; not offered.")
+            if wrong:
+                problems.append(f"{about}: the parameters of {tool.name} {wrong}.")
     return ServerOffer(tuple(offered.values()), tuple(problems))
 
 
-def _spec(config: McpServerConfig, tool: McpTool) -> ToolSpec | str:
-    """The tool as it is offered, or what is wrong with its parameters."""
+def _spec(config: McpServerConfig, tool: McpTool) -> tuple[ToolSpec | None, str]:
+    """The tool as it is offered, if it is, and what is wrong with its parameters."""
     schema: dict[str, Any] = _escaped(without_titles(dict(tool.input_schema or {}), describe=_harmless))
     size = len(json.dumps(schema))
     if size > MAX_SCHEMA:
-        return f"take {size:,} characters, which is more than {MAX_SCHEMA:,}"
+        return None, f"take {size:,} characters, which is more than {MAX_SCHEMA:,}; not offered"
     schema.setdefault("type", "object")
     schema.setdefault("properties", {})
+    wrong = ""
     if not is_json_schema(schema):
-        return "are not a self-contained JSON Schema"
-    return ToolSpec(
+        wrong = "are not a self-contained JSON Schema; it is offered with the valid part of them"
+        schema = _valid_properties(schema)
+    spec = ToolSpec(
         name=tool.name,
         description=_harmless((tool.description or tool.title or "").strip()),
         parameters=schema,
         server_name=config.name,
         policy=_policy(tool),
     )
+    return spec, wrong
+
+
+def _valid_properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object with the valid parts of its properties."""
+    shared = {
+        key: schema[key] for key in ("$defs", "definitions") if key in schema and is_json_schema({key: schema[key]})
+    }
+    found: dict[str, Any] = {}
+    for name, each in schema["properties"].items():
+        valid = is_json_schema({**shared, "properties": {name: each}})
+        told = each if isinstance(each, dict) else {}
+        kept = {
+            key: told[key]
+            for key in ("type", "description", "enum")
+            if key in told and is_json_schema({key: told[key]})
+        }
+        found[name] = each if valid else kept
+    required = schema.get("required")
+    named = [name for name in required if name in found] if isinstance(required, list) else []
+    return {**shared, "type": "object", "properties": found, "required": named}
 
 
 def _harmless(description: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -28,13 +28,16 @@ def use_valid_parts(session: ClientSession, refused: list[str]) -> None:
     """Let a session read lists and results that break the protocol in part, or a result its output schema.
 
     The library raises for the whole answer: one bad entry would lose all tools, and the result of a call that has taken
-    effect would be lost. What is wrong with an entry of the list of tools is added to `refused`.
+    effect would be lost. What is wrong with an entry of the list of tools is added to `refused`. A server that does not
+    say who it is or what it can do, or names a version that nobody knows, is taken for one of the newest.
     """
     dispatcher = session._dispatcher
     send, validate = dispatcher.send_raw_request, session.validate_tool_result
 
     async def sent(method: str, *args: Any, **options: Any) -> dict[str, Any]:
         raw = await send(method, *args, **options)
+        if method == "initialize":
+            return _whole_greeting(raw)
         version = session.protocol_version or "2025-11-25"
         if method == "tools/list":
             return _valid_tools(raw, version, refused)
@@ -101,6 +104,20 @@ def _problem(method: str, version: str, answer: Mapping[str, Any]) -> str:
     return ""
 
 
+def _whole_greeting(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the valid parts of an answer to `initialize`, with what it must have."""
+    from mcp.types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
+
+    newest = {"protocolVersion": LATEST_HANDSHAKE_VERSION}
+    least = {**newest, "capabilities": {"tools": {}}, "serverInfo": {"name": "unknown", "version": "unknown"}}
+    parts = {
+        key: value
+        for key, value in raw.items()
+        if not _problem("initialize", LATEST_HANDSHAKE_VERSION, {**least, key: value})
+    }
+    return {**least, **parts, **({} if raw.get("protocolVersion") in HANDSHAKE_PROTOCOL_VERSIONS else newest)}
+
+
 def _valid_tools(raw: dict[str, Any], version: str, refused: list[str]) -> dict[str, Any]:
     listed = raw.get("tools")
     if not isinstance(listed, list) or not _problem("tools/list", version, raw):
@@ -108,15 +125,26 @@ def _valid_tools(raw: dict[str, Any], version: str, refused: list[str]) -> dict[
     frame = {key: value for key, value in raw.items() if key != "nextCursor"}
     valid = []
     for tool in listed:
-        schema = tool.get("inputSchema") if isinstance(tool, dict) else None
-        if isinstance(schema, dict) and "type" not in schema:  # arguments are an object in any case
-            tool = {**tool, "inputSchema": {"type": "object", **schema}}
+        if isinstance(tool, dict):
+            tool = _usable(tool, lambda tool: not _problem("tools/list", version, {**frame, "tools": [tool]}))
         if problem := _problem("tools/list", version, {**frame, "tools": [tool]}):
             name = tool.get("name") if isinstance(tool, dict) else None
             refused.append(f"the tool {visible(str(name))[:100]!r} breaks the protocol: {problem}")
         else:
             valid.append(tool)
     return {**raw, "tools": valid}
+
+
+def _usable(tool: dict[str, Any], valid: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Return a tool without the fields that break the protocol and that its calls can do without."""
+    given, least = tool.get("inputSchema"), {"name": "x", "inputSchema": {"type": "object"}}
+    schema = {
+        key: value
+        for key, value in (given.items() if isinstance(given, dict) else ())
+        if valid({**least, "inputSchema": {"type": "object", key: value}})
+    }
+    more = {key: value for key, value in tool.items() if key in least or valid({**least, key: value})}
+    return {**more, "inputSchema": {**schema, "type": "object"}}  # arguments are an object in any case
 
 
 def _valid_result(raw: dict[str, Any], version: str) -> dict[str, Any]:
