@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from closeout.errors import ServerFailed
 from closeout.journal.events import Repaired
 from closeout.server.formats.client_history import MALFORMED, NO_RESULT, repair_blocks, repair_chat
-from closeout.testing import answer
+from closeout.testing import RequestView, answer
 from test_proxy import CHAT_TOOLS, MESSAGE_TOOLS, proxied
 
 ASKED = {"role": "user", "content": "What is k1?"}
@@ -357,3 +358,21 @@ def test_very_many_late_results_are_put_in_place_in_linear_time() -> None:
     answers = [{"type": "tool_result", "tool_use_id": each, "content": "r"} for each in reversed(ids)]
     blocks = [{"role": "assistant", "content": uses}, {"role": "user", "content": [{"type": "text"}, *answers]}]
     assert repair_blocks(blocks)[0][1]["content"] == [*answers, {"type": "text"}]
+
+
+async def test_a_history_that_a_chat_template_refuses_is_sent_in_a_stricter_form(home: Path) -> None:
+    """A system message that is not the first one: https://github.com/ggml-org/llama.cpp/issues/27367."""
+    late = [ASKED, {"role": "assistant", "content": "Hi"}, {"role": "system", "content": "Be kind."}, ASKED]
+
+    def play(view: RequestView) -> Any:
+        if any(each["role"] == "system" for each in view.messages[1:]):
+            raise ServerFailed("Jinja Exception: System message must be at the beginning.", status=500)
+        return answer("5")
+
+    async with proxied(home, play) as server:
+        for stream in (False, True):
+            body = {"model": "m", "messages": late, "stream": stream}
+            async with server.http.post(f"{server.url}/v1/chat/completions", json=body) as response:
+                assert (response.status, "5" in await response.text()) == (200, True)
+    assert len(server.model.requests) == 4
+    assert "Be kind." in str(server.model.requests[-1].json)

@@ -132,7 +132,7 @@ class HTTPClient(BaseClient):
             raise AuthenticationFailed(self.missing_key)
         reply, spent = await complete_with_retries(
             partial(self._attempt_request, request, on_delta, search=search or self._new_search(request)),
-            policy=self.retry,
+            policy=RetryPolicy(retries=0) if search is not None and search.failed else self.retry,
             timeout=self._timeout if request.timeout is None else request.timeout,
             on_retry=on_retry,
         )
@@ -151,6 +151,8 @@ class HTTPClient(BaseClient):
         """
         search = self._new_search(request)
         search.known = (status, said)
+        if status == 500:  # it may also be down: whoever asked may ask again
+            search.failed, search.may_have_passed = ServerRefusal(status, said).same, True
         return await HTTPClient.complete(self, request, on_delta=on_delta, search=search)
 
     def lessons(self) -> str:

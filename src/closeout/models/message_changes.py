@@ -27,13 +27,7 @@ _ABOUT_FORM = (
 
 
 def message_changes(messages: Sequence[Message], rules: ServerRules, refusal: ServerRefusal) -> list[RequestChange]:
-    """Return the changes for servers that speak OpenAI's protocol, the cheapest first.
-
-    Args:
-        messages: The messages of the request.
-        rules: How they were written.
-        refusal: The server's answer.
-    """
+    """Return the changes for servers that speak OpenAI's protocol, to messages written by these rules."""
     encode = rules.encode
     attached = sorted(added_names(messages, encode.server) - encode.refused)
     named = [name for name in attached if refusal.names(name)]
@@ -61,11 +55,7 @@ def reasoning_changes(
 ) -> list[RequestChange]:
     """Return the changes to the reasoning of earlier replies: it is left out, or sent with all of them.
 
-    Args:
-        fields: The names that it may have in a message.
-        encode: How the messages were written.
-        refusal: The server's answer.
-        more: Other words that are about it.
+    `fields` are the names that it may have in a message, `more` other words that are about it.
     """
     named = [name for name in fields if refusal.names(name)]
     about = bool(named) or refusal.names(*more)

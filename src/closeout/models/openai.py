@@ -288,8 +288,7 @@ class OpenAIClient(HTTPClient):
     def _learn_reasoning(self, name: str | None) -> None:
         """Send reasoning back under the name that the server uses: `reasoning_content`, or newer vLLM's `reasoning`."""
         encode = self.rules.encode
-        may_change = encode.reasoning is not None and not encode.always
-        if may_change and name not in (None, encode.reasoning, *encode.refused):
+        if encode.reasoning and not encode.always and name not in (None, encode.reasoning, *encode.refused):
             self._use_rules(replace(self.rules, encode=replace(encode, reasoning=name)))
             self.has_learned = True
 
@@ -434,7 +433,6 @@ _FINISHES: Mapping[str, str] = {
     "safety": "content_filter",
     "model_context_window_exceeded": "context_full",  # GLM
 }
-NO_REASON = ("null", "None")  # null as a text
 _LONGEST_REASON = 80  # characters of a finish reason that is not ours
 # Tokens from the cache: DeepSeek; Moonshot; Anthropic behind a proxy.
 _CACHED = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
@@ -635,7 +633,7 @@ class OpenAIStream(StreamReader):
             self._cited += cited_by_gemini(choice, delta)
         elif isinstance(text := choice.get("text"), str):
             builder.add_text(text)
-        if (said := choice.get("finish_reason")) and said not in NO_REASON:  # gateways send "" even after the reason
+        if (said := choice.get("finish_reason")) and said != "null":  # gateways send "" even after the reason
             finish = finish_reason(said)
             builder.finish_reason = "tool_calls" if finish == "stop" and builder.last_call >= 0 else finish
 

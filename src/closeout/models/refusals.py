@@ -108,6 +108,7 @@ class RefusalSearch:
         known: Status and body of a refusal of the request that was received before it is sent.
         refused: The text of the first refusal, without numbers.
         reason: The same for people.
+        failed: The text of the last failure, to which an unchanged request was sent once more.
         may_have_passed: Whether the server first failed at the request: what follows may have passed unchanged, too.
         is_over: Whether there was nothing left to try after the last refusal.
         told: What the rules that were returned last change.
@@ -125,7 +126,7 @@ class RefusalSearch:
         self._changes = changes
         self._accepted = accepted
         self._levels: list[_Level] = []
-        self._failed = ""
+        self.failed = ""
 
     def next_rules(
         self, refusal: ServerRefusal, rules: ServerRules, is_new: Callable[[ServerRules], bool]
@@ -159,7 +160,7 @@ class RefusalSearch:
 
     def _may_pass(self, refusal: ServerRefusal) -> bool:
         """Return True if the server failed at the request for the first time: it is sent again unchanged."""
-        before, self._failed = self._failed, refusal.same if refusal.status == 500 else ""
+        before, self.failed = self.failed, refusal.same if refusal.status == 500 else ""
         may = refusal.status == 500 and before != refusal.same and not self._levels
         self._tries -= may
         self.may_have_passed = self.may_have_passed or may

@@ -398,7 +398,7 @@ class _ProxiedExchange:
             raise error
         self._record.failed(error)
         may_change = not (self._again or self._proxy.record_only or self._has_choices or self._offered.others)
-        if may_change and response.status != 500 and not ServerRefusal(response.status, raw).is_final:
+        if may_change and not ServerRefusal(response.status, raw).is_final:
             self._refusal = response, raw
             return None
         return self._passed_on(response, raw)
@@ -559,7 +559,7 @@ class _ProxiedExchange:
         try:
             return await self._rewrite(None)
         except (BadRequest, RequestFailed):
-            if self._refusal is None or not self._governs:
+            if self._refusal is None or self._refusal[0].status == 500 or not self._governs:
                 raise
         answer = await self._rewrite(CotChat())  # the server takes tools in no native form that the client has tried
         self._write_as_text()

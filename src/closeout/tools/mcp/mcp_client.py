@@ -113,13 +113,9 @@ _Sent = tuple[str, dict[str, Any]]
 
 
 class McpServerFailed(ToolError):
-    """A server could not be started or reached. The text names it and says why.
+    """A server could not be started or reached. The text names it and says why."""
 
-    Attributes:
-        status: The status of its last answer over HTTP, if that was an error.
-    """
-
-    status: int | None = None
+    status: int | None = None  # of its last answer over HTTP, if that was an error
 
 
 class MissingLogin(NamedTuple):
