@@ -797,7 +797,7 @@ async def test_a_hand_written_server_works_although_it_breaks_the_protocol_in_pa
             error = {"code": -32601, "message": "Method not found"}
             return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": error})
         whole = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]})
-        return web.Response(text=whole, content_type="text/plain")
+        return web.Response(text=whole, content_type="application/json")
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", reply)

@@ -175,10 +175,7 @@ class AnthropicClient(HTTPClient):
         return options | self._with_room(options, is_set=bool(request.max_tokens or self._max_tokens))
 
     def _with_room(self, options: Mapping[str, Any], *, is_set: bool) -> dict[str, Any]:
-        """Return limits with room for a reply beside the thinking: the API wants the budget below `max_tokens`.
-
-        A limit that was set holds, and the budget is cut to half of it.
-        """
+        """Return limits with a budget of thinking below `max_tokens`, as the API wants: half of a limit that is set."""
         thinking, limit = options.get("thinking"), options["max_tokens"]
         budget = thinking.get("budget_tokens") if isinstance(thinking, Mapping) else None
         if not (isinstance(thinking, Mapping) and isinstance(budget, int) and budget >= limit):

@@ -6,8 +6,7 @@ import asyncio
 import copy
 import time
 from abc import abstractmethod
-from codecs import BOM_UTF8
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -27,7 +26,7 @@ from closeout.errors import (
     ServerFailed,
     StreamDropped,
 )
-from closeout.messages import Constraint, Delta, ModelReply, ModelRequest, ToolSpec, Usage
+from closeout.messages import Constraint, ModelReply, ModelRequest, ToolSpec, Usage
 from closeout.models import transport
 from closeout.models.base import BaseClient, OnDelta, OnRetry
 from closeout.models.catalog import PRICES, Price, find_price
@@ -64,6 +63,8 @@ SHOWN = 200  # characters of a refusal in a warning
 SHORTEST_CUT, USUAL_CUT = 64, 1024
 SHORT_REPLY = 1024  # tokens that are not halved to leave room for a longer prompt
 EVERY_LIMIT = 2048  # tokens of a reply that every model may write
+IGNORE: OnDelta = lambda _: None  # noqa: E731
+STREAM: Callable[[ServerRules], ServerRules] = lambda rules: replace(rules, streamed=True)  # noqa: E731
 LIMIT_NAMES = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
 SCHEMA_WORDS = (
     "schema", "schemas", "parameters", "input_schema", "grammar", "function", "functions", "properties", "$ref",
@@ -222,7 +223,7 @@ class HTTPClient(BaseClient):
         return [
             *_option_changes({*self._asked(request), "stream", "stream_options"} & self._OPTIONAL, refusal),
             *_option_changes({*request.extra_body, "cache_control"} - self._OPTIONAL, refusal, alone=True),
-            RequestChange("replies are streamed", "options", _stream, refusal.names("stream", "streaming"), alone=True),
+            RequestChange("replies are streamed", "options", STREAM, refusal.names("stream", "streaming"), alone=True),
             *(_tool_changes(request.tools, refusal, self._taken) if request.prompt is None else ()),
             *_limit_changes(rules.limit_name, self._limit_of(request), refusal, request, required=self._needs_limit),
         ]
@@ -261,7 +262,7 @@ class HTTPClient(BaseClient):
                 sent.append(body)
                 if search.known is None:
                     response = await transport.post(endpoint, body, timeout=timeout)
-                    answer = await self._judged(response, (on_delta or _ignore) if stream else None, len(body))
+                    answer = await self._judged(response, (on_delta or IGNORE) if stream else None, len(body))
                     if isinstance(answer, ModelReply):
                         reply = answer
                         break
@@ -403,7 +404,7 @@ class HTTPClient(BaseClient):
         if on_delta is not None and response.content_type != "application/json":
             return await self._read_stream(response, on_delta, sent)
         if response.content_type == "text/event-stream":
-            return await self._read_stream(response, _ignore, sent)
+            return await self._read_stream(response, IGNORE, sent)
         reply = self._read_whole(await response.read(), sent, response.origin)
         return reply if on_delta is None else _replay(reply, on_delta)
 
@@ -548,10 +549,6 @@ def _plain_schemas(names: frozenset[str], whose: str, *, named: bool) -> Request
     return RequestChange(told, "tools", partial(_reducing, names), named)
 
 
-def _stream(rules: ServerRules) -> ServerRules:
-    return replace(rules, streamed=True)
-
-
 def _withholding(name: str, rules: ServerRules) -> ServerRules:
     return replace(rules, withheld=rules.withheld | {name})
 
@@ -668,12 +665,8 @@ def _take(reader: StreamReader, data: bytes, origin: str) -> None:
 
 def _decoded(data: bytes, *, keep_surrogates: bool = False) -> Any:
     """Return the value of a body or event; the numbers of a call that came as an object keep their digits."""
-    value = decode_json(data.removeprefix(BOM_UTF8), keep_surrogates=keep_surrogates)
+    value = decode_json(data, keep_surrogates=keep_surrogates)
     return read_with_digits(data, value) if b'"tool' in data and may_be_inexact(data) else value
-
-
-def _ignore(delta: Delta) -> None:
-    pass
 
 
 def _replay(reply: ModelReply, on_delta: OnDelta) -> ModelReply:

@@ -33,8 +33,7 @@ class ServerRefusal:
 
     Attributes:
         status: Its status.
-        reason: Its text.
-        text: The parameter that it names, and its text.
+        reason: Its text; `text` is with the parameter that it names.
         overflow: Whether its words say that the prompt is too long.
         numbers: The numbers in its text.
         same: Its text without numbers: the same for refusals of the same thing.
@@ -108,7 +107,6 @@ class RefusalSearch:
         known: Status and body of a refusal of the request that was received before it is sent.
         refused: The text of the first refusal, without numbers.
         reason: The same for people.
-        failed: The text of the last failure, to which an unchanged request was sent once more.
         may_have_passed: Whether the server first failed at the request: what follows may have passed unchanged, too.
         is_over: Whether there was nothing left to try after the last refusal.
         told: What the rules that were returned last change.

@@ -230,7 +230,7 @@ class _ProxiedExchange:
         self._form = form
         # In record-only mode the client's own words are sent.
         self._body, repairs = (body, []) if proxy.record_only else form.mended(body)
-        self._is_mended = False  # the client's own bytes are not sent
+        self._is_mended = bool(repairs)  # the client's own bytes are not sent
         self._model = str(body.get("model") or "")
         if len(self._model) > LONGEST_MODEL:
             raise ApiError(400, f"The name of the model is longer than {LONGEST_MODEL:,} characters.", param="model")
@@ -260,7 +260,8 @@ class _ProxiedExchange:
             tools=self._offered.functions if keeps and not self._has_choices else None,
             settings=_settings_of(body) if keeps else None,
         )
-        self._note_mended(repairs)
+        self._record.repaired(repairs)
+        proxy.repairs.update(repair.kind for repair in repairs)
 
     @property
     def _governs(self) -> bool:
@@ -381,12 +382,6 @@ class _ProxiedExchange:
     def _write_as_text(self) -> None:
         self._proxy.speak_text(self._conversation)
         self._writes_text = True
-
-    def _note_mended(self, repairs: Sequence[Repair]) -> None:
-        """Record what was repaired in the request."""
-        self._is_mended = self._is_mended or bool(repairs)
-        self._record.repaired(repairs)
-        self._proxy.repairs.update(repair.kind for repair in repairs)
 
     async def _refused(self, response: transport.Response, raw: bytes) -> web.StreamResponse | None:
         """Pass an error on; None if another request may avoid it."""

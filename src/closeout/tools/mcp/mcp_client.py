@@ -99,8 +99,7 @@ MAX_EVENT_BYTES = 256_000_000
 LINES_SHOWN = 4
 CONNECT_SECONDS = 30.0
 # Statuses of a server that may be starting, and seconds after which it is tried again.
-STARTING = (429, 502, 503, 504)
-START_WAITS = (0.5, 2.0, 5.0)
+STARTING, START_WAITS = (429, 502, 503, 504), (0.5, 2.0, 5.0)
 # Seconds that a request other than a call of a tool may take.
 USE_SECONDS = 60.0
 # Seconds that an event stream may be silent: a slow tool may be, and calls have their own deadlines.
@@ -867,10 +866,6 @@ class _ErrorTail:
         self.status = status = response.status_code if response.status_code >= 400 else None
         if response.request.method == "POST":
             self.post_status = status
-            kind = response.headers.get("content-type", "")
-            is_other = response.status_code == 200 and not ("json" in kind or "event-stream" in kind)
-            if is_other and (await response.aread()).lstrip().startswith(b"{"):  # a message under another name
-                response.headers["content-type"] = "application/json"
         if status == 401 and self.login is None:
             from closeout.tools.mcp.mcp_oauth import wants_login
 
@@ -975,22 +970,16 @@ def _spec(config: McpServerConfig, tool: McpTool) -> tuple[ToolSpec | None, str]
 
 def _valid_properties(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of an object with the valid parts of its properties."""
-    shared = {
-        key: schema[key] for key in ("$defs", "definitions") if key in schema and is_json_schema({key: schema[key]})
+    found: dict[str, Any] = {
+        key: schema[key] for key in ("$defs", "definitions") if is_json_schema({key: schema.get(key)})
     }
-    found: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
     for name, each in schema["properties"].items():
-        valid = is_json_schema({**shared, "properties": {name: each}})
-        told = each if isinstance(each, dict) else {}
-        kept = {
-            key: told[key]
-            for key in ("type", "description", "enum")
-            if key in told and is_json_schema({key: told[key]})
-        }
-        found[name] = each if valid else kept
-    required = schema.get("required")
-    named = [name for name in required if name in found] if isinstance(required, list) else []
-    return {**shared, "type": "object", "properties": found, "required": named}
+        told = each.items() if isinstance(each, dict) else ()
+        kept = {k: value for k, value in told if k in ("type", "description", "enum") and is_json_schema({k: value})}
+        properties[name] = each if is_json_schema({**found, "properties": {name: each}}) else kept
+    required = [name for name in schema.get("required") or () if name in properties]
+    return {**found, "type": "object", "properties": properties, "required": required}
 
 
 def _harmless(description: str) -> str:
