@@ -630,7 +630,7 @@ def test_tools_that_a_server_adds_during_a_run_are_offered_from_the_next_turn(di
         first = agent(server.base_url).run_sync("What is it?")
         requests = server.requests
     assert first.status == "failed"
-    shown = [offered(each) for each in requests]
+    shown = [offered(each) for each in requests[:4]]  # the script is over then, and a refused form is sent in another
     assert shown in ([False, True, True, True], [False, False, True, True])
     last = requests[3].json["messages"]
     assert "grown" in last[-1]["content"], "the new tool was called"
