@@ -245,8 +245,8 @@ class McpServer:
     def _not_repeated(self, name: str, death: _Died) -> ToolError:
         if death.is_forgotten:
             return ToolError(
-                f"MCP server {self.name!r} had forgotten its session and refused the call of {name}.{death} It is "
-                "connected again. Make the call again if it is still needed."
+                f"MCP server {self.name!r} refused the call of {name}, perhaps because it had forgotten the session."
+                f"{death} It is connected again. Make the call again if it is still needed."
             )
         return CallUnsure(
             f"MCP server {self.name!r} ended during the call of {name}.{death} It is connected again. {MAY_HAVE_EFFECT}"
