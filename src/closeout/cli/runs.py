@@ -87,8 +87,8 @@ def list_runs(limit: int, wanted: RunFilter, *, as_json: bool) -> int:
     """Print the latest runs that match, newest first, trials only if they are asked for. Return the exit code."""
     from closeout.evaluate.trials import evaluations_in
 
-    evaluations = [] if wanted.is_set else evaluations_in(home_folder())
     with open_to_read(home_folder()) as store:
+        evaluations = [] if wanted.is_set else evaluations_in(home_folder())
         chosen = wanted.select(store) if wanted.is_set else store.each_run(not_under=[*evaluations, LAB])
         found = list(islice(chosen, min(limit, sys.maxsize - 1) + 1))
         records = found[:limit]
