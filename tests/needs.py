@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -62,6 +63,7 @@ NEEDS = {
     "npm": Need(WEBAPP.exists, "examples/webapp is not built: npm install && npm run build there"),
     "dbos": Need(lambda: _imports("dbos"), "no DBOS: pip install 'closeout[dbos]'"),
     "temporal": Need(lambda: _imports("temporalio", "grpc"), "no Temporal: pip install 'closeout[temporal]' grpcio"),
+    "promtool": Need(lambda: bool(shutil.which("promtool")), "no promtool: apt install prometheus"),
     "pgbouncer": Need(lambda: bool(PGBOUNCER), "no PgBouncer: apt install pgbouncer"),
 }
 _FIXTURES = {"browser": "chromium", "postgres": "postgresql", "database": "postgresql"}

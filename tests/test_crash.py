@@ -21,7 +21,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the harness for
 
 
 def tried(tmp_path: Path, *options: str) -> dict[str, Any]:
-    """What came of scenarios, each with its stride; bench/endurance.py kills at each event, which takes minutes."""
+    """Return the problems of scenarios, killed at each event of a stride. bench/endurance.py kills at every one."""
     done = subprocess.run([sys.executable, str(HARNESS), str(tmp_path), *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]

@@ -27,7 +27,7 @@ class Module(NamedTuple):
 
 @cache
 def modules() -> dict[str, Module]:
-    """What the tests ask of each file. The trees themselves are a million objects in every later search for garbage."""
+    """Return the facts that the tests ask of each file: its syntax tree would slow every later garbage collection."""
     return {name: read(name, ast.parse(path.read_text("utf-8"))) for name, path in MODULES.items()}
 
 

@@ -515,7 +515,7 @@ class CotAgentRunner(BaseAgentRunner):
         return {self.dialect: _as_template(self._text("_organize_instruction_prompt"))}
 
     def _text(self, name: str, *arguments: Any) -> str:
-        """What a method returns. Raises UsageError if that is not a string."""
+        """Return the string that a method returns. Raises UsageError for anything else."""
         return text_from(getattr(self, name)(*arguments), self, name)
 
 

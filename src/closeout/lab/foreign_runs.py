@@ -66,7 +66,7 @@ def _tokens(*ways: str) -> Any:
 
 
 class _ForeignUsage(BaseModel):
-    """What a message, or the request that it answers, says of its tokens and cost."""
+    """The tokens and the cost of a message, or of the request that it answers."""
 
     input_tokens: Annotated[float, BeforeValidator(_number)] = _tokens("prompt_tokens", "input_tokens", "input")
     output_tokens: Annotated[float, BeforeValidator(_number)] = _tokens("completion_tokens", "output_tokens", "output")
@@ -283,7 +283,7 @@ async def _add(store: Store, trace: _ForeignTrace, source: str) -> bool:
             continue
         following = [*takewhile(lambda each: each.role == "tool", messages[at + 1 :])]
         last = _text(message.content)
-        handles += _write_turn(journal, turn, message, following, handles, trace.spent.get(turn, message.usage))
+        handles += _write_turn(journal, turn, message, following, handles, usage=trace.spent.get(turn, message.usage))
         turn += 1
     await journal.end(RunEnded("main", "answered", "answered", answer=last, closing_text=last))
     store.database.transact(lambda db: db.execute(NEW_NOTE, (f"{IMPORTED}{journal.run_id}", "")))
@@ -291,7 +291,7 @@ async def _add(store: Store, trace: _ForeignTrace, source: str) -> bool:
 
 
 def _write_turn(
-    journal: Journal, turn: int, reply: _ForeignMessage, results: list[_ForeignMessage], handles: int, usage: Usage
+    journal: Journal, turn: int, reply: _ForeignMessage, results: list[_ForeignMessage], handles: int, *, usage: Usage
 ) -> int:
     """Write a reply with its calls and their results, and return the number of calls."""
     text, reasoning, calls = _text(reply.content), _text(reply.reasoning), list[dict[str, Any]]()

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from closeout.errors import (
     ServerFailed,
     StreamDropped,
 )
-from closeout.messages import Constraint, ModelReply, ModelRequest, ToolSpec, Usage
+from closeout.messages import Constraint, Delta, ModelReply, ModelRequest, ToolSpec, Usage
 from closeout.models import transport
 from closeout.models.base import BaseClient, OnDelta, OnRetry
 from closeout.models.catalog import PRICES, Price, find_price
@@ -63,8 +63,6 @@ SHOWN = 200  # characters of a refusal in a warning
 SHORTEST_CUT, USUAL_CUT = 64, 1024
 SHORT_REPLY = 1024  # tokens that are not halved to leave room for a longer prompt
 EVERY_LIMIT = 2048  # tokens of a reply that every model may write
-IGNORE: OnDelta = lambda _: None  # noqa: E731
-STREAM: Callable[[ServerRules], ServerRules] = lambda rules: replace(rules, streamed=True)  # noqa: E731
 LIMIT_NAMES = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
 SCHEMA_WORDS = (
     "schema", "schemas", "parameters", "input_schema", "grammar", "function", "functions", "properties", "$ref",
@@ -223,7 +221,7 @@ class HTTPClient(BaseClient):
         return [
             *_option_changes({*self._asked(request), "stream", "stream_options"} & self._OPTIONAL, refusal),
             *_option_changes({*request.extra_body, "cache_control"} - self._OPTIONAL, refusal, alone=True),
-            RequestChange("replies are streamed", "options", STREAM, refusal.names("stream", "streaming"), alone=True),
+            _streaming_change(refusal),
             *(_tool_changes(request.tools, refusal, self._taken) if request.prompt is None else ()),
             *_limit_changes(rules.limit_name, self._limit_of(request), refusal, request, required=self._needs_limit),
         ]
@@ -262,7 +260,7 @@ class HTTPClient(BaseClient):
                 sent.append(body)
                 if search.known is None:
                     response = await transport.post(endpoint, body, timeout=timeout)
-                    answer = await self._judged(response, (on_delta or IGNORE) if stream else None, len(body))
+                    answer = await self._judged(response, (on_delta or _ignore) if stream else None, len(body))
                     if isinstance(answer, ModelReply):
                         reply = answer
                         break
@@ -404,7 +402,7 @@ class HTTPClient(BaseClient):
         if on_delta is not None and response.content_type != "application/json":
             return await self._read_stream(response, on_delta, sent)
         if response.content_type == "text/event-stream":
-            return await self._read_stream(response, IGNORE, sent)
+            return await self._read_stream(response, _ignore, sent)
         reply = self._read_whole(await response.read(), sent, response.origin)
         return reply if on_delta is None else _replay(reply, on_delta)
 
@@ -490,6 +488,15 @@ class HTTPClient(BaseClient):
             sent = SentTools(tools, self.rules)
             found = self._tools[id(tools)] = (encode_json(self._definitions(sent.specs)), sent, tools)
         return found
+
+
+def _ignore(_: Delta) -> None:
+    """Take a piece of a reply that nobody watches."""
+
+
+def _streaming_change(refusal: ServerRefusal) -> RequestChange:
+    named = refusal.names("stream", "streaming")
+    return RequestChange("replies are streamed", "options", partial(replace, streamed=True), named, alone=True)
 
 
 def _key_of(request: ModelRequest, part: Part) -> Any:

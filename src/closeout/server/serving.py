@@ -10,13 +10,14 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, get_args
 
 from aiohttp import web
 
 from closeout.errors import ConfigError
 from closeout.homes import Home
 from closeout.observe.run_figures import Family, RunFigures, exposition
+from closeout.run.result import Status
 from closeout.server.api_errors import api_errors, log
 from closeout.server.app import LOOPBACK_HOSTS, create_app
 from closeout.server.proxy.proxy_server import Proxy
@@ -315,7 +316,7 @@ def run_metrics(*, active: int, queued: int, ended: Mapping[str, int], figures: 
         figures: What happened in them.
     """
     # From zero: Prometheus sees no increase in a counter that begins at one.
-    counts = {**dict.fromkeys(("answered", "cancelled", "failed", "unanswered", "waiting"), 0), **ended}
+    counts = {**dict.fromkeys(get_args(Status), 0), **ended}
     by_status = [("", (("status", status),), count) for status, count in sorted(counts.items())]
     families: list[Family] = [
         ("closeout_runs_active", "gauge", "Runs that are executed.", [("", (), active)]),

@@ -77,7 +77,7 @@ def _search_for(turn: ModelTurn) -> ToolCall | None:
 
 
 async def _in_words(turn: ModelTurn, facts: str) -> str:
-    """Return the model's answer from the facts; empty if it does not come to an end."""
+    """Return the model's answer from the facts; empty if the reply was cut or failed."""
     text = IN_WORDS.format(facts=facts, question=turn.task)
     request = ModelRequest(messages=[Message(role="user", content=text)], max_tokens=LONGEST)
     try:

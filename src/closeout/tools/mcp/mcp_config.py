@@ -351,11 +351,7 @@ def _tasks(value: Any, shown: str) -> bool | Literal["leave"]:
 
 
 def _tool_names(value: Any, key: str, shown: str) -> tuple[str, ...]:
-    if (
-        not isinstance(value, Sequence | None)
-        or isinstance(value, str)
-        or not all(isinstance(n, str) for n in value or ())
-    ):
+    if not isinstance(value, list | tuple | None) or not all(isinstance(each, str) for each in value or ()):
         raise ConfigError(f"MCP server {shown!r}: {key} must be a list of names of tools, got {value!r:.80}.")
     return tuple(value or ())
 
