@@ -80,7 +80,7 @@ def test_a_task_records_in_a_database_and_takes_over_what_a_dead_one_left(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     prepare_folder("closeout-x")
-    asyncio.run(make_agent(str(tmp_path)).submit("1?", run_id="x.1-t1.e1"))
+    asyncio.run(make_agent(str(tmp_path)).run("1?", run_id="x.1-t1.e1", task_id="t1"))
     dead = Store(database)  # a task whose process died just now
     dead.reopen_run("x.1-t1.e1")
     threading.Timer(0.7, lambda: dead.close()).start()

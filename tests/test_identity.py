@@ -271,3 +271,14 @@ async def test_a_leg_of_another_task_or_user_is_refused() -> None:
         await agent.leg("r", "Charge.", user="bob")
     with pytest.raises(UsageError, match="another task"):
         await agent.leg("r", "Refund.", user="ann")
+
+
+async def test_a_run_that_was_begun_or_submitted_by_name_is_not_that_of_another_file() -> None:
+    agent = Agent(ScriptedClient(lambda view: answer("read")))
+    mine, other = File("list.txt", b"milk"), File("list.txt", b"tea")
+    await agent.run("Read.", run_id="begun", files=[mine])
+    await agent.submit("Read.", run_id="submitted", files=[mine])
+    for name in ("begun", "submitted"):
+        with pytest.raises(ResumeRefused, match="other arguments"):
+            await agent.run_once("Read.", run_id=name, files=[other])
+        assert (await agent.run_once("Read.", run_id=name, files=[mine])).answer == "read"

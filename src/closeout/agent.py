@@ -471,9 +471,11 @@ class Agent(Generic[Deps, Value]):
             UsageError: An argument is not valid. Nothing was run.
             JournalError: The run cannot be recorded.
         """
+        given = {**locals(), **settings}
         from dataclasses import replace
 
         from closeout.assembly.files import prepare_task
+        from closeout.fleet.many import named_origin
         from closeout.run.handoff import plan_after
         from closeout.run.lifecycle import execute_run, start_journal, with_read_result
 
@@ -486,7 +488,7 @@ class Agent(Generic[Deps, Value]):
             prepared,
             task_id=task_id,
             ground_truth=ground_truth,
-            origin=origin or {},
+            origin=await named_origin(task, given),
             state=checks.check_state(state),
             user=checks.check_user(user),
             handed=tuple(handed_to),
@@ -698,6 +700,7 @@ class Agent(Generic[Deps, Value]):
         from dataclasses import replace
 
         from closeout.assembly.files import prepare_task
+        from closeout.fleet.many import named_origin
         from closeout.run.handoff import plan_after
         from closeout.run.lifecycle import submit_run, with_read_result
 
@@ -711,7 +714,7 @@ class Agent(Generic[Deps, Value]):
         prepared = await prepare_task(plan, task, files, history, work_files=work_files)
         prepared = replace(
             prepared,
-            origin=origin or {},
+            origin=await named_origin(task, given),
             user=checks.check_user(user),
             state=checks.check_state(state),
             handed=tuple(handed_to),

@@ -44,7 +44,7 @@ from closeout.run.plan import LIMITS, AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import check_same, resume_run
 
-__all__ = ["ManyRuns", "MapProgress", "Once", "OnceRunner", "TaskItem", "check_key", "identity_of", "run_id_of"]
+__all__ = ["ManyRuns", "MapProgress", "Once", "OnceRunner", "TaskItem", "check_key", "identity_of", "named_origin", "run_id_of"]
 
 logger = logging.getLogger("closeout")
 
@@ -107,17 +107,15 @@ class OnceRunner(Generic[Value]):
             ResumeRefused: A run of this name has another task, or another agent made it.
             JournalLocked: Another process executes the run.
         """
-        identity = await asyncio.to_thread(identity_of, task, options)
         while True:
             record = await self.store.off_loop(self._find, run_id)
             if record is None:
-                origin = {**(options.get("origin") or {}), IDENTITY: identity}
                 with suppress(RunExists):  # another process was faster
-                    return Once(await self.begin(task, **{**options, "run_id": run_id, "origin": origin}))
+                    return Once(await self.begin(task, **{**options, "run_id": run_id}))
                 continue
             if record.status != "running":
                 with suppress(JournalLocked):
-                    return await self._again(task, identity, record, options)
+                    return await self._again(task, record, options)
             if not wait:
                 raise JournalLocked(f"Run {run_id} is being executed by another process.")
             await asyncio.sleep(LOCKED_SECONDS)
@@ -128,8 +126,9 @@ class OnceRunner(Generic[Value]):
         except RunNotFound:
             return None
 
-    async def _again(self, task: str, identity: str, record: RunRecord, options: Mapping[str, Any]) -> Once[Value]:
+    async def _again(self, task: str, record: RunRecord, options: Mapping[str, Any]) -> Once[Value]:
         run_id, store = record.run_id, self.store
+        identity = await asyncio.to_thread(identity_of, task, options)
         rows = (await store.off_loop(store.read, run_id)).rows
         plan = as_recorded(self.plan.given(options.get("deps")), rows)
         async with plan.manager:
@@ -435,6 +434,12 @@ def identity_of(task: str, options: Mapping[str, Any]) -> str:
         if name in parts:
             parts[name] = list(map(_file_identity, parts[name]))
     return hashlib.sha256(_as_json([task, parts])).hexdigest()[:32]
+
+
+async def named_origin(task: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the origin of a new run, with its identity if it has a name by which `run_once` finds it again."""
+    origin = given["origin"] or {}
+    return {**origin, IDENTITY: await asyncio.to_thread(identity_of, task, given)} if given["run_id"] else origin
 
 
 def _file_identity(file: Any) -> Any:
