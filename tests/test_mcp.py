@@ -678,7 +678,7 @@ async def test_a_result_that_breaks_a_rule_is_shown_with_the_rule_and_counts_as_
     program = Path(__file__).parent / "mcp_servers" / "partly_invalid.py"
     shop = {"name": "shop", "command": sys.executable, "args": [str(program), str(orders)]}
     async with ToolManager(mcp_servers=[shop]) as manager:
-        assert [spec.name for spec in manager.specs()] == ["bare", "list", "order"]
+        assert [spec.name for spec in manager.specs()] == ["bare", "half", "names", "nulls", "order"]
         kinds = {
             "no structure": "did not return structured content",
             "wrong structure": "None is not of type 'string'",

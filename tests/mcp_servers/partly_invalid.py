@@ -28,9 +28,15 @@ for line in sys.stdin:
         info = {"name": "shop", "version": "1"}
         result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}
     elif message["method"] == "tools/list":
-        result = {
-            "tools": [{"name": "list", "inputSchema": {"type": "array"}}, {"name": "bare", "inputSchema": {}}, ORDER]
+        schemas = {
+            "array": {"type": "array"},
+            "nonsense": {"type": "nonsense"},
+            "bare": {},
+            "nulls": {"type": "object", "properties": None, "required": None, "$defs": None},
+            "names": {"type": "object", "properties": ["item"], "required": "item"},
+            "half": {"type": "object", "properties": {"a": {"type": "text"}, "b": {"type": "string", "enum": None}}},
         }
+        result = {"tools": [*({"name": name, "inputSchema": each} for name, each in schemas.items()), ORDER]}
     elif message["method"] == "tools/call":
         with Path(sys.argv[1]).open("a", encoding="utf-8") as orders:
             orders.write("one\n")

@@ -948,7 +948,8 @@ def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool, refus
 
 def _spec(config: McpServerConfig, tool: McpTool) -> tuple[ToolSpec | None, str]:
     """The tool as it is offered, if it is, and what is wrong with its parameters."""
-    schema: dict[str, Any] = _escaped(without_titles(dict(tool.input_schema or {}), describe=_harmless))
+    sent = {key: value for key, value in (tool.input_schema or {}).items() if value is not None}
+    schema: dict[str, Any] = _escaped(without_titles(sent, describe=_harmless))
     size = len(json.dumps(schema))
     if size > MAX_SCHEMA:
         return None, f"take {size:,} characters, which is more than {MAX_SCHEMA:,}; not offered"
@@ -974,7 +975,8 @@ def _valid_properties(schema: Mapping[str, Any]) -> dict[str, Any]:
         key: schema[key] for key in ("$defs", "definitions") if is_json_schema({key: schema.get(key)})
     }
     properties: dict[str, Any] = {}
-    for name, each in schema["properties"].items():
+    given = schema["properties"]
+    for name, each in given.items() if isinstance(given, dict) else ():
         told = each.items() if isinstance(each, dict) else ()
         kept = {k: value for k, value in told if k in ("type", "description", "enum") and is_json_schema({k: value})}
         properties[name] = each if is_json_schema({**found, "properties": {name: each}}) else kept

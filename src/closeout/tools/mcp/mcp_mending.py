@@ -138,13 +138,15 @@ def _valid_tools(raw: dict[str, Any], version: str, refused: list[str]) -> dict[
 def _usable(tool: dict[str, Any], valid: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Return a tool without the fields that break the protocol and that its calls can do without."""
     given, least = tool.get("inputSchema"), {"name": "x", "inputSchema": {"type": "object"}}
+    if isinstance(given, dict) and "object" not in str(given.get("type") or "object"):
+        return tool  # its arguments are something else
     schema = {
         key: value
         for key, value in (given.items() if isinstance(given, dict) else ())
         if valid({**least, "inputSchema": {"type": "object", key: value}})
     }
     more = {key: value for key, value in tool.items() if key in least or valid({**least, key: value})}
-    return {**more, "inputSchema": {**schema, "type": "object"}}  # arguments are an object in any case
+    return {**more, "inputSchema": {**schema, "type": "object"}}
 
 
 def _valid_result(raw: dict[str, Any], version: str) -> dict[str, Any]:
