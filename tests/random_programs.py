@@ -267,7 +267,7 @@ async def check_programs(seed: int, sandbox: ProgramSandbox) -> Checked:
             execution = _Unchecked(sandbox, TOOLS, run.make, str, flow=flow)
             await execution.run(code)
             run.failed = execution.failed
-            understood &= flow.understands
+            understood &= not flow._lost
             if flow.decided or (execution.shows and run.has_read):
                 break
             run.free.append(str(execution.output().result))

@@ -91,7 +91,8 @@ async def test_missed_times_begin_one_run_which_names_them(any_home: Home) -> No
     started = store.beginning(run.run_id)
     assert started is not None
     note = {"name": "daily", "time": "2027-01-01T07:00:00+00:00", "missed": 9}
-    assert started.user == "ann" and {"by": "ann", "schedule": note}.items() <= started.origin.items()
+    assert started.user == "ann"
+    assert {"by": "ann", "schedule": note}.items() <= started.origin.items()
     (schedule,) = list_schedules(store)
     assert schedule.next == at("2027-01-11T07:00+00:00").timestamp()
 

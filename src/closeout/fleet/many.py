@@ -35,16 +35,16 @@ from closeout.errors import (
     UsageError,
 )
 from closeout.file_values import File
-from closeout.journal.events import REPLIED, RunStarted
+from closeout.journal.events import REPLIED
 from closeout.journal.store import RunRecord, Store
 from closeout.messages import Usage, UsageSum
-from closeout.run.lifecycle import as_recorded, recorded_task
+from closeout.run.lifecycle import as_recorded, beginning, recorded_task
 from closeout.run.loading import load_result
 from closeout.run.plan import LIMITS, AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import check_same, resume_run
 
-__all__ = ["ManyRuns", "MapProgress", "Once", "OnceRunner", "TaskItem", "check_key", "identity_of", "named_origin", "run_id_of"]
+__all__ = ["ManyRuns", "MapProgress", "Once", "OnceRunner", "TaskItem", "check_key", "named_origin", "run_id_of"]
 
 logger = logging.getLogger("closeout")
 
@@ -137,15 +137,13 @@ class OnceRunner(Generic[Value]):
             recorded = recorded_task(rows, run_id, load=store.content)
             if recorded.text != task:
                 raise ResumeRefused(f"Run {run_id} has another task: {recorded.text!r:.80}. Use another name.")
-            started = rows[0].event if rows else None
-            if isinstance(started, RunStarted):
-                if started.user != (options.get("user") or ""):
-                    raise ResumeRefused(f"Run {run_id} is for another user. Use another name, or name its user.")
-                if started.origin.get(IDENTITY, identity) != identity:
-                    raise ResumeRefused(
-                        f"Run {run_id} began with other arguments: one of {', '.join(DECIDING)}, or the content of a "
-                        "file. Use another name."
-                    )
+            if recorded.user != (options.get("user") or ""):
+                raise ResumeRefused(f"Run {run_id} is for another user. Use another name, or name its user.")
+            if beginning(rows, run_id).origin.get(IDENTITY, identity) != identity:
+                raise ResumeRefused(
+                    f"Run {run_id} began with other arguments: one of {', '.join(DECIDING)}, or the content of a "
+                    "file. Use another name."
+                )
             limits = {name: options[name] for name in LIMITS if options.get(name) is not None}
             failed = record.status == "failed" or (record.status == "unanswered" and _has_room(record, plan, limits))
             has_ended = not self.retry_failed if failed else record.status in REPLIED

@@ -164,20 +164,12 @@ def refuses_tools(body: bytes, sent: bytes) -> bool:
         body: The body of the error.
         sent: The body of the request.
     """
-    try:
-        value = decode_json(body)
-    except ValueError:
-        return False
-    code, reason = _from_json(value)
-    if code == "unsupported_parameter" and _refused_parameter(value) in ("tools", "tool_choice"):
+    code, parameter, reason = refusal(body)
+    if code == "unsupported_parameter" and parameter in ("tools", "tool_choice"):
         return True
-    if not isinstance(value, dict | list) or _NO_TOOLS.search(reason) is None:
+    if _NO_TOOLS.search(reason) is None:
         return False
-    try:
-        words = _texts(decode_json(sent))
-    except ValueError:
-        return False
-    return not any(_NO_TOOLS.search(_printable(text)) for text in words)
+    return not any(_NO_TOOLS.search(_printable(text)) for text in _texts(decode_json(sent)))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -300,9 +292,8 @@ def _from_json(value: Any) -> tuple[str, str]:
         value = value[0]
     if not isinstance(value, dict):
         return "", _one_line(str(value))
-    if (
-        isinstance(several := value.get("errors"), list) and several and isinstance(several[0], dict)
-    ):  # watsonx, JSON:API
+    several = value.get("errors")  # watsonx, JSON:API
+    if isinstance(several, list) and several and isinstance(several[0], dict):
         value = several[0]
     error = value.get("error", value)
     if isinstance(error, str):

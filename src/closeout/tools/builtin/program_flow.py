@@ -162,11 +162,6 @@ class ProgramFlow:
         self._steps = 0
 
     @property
-    def understands(self) -> bool:
-        """True unless a program had a construct that is not on the lists."""
-        return not self._lost
-
-    @property
     def decided(self) -> _Labels:
         """The labels of what has decided how the programs ended."""
         return self._top() if self._lost else self._place
