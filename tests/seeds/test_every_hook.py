@@ -311,6 +311,60 @@ async def test_an_error_names_the_method_of_the_users_that_raised_it() -> None:
         assert any(f"{name} raised" in text for text in (result.error, *result.warnings)), (name, result.error)
 
 
+async def test_a_mistake_in_a_client_ends_the_run_at_its_first_request_and_names_the_method() -> None:
+    class Mine:
+        calls = 0
+
+        async def complete(self, *arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            raise AttributeError("no such attribute")
+
+        async def create_message(self, *arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            raise TypeError("no such argument")
+
+        def process_llm_response(self, *arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            raise NameError("no such name")
+
+        def extract_tool_calls_info(self, response: Any, text: str) -> Any: ...
+
+    async def create_message(self: Any, question: str) -> Any: ...  # takes none of what a run passes
+
+    async def fail_twice(self: Any, *arguments: Any, **options: Any) -> Any:
+        self.calls += 1
+        if self.calls < 3:
+            raise ValueError("The server is busy.")
+        return await super(type(self), self).complete(*arguments, **options)
+
+    class Sends(AnswerGenerator):
+        async def handle_llm_call(self, *arguments: Any, **options: Any) -> Any:
+            return await super().handle_llm_call(*arguments, **options)
+
+    def made(**methods: Any) -> Any:
+        own: Any = type("Mine", (ScriptedClient,), {"calls": 0, "retry": RetryPolicy(first_wait=0), **methods})
+        return own([answer("42")] * 3)
+
+    for model, name, calls in (
+        (made(create_message=Mine.create_message), "create_message", 1),
+        (made(create_message=create_message), "create_message", 0),
+        (made(process_llm_response=Mine.process_llm_response), "process_llm_response", 1),
+        (made(complete=Mine.complete), "complete", 1),
+        (Mine(), "create_message", 1),
+    ):
+        for options in ({}, {"answer_generator": Sends}):
+            model.calls = 0
+            result = await Agent(model, home=False, **options).run("?")  # type: ignore[arg-type]
+            assert (result.status, model.calls) == ("failed", calls), result.error
+            assert f"Mine.{name} raised it." in result.error
+    model = made(complete=Mine.complete)
+    result = await Agent(closeout.Fallback([model, ScriptedClient([answer("42")])]), home=False).run("?")
+    assert (result.status, model.calls) == ("failed", 1)
+    assert "Mine.complete raised it." in result.error
+    model = made(complete=fail_twice)
+    assert ((await Agent(model, home=False).run("?")).answer, model.calls) == ("42", 3)
+
+
 async def test_a_listener_that_is_not_made_whole_costs_the_run_nothing() -> None:
     class Unmade(closeout.TaskLog):
         def __init__(self) -> None: ...

@@ -152,15 +152,15 @@ class AnswerGenerator:
             raise
         except Exception as error:  # a failed request is a value; its type decides what follows
             if not isinstance(error, LimitReached):
-                self._log("error", f"{purpose} | LLM Call ERROR", f"{purpose} error: {error}")
+                self.task_log.log_step("error", f"{purpose} | LLM Call ERROR", f"{purpose} error: {error}")
             if isinstance(error, ModelError | LimitReached):
                 await self._show_error(str(error))
             return LLMCallResult.failed(message_history, error)
-        self._log("info", f"{purpose} | LLM Call", "completed successfully")
+        self.task_log.log_step("info", f"{purpose} | LLM Call", "completed successfully")
         reason = getattr(response, "finish_reason", None)
         cut = reason in CUT
         if isinstance(response, ModelReply) and not (response.finished or cut):
-            self._log("warning", f"{purpose} | LLM Call", f"the reply is not finished ({reason})")
+            self.task_log.log_step("warning", f"{purpose} | LLM Call", f"the reply is not finished ({reason})")
             return LLMCallResult.failed(message_history, unfinished(response))
         return LLMCallResult(text, should_break, tool_calls, history, cut=cut)
 
@@ -239,7 +239,7 @@ class AnswerGenerator:
             format_answer=lambda text: FormattedAnswer(
                 *self.output_formatter.format_final_summary_and_log(text, self.llm_client)
             ),
-            log=self._log,
+            log=self.task_log.log_step,
             agent_type=self.agent_type,
             retries=self.max_final_answer_retries,
             constraint=constraint,
@@ -338,10 +338,8 @@ class AnswerGenerator:
         except JournalError:
             raise
         except Exception as error:
-            self._log("warning", "Stream Error", f"Could not be shown ({type(error).__name__}: {error}): {text}")
-
-    def _log(self, level: str, step: str, message: str) -> None:
-        self.task_log.log_step(level, step, message)
+            message = f"Could not be shown ({type(error).__name__}: {error}): {text}"
+            self.task_log.log_step("warning", "Stream Error", message)
 
 
 async def _save(callback: Callable[[str, History], Any] | None, system_prompt: str, history: History) -> None:

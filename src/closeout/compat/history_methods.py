@@ -11,10 +11,10 @@ from closeout.codec import shared_items
 from closeout.errors import CloseoutError, UsageError
 from closeout.messages import Message, ModelReply, ModelRequest, Step
 from closeout.models.base import BaseClient, OnDelta, OnRetry, RunRequest, run_request
-from closeout.models.connect import METHODS, CreateMessageClient, reply_by_methods, unboxed
-from closeout.overrides import is_overridden, method_of, returned
+from closeout.models.connect import METHODS, CreateMessageClient, reply_by_methods, system_and_history, unboxed
+from closeout.overrides import is_overridden, method_of
 
-__all__ = ["UpdatedHistory", "as_reply", "asks_by_methods", "complete_by_methods", "owner_of", "system_and_history"]
+__all__ = ["UpdatedHistory", "as_reply", "asks_by_methods", "complete_by_methods", "name_method", "owner_of"]
 
 OPTIONS = tuple(field.name for field in fields(ModelRequest) if field.name not in ("messages", "prompt", "tools"))
 
@@ -76,35 +76,18 @@ async def complete_by_methods(
     try:
         if isinstance(client, CreateMessageClient):
             return await client.complete(request, on_delta=on_delta, on_retry=on_retry)
-        return await _complete(client, request, run)
-    except CloseoutError:
-        raise
-    except Exception as error:
-        owner = client.client if isinstance(client, CreateMessageClient) else client
-        error.add_note(f"{method_of(owner, 'create_message', error)} raised it.")
-        raise
+        system, history = system_and_history(request)
+        return await reply_by_methods(client, client.name, run, system=system, history=history, tools=request.tools)
     finally:
         run_request.reset(token)
 
 
-def system_and_history(request: ModelRequest) -> tuple[str, list[Message]]:
-    """Return the system prompt of a request, and its other messages."""
-    history = list(request.as_messages)
-    return history.pop(0).text if history and history[0].role == "system" else "", history
-
-
-async def _complete(client: BaseClient, request: ModelRequest, run: RunRequest) -> ModelReply:
-    system, history = system_and_history(request)
-    asked = client.create_message(
-        system_prompt=system,
-        message_history=history,
-        tool_definitions=request.tools,
-        keep_tool_result=run.keep_tool_result,
-        step_id=run.step_id,
-        task_log=run.task_log,
-        agent_type=run.agent_type,
-    )
-    return await reply_by_methods(client, await returned(asked), client.name, run.agent_type)
+def name_method(client: BaseClient, error: Exception) -> None:
+    """Note on an error that is not one of ours which method of a client raised it, unless it was noted before."""
+    if not isinstance(error, CloseoutError) and not hasattr(error, "__notes__"):
+        owner = client.client if isinstance(client, CreateMessageClient) else client
+        usual = "create_message" if asks_by_methods(client) else "complete"
+        error.add_note(f"{method_of(owner, usual, error)} raised it.")
 
 
 def owner_of(client: BaseClient, name: str) -> Any:

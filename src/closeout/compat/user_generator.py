@@ -13,7 +13,6 @@ from typing import Any
 from closeout.answers.dialogue import FinalAnswer, FinalizedAnswer, History, LLMCallResult
 from closeout.answers.formatter import using_contract
 from closeout.compat.answer_generator import AnswerGenerator, MakeGenerator
-from closeout.compat.history_methods import system_and_history
 from closeout.errors import JournalError, LimitReached
 from closeout.journal.events import Noted
 from closeout.messages import SHOULD_BREAK, Message, ModelReply, ModelRequest, Reading, RequestInfo, ToolCall, Usage
@@ -26,7 +25,7 @@ from closeout.models.base import (
     UsageSummary,
     tool_call_infos,
 )
-from closeout.models.connect import listed_calls, read_tool_call
+from closeout.models.connect import listed_calls, read_tool_call, system_and_history
 from closeout.overrides import failure_of, is_overridden, returned, shaped
 from closeout.run.final_format import UsageReport
 from closeout.run.plan import AgentPlan, Scope

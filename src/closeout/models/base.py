@@ -145,8 +145,8 @@ class BaseClient(ABC):
             The reply. Its usage includes the failed attempts.
 
         Raises:
-            ModelError: The request failed. Its `usage` is what all attempts cost. A run retries a TransientModelError,
-                and any exception that is not one of ours.
+            ModelError: The request failed. Its `usage` is what all attempts cost. A run retries a TransientModelError
+                and exceptions of other libraries; TypeError, AttributeError and the like end it.
         """
 
     async def context_length(self) -> int | None:

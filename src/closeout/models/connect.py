@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ __all__ = [
     "named_model",
     "read_tool_call",
     "reply_by_methods",
+    "system_and_history",
     "unboxed",
 ]
 
@@ -284,24 +285,15 @@ class CreateMessageClient(BaseClient):
     async def complete(
         self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
     ) -> ModelReply:
-        history = [*request.messages]
-        if request.prompt is not None:
-            history = [Message(role="user", content=request.prompt)]
-        system = history.pop(0).text if history and history[0].role == "system" else ""
+        system, history = system_and_history(request)
         self._requests += 1
         run = run_request.get() or RunRequest({}, False, on_delta, on_retry, step_id=self._requests)
         usage = Usage(len(encode_json([system, *history])) // 4, requests=1)
         try:
-            asked = self.client.create_message(
-                system_prompt=system,
-                message_history=[{key: message[key] for key in message if key != "attached"} for message in history],
-                tool_definitions=_definitions(request),
-                keep_tool_result=run.keep_tool_result,
-                step_id=run.step_id,
-                task_log=run.task_log,
-                agent_type=run.agent_type,
+            shown = [{key: message[key] for key in message if key != "attached"} for message in history]
+            reply = await reply_by_methods(
+                self.client, self.name, run, system=system, history=shown, tools=_definitions(request)
             )
-            reply = await reply_by_methods(self.client, await returned(asked), self.name, run.agent_type)
             if reply.usage == Usage():  # the client does not know it
                 size = len(reply.text) + sum(len(call.text) for call in reply.tool_calls)
                 reply = replace(reply, usage=replace(usage, output_tokens=size // 4 + 1))
@@ -336,12 +328,30 @@ def unboxed(response: Any, name: str) -> tuple[Any, tuple[str, ...]]:
     return response, warnings
 
 
-async def reply_by_methods(client: Any, created: Any, name: str, agent_type: str) -> ModelReply:
-    """Return the reply that a client's other two methods make of what its `create_message` returned."""
+def system_and_history(request: ModelRequest) -> tuple[str, list[Message]]:
+    """Return the system prompt of a request, and its other messages."""
+    history = request.as_messages
+    return history.pop(0).text if history and history[0].role == "system" else "", history
+
+
+async def reply_by_methods(
+    client: Any, name: str, run: RunRequest, *, system: str, history: Sequence[Any], tools: Sequence[Any]
+) -> ModelReply:
+    """Return the reply to a request that the three methods of a client send and read."""
+    asked = client.create_message(
+        system_prompt=system,
+        message_history=history,
+        tool_definitions=tools,
+        keep_tool_result=run.keep_tool_result,
+        step_id=run.step_id,
+        task_log=run.task_log,
+        agent_type=run.agent_type,
+    )
+    created = await returned(asked)
     created = CreatedMessage(None, []) if created is None else created
     response, after = shaped(created, CreatedMessage, client, "create_message")
     response, warnings = unboxed(response, name)
-    processed = await returned(client.process_llm_response(response, after, agent_type))
+    processed = await returned(client.process_llm_response(response, after, run.agent_type))
     text, should_break, _ = shaped(processed, ProcessedResponse, client, "process_llm_response")
     infos = listed_calls(await returned(client.extract_tool_calls_info(response, text)))
     reply = response if isinstance(response, ModelReply) else ModelReply("", model=name)

@@ -22,7 +22,7 @@ from closeout.errors import (
 from closeout.messages import Capabilities, ModelReply, ModelRequest, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry, RetryNote, price_of
 from closeout.models.catalog import Price
-from closeout.models.retry import RetryPolicy, complete_with_retries
+from closeout.models.retry import MISTAKES, RetryPolicy, complete_with_retries
 
 __all__ = ["CONDITIONS", "Fallback", "FallbackClient"]
 
@@ -337,7 +337,11 @@ def _model_error(error: Exception, client: BaseClient) -> ModelError:
 
     Raises:
         CloseoutError: It is an error of ours, but not of a model.
+        Exception: It is a mistake in the client's code.
     """
+    if isinstance(error, MISTAKES):
+        error.add_note(f"{type(client).__name__}.complete raised it.")
+        raise error
     if isinstance(error, CloseoutError) and not isinstance(error, ModelError):
         raise error
     if not isinstance(error, ModelError):

@@ -18,9 +18,11 @@ from closeout.errors import (
 )
 from closeout.messages import ModelReply, Usage
 
-__all__ = ["OnRetry", "Retries", "RetryNote", "RetryPolicy", "complete_with_retries"]
+__all__ = ["MISTAKES", "OnRetry", "Retries", "RetryNote", "RetryPolicy", "complete_with_retries"]
 
 _NOTHING = Usage()
+# What Python raises for a mistake in the code of a client: the next attempt would end in the same way.
+MISTAKES = (TypeError, AttributeError, NameError, ImportError, NotImplementedError)
 Sleep = Callable[[float], Awaitable[object]]
 
 
@@ -105,7 +107,7 @@ class Retries:
         """Wait for the next attempt after one that failed.
 
         An exception that is not one of ours is most often a failed connection in a client that does not classify its
-        errors, and is retried as one.
+        errors, and is retried as one, unless Python raises it for a mistake in the code.
 
         Raises:
             ModelError: The error, or ModelUnreachable for an OSError, and no attempt follows. Its `usage` is that of
@@ -114,7 +116,7 @@ class Retries:
         """
         if isinstance(error, ModelError):
             cause = error
-        elif isinstance(error, CloseoutError):
+        elif isinstance(error, (CloseoutError, *MISTAKES)):
             raise error
         else:
             cause = ModelUnreachable(f"{type(error).__name__}: {error}")

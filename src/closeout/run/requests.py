@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from closeout.codec import json_of_any
-from closeout.compat.history_methods import as_reply, asks_by_methods, complete_by_methods
+from closeout.compat.history_methods import as_reply, asks_by_methods, complete_by_methods, name_method
 from closeout.context.keeper import ContextKeeper, PromptSize, message_size
 from closeout.errors import (
     CloseoutError,
@@ -199,6 +199,7 @@ class ModelCalls:
                         reply = as_reply(self._client, returned)
                         break
                     except Exception as error:
+                        name_method(self._client, error)
                         await retries.wait(error)
         except (ModelError, CostReached) as error:
             failed: ModelError | CostReached = error
