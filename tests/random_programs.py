@@ -31,11 +31,12 @@ note(T)|send(T, 'r')|max([T, 'c'], key=lambda v: K)|min(L, default=T)|T.replace(
 T.partition('n')[0]|json.dumps(L)|json.loads(json.dumps([T]))[0]|re.sub('a', 'o', T)|(T + '..')[I % 2]|[T, T][C]
 sorted(L + ['x'])[0]|{True: T, False: T}[C]|str(any(W for v in L))|''.join(v for v in L if W)|f(T)|g(T, w=T)|g(*[T])
 ''.join(map(lambda v: K, L))|''.join(sorted({T, T}))|str(sum(len(v) for v in L))|str(list(zip(L, L)))|f(v=T)
-str(datetime.date(2020, 1, 2).year)|str({v: T for v in L})|str([send(v, T) for v in L[:2]])
+str(datetime.date(2020, 1, 2).year)
+str({v: T for v in L})|str([send(v, T) for v in L[:2]])
 str({T: (N1 := T[:9]), send(N1, 'd'): N})
 str(list(note(v) for v in L))
 rare|getattr(T, 'x', T)|str(locals())|eval("T")|str(type(T))|next(iter(L + [T]))|(lambda v: (N := v))(T)|h(T)|k1(T)
-(print if C else str)(T)|str(list(map(print, L)))|[str, len][0](T)|str(sorted(L, key=print))|A.x|str(id(X))|str(D.get)
+(print if C else str)(T)|(json.dumps if C else str)(T)|str((floor if C else ceil)(1.5))|str(list(map(print, L)))|[str, len][0](T)|str(sorted(L, key=print))|A.x|str(id(X))|str(D.get)
 sorted(['x', 'y'], key=lambda v: (N := v))[0]|''.join(map(f, L))
 list(map(lambda v: (X.append(v), v)[1], L + ['m']))[0]
 ''.join(x for x in [(X.append(T), T)[1] for v in L])|str(any(note(v) < T for v in L))
@@ -73,6 +74,7 @@ try:\n  R\nexcept (ValueError, KeyError):\n  B\nelse:\n  B|try:\n  B\n  R\nexcep
 try:\n  R\nexcept (ValueError if C else KeyError):\n  B\nexcept Exception:\n  B
 try:\n  N = once(T)\nexcept RuntimeError:\n  B
 g(T, w=T)|if C: once(T)|if C:\n  from math import floor as r1\nelse:\n  from math import ceil as r1\nM = r1(1.5)
+r1 = floor if C else ceil\nM = r1(1.5)|r1 = floor\nif C: r1 = ceil\nM = r1(1.5)
 e1 = [X]\ne1[0].append(T)|try:\n  raise ValueError(X)\nexcept ValueError as x1:\n  x1.args[0].append(T)
 rare|if C:\n  def k1(v): return T|for X[0] in L[:2]:\n  B|def f(v):\n  B\n  return T|h = lambda v: T
 v2 = (v for v in L)|v2 = map(lambda v: K, L)
@@ -100,6 +102,7 @@ def f(v):\n  assert C\n  note(T)\n  return T|def f(v, *w):\n  B\n  return v + ''
 }  # fmt: skip
 
 _START = """import json, re, datetime
+from math import ceil, floor
 a = 'k'
 b = 'q'
 c = crm('x')
