@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import re
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from closeout.tools.call_records import CallOutcome
 from closeout.tools.flow import CallLabels, Labels
 from closeout.tools.running import failed_output
 
-__all__ = ["Checked", "check_programs", "random_programs"]
+__all__ = ["Checked", "check_programs", "forms_of_all_kinds", "random_programs"]
 
 # A grammar: a form names the forms of its parts by a capital letter. T is a text, I a number, L a list, C a condition,
 # S a statement, B a block, R what may raise, K and W a text and a condition about `v`; N and O are variables with
@@ -35,8 +36,12 @@ str(datetime.date(2020, 1, 2).year)
 str({v: T for v in L})|str([send(v, T) for v in L[:2]])
 str({T: (N1 := T[:9]), send(N1, 'd'): N})
 str(list(note(v) for v in L))
-rare|getattr(T, 'x', T)|str(locals())|eval("T")|str(type(T))|next(iter(L + [T]))|(lambda v: (N := v))(T)|h(T)|k1(T)
-(print if C else str)(T)|(json.dumps if C else str)(T)|str((floor if C else ceil)(1.5))|str(list(map(print, L)))|[str, len][0](T)|str(sorted(L, key=print))|A.x|str(id(X))|str(D.get)
+''.join(sorted({K for v in L}))
+rare|getattr(T, 'x', T)|T.encode().decode()|str(b'a' + T.encode())|str(I / 2)
+str(I ** 2 ^ 3 & I)|str(~I << 1 >> +I)|str(...)
+str(locals())|eval("T")|str(type(T))|next(iter(L + [T]))|(lambda v: (N := v))(T)|h(T)|k1(T)
+(print if C else str)(T)|(json.dumps if C else str)(T)|str((floor if C else ceil)(1.5))
+str(list(map(print, L)))|[str, len][0](T)|str(sorted(L, key=print))|A.x|str(id(X))|str(D.get)
 sorted(['x', 'y'], key=lambda v: (N := v))[0]|''.join(map(f, L))
 list(map(lambda v: (X.append(v), v)[1], L + ['m']))[0]
 ''.join(x for x in [(X.append(T), T)[1] for v in L])|str(any(note(v) < T for v in L))
@@ -44,7 +49,8 @@ max((v + N1 for v in L), (N1 := T))"""),
     "K": (2, "v|v + N|str(len(v))|D.get(v, v)|v + T|rare|(X.append(v), v)[1]|(D.update({v: 'u'}), v)[1]|note(v)"),
     "W": (2, r"""v < N|len(v) > 2|v != T|v in L|len(v) > I|rare|X.append(v) or v < T|(N := v) < 'm'
 D.setdefault(v, 'w') < 'n'"""),
-    "I": (3, "M|1|2|len(T)|len(L)|(I + I)|(M := I)|L.count(T)|int(C)|divmod(I, 3)[0]|abs(I)|min(I, 3)|T.find('a')"),
+    "I": (3, r"""M|1|2|len(T)|len(L)|(I + I)|(M := I)|L.count(T)|int(C)|divmod(I, 3)[0]|abs(I)|min(I, 3)|T.find('a')
+(I * 2)|(I - I)|(I // 2)|-I"""),
     "L": (3, r"""X|X|X|[T, T]|[v for v in L if W]|[v + T for v in L]|[v + u for v in L[:2] for u in L[:2] if u < T]
 L[I:]
 list(map(lambda v: K, L))|list(filter(lambda v: W, L))|list(reversed(L))|list(D.values())|list(D)|[*L, T]|(L or L)
@@ -52,9 +58,11 @@ list(map(lambda v: K, L))|list(filter(lambda v: W, L))|list(reversed(L))|list(D.
 re.findall('[a-z]', T)|[note(v) for v in L]|sorted(L, key=lambda v: K)|[T for v in L]|list(map(str, L))|[L, L][C]
 list(v + T for v in L)|[*(v for v in L)]|[x for x, y in D.items()]|[[N for N in L], X][0]|[(N := v) for v in L]
 rare|list(v2)|[v for v in (u + T for u in L)]|list(reversed(v2))|list(map(note, L))"""),
-    "C": (3, r"""N == N|N == 'ann'|M > 1|T < T|I > I|T in L|not C|(C and C)|(C or C)|'' < T <= T|T in D
+    "C": (3, r"""N == N|N == 'ann'|M > 1|T < T|I > I|T in L|not C
+(C and C)|(C or C)|'' < T <= T|T in D
 any(W for v in L)
-all([W for v in L])|bool(X)|T.startswith(T)|isinstance(T, str)|bool(re.search('a', T))|X is X"""),
+all([W for v in L])|bool(X)|T not in L
+I >= I|X is not Y|T.startswith(T)|isinstance(T, str)|bool(re.search('a', T))|X is X"""),
     "S": (2, r"""N = T[:9]|N = T[:9]|N = T[:9]|N = (N + T)[-9:]|N, O = O, T[:9]|N = O = T[:9]
 X = [v[:9] for v in L[:5]]|X = Y
 if len(X) < 6: Y.append(T)|X.append(T)|X.extend(L[:2])|X.insert(I, T)|X += [T]|D[T] = T|D.update({T: T})|X.sort()
@@ -79,9 +87,14 @@ e1 = [X]\ne1[0].append(T)|try:\n  raise ValueError(X)\nexcept ValueError as x1:\
 rare|if C:\n  def k1(v): return T|for X[0] in L[:2]:\n  B|def f(v):\n  B\n  return T|h = lambda v: T
 v2 = (v for v in L)|v2 = map(lambda v: K, L)
 match T:\n  case 'ann':\n    S\n  case _:\n    S|class A:\n  x = T|global a\nN = T
+match L:\n  case ['ann', *r1]:\n    S\n  case []:\n    S
+match T:\n  case str() as r1:\n    S\n  case None:\n    S|match D:\n  case {'k': r1}:\n    N = r1
+def k1(v):\n  yield v\n  yield from L\nX = list(k1(T))
+def k1(v):\n  def j1():\n    nonlocal v\n    v = T\n  j1()\n  return v\nN = k1(T)
+try:\n  B\n  R\nexcept* ValueError:\n  B
 with open('x', 'w') as o1:\n  o1.write(T)
 import random\nrandom.seed(I)\nN = str(random.random())|def k1(v, w=X):\n  w.append(v)\n  return v|exec("N = T")
-print(T)
+print(T)|del X[0:1]|if N in D: del D[N]
 async def q1(v):\n  return T\nawait q1(T)|for N in map(lambda v: K, L):\n  B|for N in (v + T for v in L[:3]):\n  B
 v2 = iter(L)
 def k1(v):\n  def j1(u):\n    return u + v\n  return j1(T)|@str\ndef k1(v):\n  return v|e1 = X.append\ne1(T)
@@ -129,6 +142,12 @@ _KINDS = {
     for kind, (simple, forms) in _FORMS.items()
 }
 _IN_FUNCTIONS = re.compile(r"f\(|(^|n *)(X|D|X, Y|N, \*X|for X.*) [+]?=|global|for X")  # what a function does without
+
+
+def forms_of_all_kinds() -> list[ast.AST]:
+    """Return every form of the grammar, parsed; the letters of its parts are names."""
+    forms = [each for _, halves in _KINDS.values() for half in halves for each in half]
+    return [ast.parse(each.replace("\\n", "\n")) for each in forms]
 
 
 class _Writer:
