@@ -35,6 +35,7 @@ CHINESE = {
         "result.agent_thoughts 有各步；listeners= 实时收到它们。"
     ),
     "Override _organize_historic_prompt_messages.": "重写 _organize_historic_prompt_messages。",
+    "Override feed and close.": "重写 feed 和 close。",
     "Override create_message or complete.": "重写 create_message 或 complete。",
     "A run shortens its conversation itself; Agent(context=…) decides how.": (
         "运行自己缩短对话；Agent(context=…) 决定怎样缩短。"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, Literal
@@ -113,33 +113,32 @@ class World:
         )
 
     async def ask(self, way: str) -> Any:
-        agent, listeners = self.agent, self.listeners
         if way == "run" and self.runner is not None:
-            async for _ in self.runner.run("What is a?", listeners=listeners):
+            async for _ in self.runner.run("What is a?", listeners=self.listeners):
                 pass
             return self.runner.result
-        if way == "run":
-            return await agent.run("What is a?", listeners=listeners)
-        if way == "stream":
-            stream = agent.stream("What is a?", listeners=listeners)
-            async for _ in stream:
-                pass
-            return stream.result
-        if way == "session":
-            return await agent.session("s").run("What is a?", listeners=listeners)
-        if way == "map":
-            (result,) = [result async for result in agent.map(["What is a?"], listeners=listeners)]
-            return result
-        if way == "resume":
-            waiting = await agent.run("What is a?")
-            assert waiting.status == "waiting", waiting.error
-            return await agent.resume(waiting.run_id, decisions={waiting.waiting[0].id: True}, listeners=listeners)
-        outer = Agent(
-            ScriptedClient([call("helper", task="What is a?"), answer("42")]),
-            [agent.as_tool("helper", "Help.")],
-            home=self.home,
-        )
-        return await outer.run("What is a?", listeners=listeners)
+        return await asked(self.agent, way, self.home, self.listeners)
+
+
+async def asked(agent: Agent[Any], way: str, home: Path | Literal[False], listeners: Sequence[Any] = ()) -> Any:
+    if way == "run":
+        return await agent.run("What is a?", listeners=listeners)
+    if way == "stream":
+        stream = agent.stream("What is a?", listeners=listeners)
+        async for _ in stream:
+            pass
+        return stream.result
+    if way == "session":
+        return await agent.session("s").run("What is a?", listeners=listeners)
+    if way == "map":
+        (result,) = [result async for result in agent.map(["What is a?"], listeners=listeners)]
+        return result
+    if way == "resume":
+        waiting = await agent.run("What is a?")
+        assert waiting.status == "waiting", waiting.error
+        return await agent.resume(waiting.run_id, decisions={waiting.waiting[0].id: True}, listeners=listeners)
+    model = ScriptedClient([call("helper", task="What is a?"), answer("42")])
+    return await Agent(model, [agent.as_tool("helper", "Help.")], home=home).run("What is a?", listeners=listeners)
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +159,47 @@ async def test_every_overridden_method_is_called(kind: Any, tmp_path: Path) -> N
         without = {"update_message_history"} if kind in ONE_TEXT else set()
         without |= {"_init_react_state"} if isinstance(kind, type) and way != "run" else set()
         assert {name for each in world.kinds for name in hooks_of(each)} - seen == without, way
+
+
+async def test_what_overrides_return_is_what_happens_in_every_way(tmp_path: Path) -> None:
+    class Formatter(closeout.OutputFormatter):
+        def _extract_boxed_content(self, text: str) -> str:
+            return super()._extract_boxed_content(text).upper()
+
+        def format_final_summary_and_log(self, final_answer_text: str, client: Any = None) -> Any:
+            summary, boxed, log = super().format_final_summary_and_log(final_answer_text, client)
+            return f"{summary}\nThe end.", boxed, log
+
+    class Executor(ToolExecutor):
+        def fix_tool_call_arguments(self, tool_name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+            return {"url": f"{arguments['site']}!"} if "site" in arguments else arguments
+
+        def post_process_tool_call_result(self, tool_name: str, tool_call_result: dict[str, Any]) -> dict[str, Any]:
+            return {**tool_call_result, "result": f"read: {tool_call_result['result']}"}
+
+        def format_tool_result_for_llm(self, tool_result: dict[str, Any]) -> dict[str, Any]:
+            part = super().format_tool_result_for_llm(tool_result)
+            return {**part, "text": f"shown: {part['text']}"}
+
+    class Generator(AnswerGenerator):
+        async def handle_llm_call(self, system_prompt: str, message_history: Any, *rest: Any, **options: Any) -> Any:
+            history = [*message_history, {"role": "user", "content": "Mind the box."}]
+            return await super().handle_llm_call(system_prompt, history, *rest, **options)
+
+    for way in WAYS:
+        home: Any = tmp_path if way == "resume" else False
+        page = tool(name="scrape_website", read_only=True, approval="always")(scrape.function) if home else scrape
+        model = ScriptedClient([call("scrape_website", site="a"), answer("abc")])
+        parts: dict[str, Any] = {"tool_executor": Executor, "answer_generator": Generator}
+        agent = Agent(model, [page], answer=Boxed(), output_formatter=Formatter(), home=home, **parts)
+        result = await asked(agent, way, home)
+        assert [request.messages[-1].text for request in model.requests] == ["Mind the box."] * 2, way
+        assert model.requests[1].messages[-2].text == "shown: read: a! is 42", way
+        if way == "sub-agent":
+            assert "ABC" in str(result.tool_outputs[-1].result)
+        else:
+            assert result.answer == "ABC", way
+            assert result.final_summary.endswith("The end."), way
 
 
 @pytest.mark.parametrize("owner", HOOKS)
@@ -431,6 +471,8 @@ def test_a_method_that_no_run_calls_is_said_with_what_to_write_instead() -> None
                     Agent(made([]), home=False)
                 if owner == "ToolManager":
                     Agent(ScriptedClient([]), made(), home=False)
+                if owner == "CotAgentOutputParser":
+                    Agent(ScriptedClient([]), output_parser=made, dialect="cot_chat", home=False)
                 if owner == "Orchestrator":
                     made(llm_client=ScriptedClient([]))
             assert [str(each.message) for each in caught] == [f"Mine.{name} is never called. {instead}"]

@@ -433,3 +433,15 @@ async def test_an_adapted_client_adds_results_and_states_usage_in_its_own_way() 
     assert result.answer == "42"
     assert client.histories[-1][-1]["content"] == "<a is unknown>"
     assert "my usage" in result.final_summary
+
+
+async def test_a_failure_type_of_ones_own_reaches_the_next_attempt() -> None:
+    class Finer(AnswerGenerator):
+        async def generate_failure_summary(self, *arguments: Any, **options: Any) -> str:
+            return "Failure type: the unit is missing\nUseful findings: it is 42"
+
+    model = ScriptedClient([call("look", key="a"), answer("42 m")])
+    options: dict[str, Any] = {"max_turns": 1, "context_compress_limit": 1, "answer_generator": Finer, "home": False}
+    assert (await Agent(model, [look], answer=Boxed(), **options).run("?")).answer == "42 m"
+    assert "the unit is missing" in model.requests[1].messages[-1].text
+    assert "it is 42" in model.requests[1].messages[-1].text

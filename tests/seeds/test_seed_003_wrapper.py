@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, ResponseFormat, ToolOutput, UnifiedToolWrapper, tool
+from closeout import Agent, ResponseFormat, ToolOutput, ToolTelemetry, UnifiedToolWrapper, tool
 from closeout.results.artifacts import MemoryArtifacts
 from closeout.testing import answer, call, serve_script
 
@@ -77,3 +77,12 @@ async def test_a_tool_that_returns_an_output_decides_for_itself(tmp_path: Path) 
         return ToolOutput(summary="3 rows updated")
 
     assert await shown([note], call("note"), home=tmp_path) == ["3 rows updated"]
+
+
+def test_what_a_wrapped_tool_reports_of_its_call_stays_and_sums_fit_it() -> None:
+    def translate(text: str) -> ToolOutput:
+        """Translate a text."""
+        return ToolOutput(summary="Done.", telemetry=ToolTelemetry(input_tokens=3, output_tokens=11))
+
+    telemetry = UnifiedToolWrapper.wrap_tool(translate, "translate")("a text").output.telemetry
+    assert (telemetry.input_tokens, telemetry.output_tokens, telemetry.total_tokens) == (3, 11, 14)

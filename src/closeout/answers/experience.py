@@ -128,11 +128,14 @@ def experience_from(
     if not happened:
         made = f"{len(facts)} tool call{'s' * (len(facts) != 1)} made, {len(failures)} failed."
         happened = f"The attempt ended without an accepted answer ({reason or 'no answer'}). {made}"
+    kind = sections.get("failure type", "")
+    if kind and not _TYPE.search(kind):  # one of the user's own
+        happened = f"{kind}\n{happened}"
     findings = sections.get("useful findings", "")
     if not findings:
         findings = _own_findings(facts, reply)
     return FailureExperience(
-        type=_type_of(sections.get("failure type", ""), facts, reply),
+        type=_type_of(kind, facts, reply),
         what_happened=happened,
         findings=findings,
         queries=_unique(f"{fact.tool}: {asked}" for fact in facts for asked in _values(fact, _QUERY_KEYS)),

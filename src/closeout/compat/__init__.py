@@ -105,6 +105,7 @@ NOT_CALLED: Mapping[str, Mapping[str, str]] = {
         "save_agent_thought": _THOUGHTS,
         "organize_agent_history": "Override _organize_historic_prompt_messages.",
     },
+    "CotAgentOutputParser": {"handle_react_stream_output": "Override feed and close."},
     "BaseClient": {
         "_create_message": "Override create_message or complete.",
         "ensure_summary_context": "A run shortens its conversation itself; Agent(context=…) decides how.",

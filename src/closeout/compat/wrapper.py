@@ -49,24 +49,19 @@ class UnifiedToolWrapper:
             collector: Records every call.
             store: Keeps results that CONCISE leaves out; the observation names the handle.
         """
-        if tool_func is None:
-            return partial(
-                UnifiedToolWrapper.wrap_tool,
-                tool_name=tool_name,
-                response_format=response_format,
-                language=language,
-                collector=collector,
-                store=store,
+
+        def wrap(function: Callable[..., Any]) -> Any:
+            name = tool_name or str(getattr(function, "__name__", type(function).__name__))
+            calls = _Calls(name, ResponseFormat(response_format), language, collector, store)
+            is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+                getattr(function, "__call__", None)  # noqa: B004 - asks whether calling it gives a coroutine
             )
-        name = tool_name or str(getattr(tool_func, "__name__", type(tool_func).__name__))
-        calls = _Calls(name, ResponseFormat(response_format), language, collector, store)
-        is_async = inspect.iscoroutinefunction(tool_func) or inspect.iscoroutinefunction(
-            getattr(tool_func, "__call__", None)  # noqa: B004 - asks whether calling it gives a coroutine
-        )
-        wrapped: Any = calls.wrap_async(tool_func) if is_async else calls.wrap(tool_func)
-        wrapped.__name__ = name
-        wrapped.tool_response_format = calls.response_format
-        return wrapped  # type: ignore[no-any-return]
+            wrapped: Any = calls.wrap_async(function) if is_async else calls.wrap(function)
+            wrapped.__name__ = name
+            wrapped.tool_response_format = calls.response_format
+            return wrapped
+
+        return wrap if tool_func is None else wrap(tool_func)
 
 
 @dataclass(slots=True)

@@ -88,6 +88,8 @@ class CallMeter:
 def joined_telemetry(own: ToolTelemetry, measured: ToolTelemetry) -> ToolTelemetry:
     """Return what a tool reports of its call itself, completed by what was measured."""
     unset = {name: value for name, value in measured if name not in own.model_fields_set}
+    if "total_tokens" in unset:
+        unset["total_tokens"] = sum(unset.get(name, getattr(own, name)) for name in ("input_tokens", "output_tokens"))
     return own.model_copy(update=unset)
 
 

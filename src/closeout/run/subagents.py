@@ -336,6 +336,8 @@ def report_of(attempt: Attempt | None, result: AgentResult) -> str:
             return f"{failure}\n\n{learned}".rstrip()
         return learned or failure
     text = result.text or result.answer
+    if isinstance(result.value, str) and result.answer not in text:  # an OutputFormatter of the user's wrote it
+        text += f"\n\nThe answer is: {result.answer}"
     found = experience_from(None, attempt.call_facts(only_ok=True) if attempt is not None else [])
     title, names = ("Pages read", found.pages) if found.pages else ("Queries made", found.queries)
     left = [name for name in names if name not in text]  # those that the text does not mention itself
