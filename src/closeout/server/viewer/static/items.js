@@ -225,7 +225,7 @@ function resultElement(call, item, page) {
     const isShown = (returned) => returned.call === shown.call;
     const whole = fieldOf(page.runId, item.accepted?.seq, (each) => each.returns.find(isShown).text);
     result.append(resultText(shown.text, whole));
-    if (shown.tokens) result.append(h("span.quiet.tokens", null, `${count(shown.tokens)} ${t("tokens")}`));
+    if (shown.tokens) result.append(h("span.quiet.tokens", null, `${count(shown.tokens)} ${t(shown.tokens === 1 ? "token" : "tokens")}`));
   }
   if (finished && textOf(finished.record)) {
     const whole = fieldOf(page.runId, finished.seq, (each) => pretty(each.record));
@@ -268,7 +268,7 @@ function rollback(event) {
   return h(
     "section.rollback", { id: `e${event.seq}` },
     h("header", null, h("b", null, t("Rolled back")), h("code", { dir: "auto" }, textOf(event.reason)),
-      event.tokens ? h("span.quiet", null, `${count(event.tokens)} ${t("tokens")}`) : null),
+      event.tokens ? h("span.quiet", null, `${count(event.tokens)} ${t(event.tokens === 1 ? "token" : "tokens")}`) : null),
     textOf(event.detail) ? longText(event.detail) : null,
     textOf(event.change) ? labelled(t("What changes"), longText(event.change)) : null,
   );

@@ -334,6 +334,7 @@ const CHINESE = {
   "the record does not say why": "记录中没有原因",
   "the tools changed": "工具已变化",
   "this help": "此帮助",
+  "token": "个令牌",
   "tokens": "个令牌",
   "trial {n}": "第 {n} 次试验",
   "tried again": "重试",

@@ -46,7 +46,7 @@ export class OutcomePanel {
     } }, t("Resume the run"));
     replaceChildren(this.element,
       h("h2", null, t(OUTCOME_TITLES[record.status])),
-      record.reason ? longText(record.reason, { tag: "p.reason" }) : null,
+      record.reason && record.reason !== record.status ? longText(record.reason, { tag: "p.reason" }) : null,
       record.error_kind ? h("p.quiet", null, h("code", null, record.error_kind)) : null,
       continues ? h("div.buttons", null, resume) : null, continues ? problem : null,
       record.steps.map(([when, command]) => h("div", null, h("p.quiet", null, continues ? t("Or in a terminal:") : t(when)), commandLine(command))),

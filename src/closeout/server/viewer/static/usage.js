@@ -82,7 +82,7 @@ function dayChart(rows, by, shown, [name, write], groups, since) {
 
 function usageTable(groups, by) {
   const numbers = (row) => [count(row.requests), count(row.input_tokens), count(row.cache_read_tokens), count(row.output_tokens),
-    cost(row.cost_usd ?? 0) + (row.unpriced_requests ? ` + ${t("{n} unpriced", { n: count(row.unpriced_requests) })}` : "")];
+    [row.cost_usd || !row.unpriced_requests ? cost(row.cost_usd ?? 0) : "", row.unpriced_requests ? t("{n} unpriced", { n: count(row.unpriced_requests) }) : ""].filter(Boolean).join(" + ")];
   return numberTable([t(USAGE_GROUPS[by]), t("Requests"), t("Input"), t("Cached"), t("Output"), t("Cost")], 1,
     groups.map(({ name, row }) => [name || "–", ...numbers(row)]), by === "key" ? null : [t("Total"), ...numbers(total(groups))]);
 }
