@@ -41,6 +41,16 @@ for each in ["a", "b"]:
         continue
     send(each)
 """,
+    "one of two functions": """
+kept = ["a"]
+def f(v):
+    return v
+def g(v):
+    kept.append(page())
+h = f if len("ab") == 1 else g
+h("a")
+send(kept[-1])
+""",
     "else of a while": """
 p, i = page(), 0
 while i < 1:

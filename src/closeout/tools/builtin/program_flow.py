@@ -142,7 +142,6 @@ class ProgramFlow:
         self._top = top
         self._reads_files = reads_files
         self._lost = False
-        self._last = ""
         self._sites: dict[tuple[int, int, str], CallSite] = {}
         self._places: dict[ast.AST, tuple[int, int]] = {}  # of calls by name, in the bytes of their program
         self._stores: dict[ast.AST, _Variables] = {}  # by the expression that makes the objects
@@ -159,7 +158,6 @@ class ProgramFlow:
         self._unsure = 0  # around the place: what may be left, repeated or left out, so that variables keep old values
         self._trying = 0
         self._growth = 0  # of the labels of stores and of what they share
-        self._steps = 0
 
     @property
     def decided(self) -> _Labels:
@@ -178,10 +176,7 @@ class ProgramFlow:
         return [(name, site) for (_, _, name), site in found if site.all]
 
     def feed(self, code: str) -> None:
-        """Add the next program. The same one again changes nothing."""
-        if code == self._last:
-            return
-        self._last = code
+        """Add the next program."""
         tree = parse_python(code)
         if tree is None or self._lost:
             self._lost = True
