@@ -51,6 +51,38 @@ h = f if len("ab") == 1 else g
 h("a")
 send(kept[-1])
 """,
+    "the second turn of a loop": """
+x = "a"
+for each in ["1", "2"]:
+    send(x)
+    x = page()
+""",
+    "one of two calls of a function": """
+def f(v):
+    send(to=v)
+f(page())
+f("a")
+""",
+    "what always runs after an attempt": """
+x = "a"
+try:
+    pass
+finally:
+    x = page()
+---
+send(x)
+""",
+    "what runs after an attempt that succeeded": """
+x = "a"
+try:
+    pass
+except ValueError:
+    pass
+else:
+    x = page()
+---
+send(x)
+""",
     "else of a while": """
 p, i = page(), 0
 while i < 1:
