@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from closeout import Agent, File
 from closeout.errors import ToolError
-from closeout.tools.builtin import python_child, python_tool
+from closeout.testing import ScriptedClient, answer, call
+from closeout.tools.builtin import command_tool, python_child, python_tool
 
 # Without isolation, which not every machine has: test_python_isolation.py tests it.
 run_python = python_tool(isolation="none")
@@ -218,3 +220,28 @@ def test_a_script_and_what_it_started_end_with_the_program(tmp_path: Path, endin
     assert not left.exists()
     assert in_use.is_dir()
     os.close(lock)
+
+
+async def test_commands_and_scripts_of_a_run_share_its_files() -> None:
+    model = ScriptedClient(
+        [
+            call("run_command", command="sort names.txt > sorted.txt\nls"),
+            call("run_python", code="print(open('sorted.txt').readline(), end='')"),
+            call("run_command", command="cat sorted.txt; cat none"),
+            answer("done"),
+        ]
+    )
+    tools = [command_tool(isolation="none"), python_tool(isolation="none")]
+    result = await Agent(model, tools, home=False).run("Sort.", files=[File("names.txt", b"Bern\nAarau\n")])
+    assert result.answer == "done", result.error
+    listed, first, failed = (request.messages[-1].text for request in model.requests[1:])
+    assert listed.startswith("names.txt\nsorted.txt\n\nFiles written: sorted.txt")
+    assert first == "Aarau"
+    assert failed.startswith("Aarau\nBern\n")
+    assert "none" in failed, "what a command writes to stderr is shown"
+    assert failed.endswith("exit code 1")
+
+
+async def test_a_command_is_stopped_as_a_script_is() -> None:
+    with pytest.raises(ToolError, match=r"ran longer than 0\.2 s and was stopped"):
+        await command_tool(seconds=0.2, isolation="none").call({"command": "sleep 60"})

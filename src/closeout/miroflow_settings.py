@@ -29,21 +29,14 @@ _SCRAPE = {"scrape_website": "scrape_website"}
 _SEE = {"visual_question_answering": "ask_about_image"}
 _HEAR = {"audio_transcription": "transcribe", "audio_question_answering": "transcribe"}
 _REASON = {"reasoning": "reasoning"}
-# MiroFlow's servers, their tools, and the built-in tools in their place. None: there is no need of it, since scripts
-# work in a folder of the run that holds the files of the task.
-SERVERS: Mapping[str, Mapping[str, str | None]] = {
+# MiroFlow's servers, their tools, and the built-in tools in their place. Of tool-python, those that move files have
+# none: scripts work in a folder of the run that holds the files of the task.
+SERVERS: Mapping[str, Mapping[str, str]] = {
     "search_and_scrape_webpage": _SEARCH,
     "tool-google-search": {"google_search": "web_search", **_SCRAPE},
     "tool-sogou-search": {"sogou_search": "web_search", **_SCRAPE},
     "jina_scrape_llm_summary": {"scrape_and_extract_info": "scrape_and_extract_info"},
-    "tool-python": {
-        "run_python_code": "run_python",
-        "create_sandbox": None,
-        "run_command": None,
-        "upload_file_from_local_to_sandbox": None,
-        "download_file_from_internet_to_sandbox": None,
-        "download_file_from_sandbox_to_local": None,
-    },
+    "tool-python": {"run_python_code": "run_python", "run_command": "run_command"},
     "stateless_python": {"python": "run_python"},
     "tool-reader": {"convert_to_markdown": "scrape_website"},
     "tool-reading": {"convert_to_markdown": "scrape_website"},
@@ -187,7 +180,7 @@ def _tools_of(section: Values, key: str, own: Mapping[str, Any]) -> list[str]:
         if known is None:
             found |= {} if name in own else {name: None}
         elif name not in own:
-            found |= {ours: None for theirs, ours in known.items() if ours and (name, theirs) not in left_out}
+            found |= {ours: None for theirs, ours in known.items() if (name, theirs) not in left_out}
     return list(found)
 
 

@@ -24,7 +24,8 @@ FILES = {
     "keep_tool_result: -1\ncontext_compress_limit: 0\n",
     "agent/single.yaml": "defaults: [default, _self_]\nmain_agent:\n"
     "  tools: [search_and_scrape_webpage, jina_scrape_llm_summary, tool-python]\n"
-    "  tool_blacklist: [[search_and_scrape_webpage, sogou_search], [tool-python, run_python_code]]\n"
+    "  tool_blacklist: [[search_and_scrape_webpage, sogou_search], [tool-python, run_python_code],\n"
+    "    [tool-python, run_command]]\n"
     "  max_turns: 200\nsub_agents:\nkeep_tool_result: 5\nretry_with_summary: False\n",
     "benchmark/default.yaml": "name: default\ndata:\n  metadata_file: tasks.jsonl\n  field_mapping:\n"
     "    task_id_field: task_id\n    task_question_field: task_question\n    ground_truth_field: ground_truth\n"
@@ -97,6 +98,7 @@ def test_every_tool_takes_the_names_and_parameters_that_their_servers_have() -> 
         "convert_to_markdown": ({"uri": "http://a"}, {"url": "http://a"}),
         "scrape_and_extract_info": ({"url": "a", "info_to_extract": "b"}, {"url": "a", "info_to_extract": "b"}),
         "run_python_code": ({"code_block": "1", "sandbox_id": "default"}, {"code": "1"}),
+        "run_command": ({"command": "ls", "sandbox_id": "default"}, {"command": "ls"}),
         "visual_question_answering": ({"media_path_or_url": "a", "question": "b"}, {"image": "a", "question": "b"}),
         "audio_transcription": ({"audio_path_or_url": "a"}, {"audio": "a"}),
         "reasoning": ({"question": "a"}, {"question": "a"}),

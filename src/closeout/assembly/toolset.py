@@ -30,7 +30,7 @@ __all__ = [
 
 WEB = ("web_search", "scrape_website", "scrape_and_extract_info")
 ASKING = ("ask_about_image", "reasoning", "transcribe")
-BUILT_IN = ("ask_user", "calculate", "extract", "fetch_url", "run_python", *ASKING, *WEB)
+BUILT_IN = ("ask_user", "calculate", "extract", "fetch_url", "run_command", "run_python", *ASKING, *WEB)
 
 
 def built_in_tool(name: str, settings: ToolSettings) -> AnyTool:
@@ -38,7 +38,7 @@ def built_in_tool(name: str, settings: ToolSettings) -> AnyTool:
 
     Raises:
         ToolDefinitionError: No tool has this name.
-        ConfigError: Nothing on this machine isolates the scripts of `run_python`.
+        ConfigError: Nothing on this machine isolates scripts and commands.
     """
     if name not in BUILT_IN:
         raise ToolDefinitionError(
@@ -46,9 +46,11 @@ def built_in_tool(name: str, settings: ToolSettings) -> AnyTool:
         )
     if name == "fetch_url" and settings.allow_private_addresses:
         return builtin.web_tool(allow_private=True)
-    if name == "run_python":
-        find_isolation(settings.python.isolation)  # before the run costs anything
+    if name in ("run_command", "run_python"):
         python = settings.python
+        find_isolation(python.isolation)  # before the run costs anything
+        if name == "run_command":
+            return builtin.command_tool(isolation=python.isolation)
         return builtin.python_tool(isolation=python.isolation, keep_variables=python.keep_variables)
     if name == "ask_user":
         return builtin.ask_tool(max_wait=settings.ask.max_wait, default=settings.ask.default)

@@ -45,10 +45,8 @@ async def complete_by_methods(
     *,
     on_delta: OnDelta | None = None,
     on_retry: OnRetry | None = None,
-    keep_tool_result: int,
     step_id: int,
-    task_log: Any,
-    agent_type: str,
+    run: RunRequest,
 ) -> ModelReply:
     """Send a request through the message-history methods of a client.
 
@@ -57,21 +55,11 @@ async def complete_by_methods(
         request: What to send.
         on_delta: As for `BaseClient.complete`.
         on_retry: As for `BaseClient.complete`.
-        keep_tool_result: The setting of the run.
         step_id: The number of the turn, from 1.
-        task_log: The log of the run.
-        agent_type: "main", or the name of a sub-agent.
+        run: What is the same for all requests of the run.
     """
-    run = RunRequest(
-        {name: getattr(request, name) for name in OPTIONS},
-        request.prompt is not None,
-        on_delta,
-        on_retry,
-        keep_tool_result=keep_tool_result,
-        step_id=step_id,
-        task_log=task_log,
-        agent_type=agent_type,
-    )
+    options, is_text = {name: getattr(request, name) for name in OPTIONS}, request.prompt is not None
+    run = replace(run, options=options, is_text=is_text, on_delta=on_delta, on_retry=on_retry, step_id=step_id)
     token = run_request.set(run)
     try:
         if isinstance(client, CreateMessageClient):

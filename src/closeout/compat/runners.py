@@ -456,9 +456,7 @@ class BaseAgentRunner(AppRunner):
         if (earlier := self._own_earlier()) is not None:
             view = replace(view, earlier=tuple(map(Message.of, earlier)))
         request = self._rendered = self._writing({**self._prompts, **self._own_prompts()}).render(view, capabilities)
-        if request.prompt is not None:
-            return [*map(PromptMessage.typed, request.as_messages)]
-        return [*self._typed.of(request.messages)]
+        return [*self._typed.of(request.as_messages)]
 
     def _writing(self, prompts: Mapping[str, str]) -> Dialect:
         """The dialect with these templates: the last one if they are the same, which has written what came before."""

@@ -89,10 +89,10 @@ class RunRequest:
         agent_type: "main", or the name of a sub-agent.
     """
 
-    options: Mapping[str, Any]
-    is_text: bool
-    on_delta: OnDelta | None
-    on_retry: OnRetry | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    is_text: bool = False
+    on_delta: OnDelta | None = None
+    on_retry: OnRetry | None = None
     keep_tool_result: int = -1
     step_id: int = 1
     task_log: Any = None

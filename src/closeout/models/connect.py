@@ -287,7 +287,7 @@ class CreateMessageClient(BaseClient):
     ) -> ModelReply:
         system, history = system_and_history(request)
         self._requests += 1
-        run = run_request.get() or RunRequest({}, False, on_delta, on_retry, step_id=self._requests)
+        run = run_request.get() or RunRequest(on_delta=on_delta, on_retry=on_retry, step_id=self._requests)
         usage = Usage(len(encode_json([system, *history])) // 4, requests=1)
         try:
             shown = [{key: message[key] for key in message if key != "attached"} for message in history]

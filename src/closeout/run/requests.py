@@ -27,7 +27,7 @@ from closeout.journal.events import Event, ModelFailed, ModelReplied, ModelReque
 from closeout.journal.recorded import CANCELLED, REPLY_INTERRUPTED
 from closeout.journal.token_record import dump_tokens, load_tokens
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, Usage
-from closeout.models.base import BaseClient, OnDelta, price_of
+from closeout.models.base import BaseClient, OnDelta, RunRequest, price_of
 from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
 from closeout.redaction import mask, redact
 from closeout.run.middleware.chain import Sending, sent_through
@@ -70,13 +70,8 @@ class ModelCalls:
         self._complete: Callable[..., Awaitable[Any]] = client.complete
         self._by_methods = asks_by_methods(client)
         if self._by_methods:
-            self._complete = partial(
-                complete_by_methods,
-                client,
-                keep_tool_result=keep_tool_result,
-                task_log=scope.task_log,
-                agent_type=scope.agent_type,
-            )
+            run = RunRequest(keep_tool_result=keep_tool_result, task_log=scope.task_log, agent_type=scope.agent_type)
+            self._complete = partial(complete_by_methods, client, run=run)
         self._retry = client.retry or retry or RetryPolicy()
         self._journal = scope.journal
         self._agent = scope.path

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from closeout.tools.builtin.documents import document_tools
     from closeout.tools.builtin.embeddings import openai_embeddings
     from closeout.tools.builtin.media import ask_about_image, reasoning, transcribe
-    from closeout.tools.builtin.python_runner import python_tool, run_python
+    from closeout.tools.builtin.python_runner import command_tool, python_tool, run_command, run_python
     from closeout.tools.builtin.quarantine import extract
     from closeout.tools.builtin.scrape import (
         extract_tool,
@@ -29,6 +29,7 @@ __all__ = [
     "ask_tool",
     "ask_user",
     "calculate",
+    "command_tool",
     "document_tools",
     "extract",
     "extract_tool",
@@ -36,6 +37,7 @@ __all__ = [
     "openai_embeddings",
     "python_tool",
     "reasoning",
+    "run_command",
     "run_python",
     "scrape_and_extract_info",
     "scrape_tool",
@@ -53,7 +55,7 @@ _HOMES = {
     "documents": ("document_tools",),
     "embeddings": ("openai_embeddings",),
     "media": ("ask_about_image", "reasoning", "transcribe"),
-    "python_runner": ("python_tool", "run_python"),
+    "python_runner": ("command_tool", "python_tool", "run_command", "run_python"),
     "quarantine": ("extract",),
     "scrape": ("extract_tool", "scrape_and_extract_info", "scrape_tool", "scrape_website", "web_tools"),
     "search": ("search_tool", "web_search"),

@@ -31,7 +31,7 @@ from closeout.tools.run_context import RunContext
 from closeout.tools.threads import run_in_thread
 from closeout.tools.tool import Tool, tool
 
-__all__ = ["python_tool", "run_python"]
+__all__ = ["command_tool", "python_tool", "run_command", "run_python"]
 
 # Characters of the output that a model sees.
 SHOWN_CHARACTERS = 20_000
@@ -131,6 +131,24 @@ def python_tool(
 
     run.reads_files = True
     run.policy = replace(run.policy, returns="files")
+    return run
+
+
+def command_tool(**limits: Any) -> Tool[..., Any]:
+    """Make a `run_command`: a shell command in the place of a script. Takes the arguments of `python_tool`."""
+    python = python_tool(**limits)
+
+    @tool(name="run_command", policy=replace(python.policy, aliases={}, other_names=()))
+    async def run(command: str) -> Any:
+        """Run a shell command and return what it prints. Files in the current folder are kept for later calls.
+
+        Args:
+            command: One command, or several lines. Nothing of it continues in the background.
+        """
+        asked = f"subprocess.run({command!r}, shell=True, stderr=subprocess.STDOUT).returncode"
+        return await python.function(f"import subprocess\nended = {asked}\nif ended:\n    print('exit code', ended)")
+
+    run.reads_files = True
     return run
 
 
@@ -414,3 +432,4 @@ def _environment(folder: str) -> dict[str, str]:
 
 
 run_python = python_tool()
+run_command = command_tool()
