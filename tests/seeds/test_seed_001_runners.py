@@ -139,6 +139,9 @@ async def test_a_settings_file_names_the_template_first_prompt(tmp_path: Path) -
     model = ScriptedClient([answer("1")])
     await asked(CotCompletionAgentRunner(model, [look], "I", config=file, home=False), "?")
     assert (model.requests[0].prompt or "").startswith("MINE I")
+    model = ScriptedClient([answer("1")])
+    await Agent(model, [look], dialect="cot_completion", instructions="I", config=file, home=False).run("?")
+    assert (model.requests[0].prompt or "").startswith("MINE I")
 
 
 async def test_a_turn_of_a_subclass_writes_only_what_is_new() -> None:

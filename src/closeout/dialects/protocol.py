@@ -108,7 +108,8 @@ def get_dialect(
 
     Args:
         dialect: One of `DIALECTS`, or an object with `name`, `parallel_calls`, `render` and `reader`.
-        prompts: Templates that replace the package's, name → Jinja text. An instance has its own.
+        prompts: Templates that replace the package's, name → Jinja text; `first_prompt` is that of the dialect. An
+            instance has its own.
         markers: Words that the ReAct dialects read as markers beside the English ones.
         parser: The `CotAgentOutputParser` class of the ReAct dialects.
         forms: Forms of calls as text of the user's own, for the native dialect.
@@ -131,6 +132,7 @@ def get_dialect(
         advice = f"Did you mean '{near}'?" if near else f"Choose one of {known}, or auto."
         raise UsageError(f"No dialect is called '{dialect}'. {advice}")
     module, kind = DIALECTS[dialect]
+    prompts = {dialect if name == "first_prompt" else name: text for name, text in (prompts or {}).items()}
     options: dict[str, Any] = {"markers": markers, "parser": parser} if dialect in _REACT else {}
     if dialect == "function_call":
         options = {"forms": forms}
