@@ -33,6 +33,18 @@ T.partition('n')[0]|json.dumps(L)|json.loads(json.dumps([T]))[0]|re.sub('a', 'o'
 sorted(L + ['x'])[0]|{True: T, False: T}[C]|str(any(W for v in L))|''.join(v for v in L if W)|f(T)|g(T, w=T)|g(*[T])
 ''.join(map(lambda v: K, L))|''.join(sorted({T, T}))|str(sum(len(v) for v in L))|str(list(zip(L, L)))|f(v=T)
 str(datetime.date(2020, 1, 2).year)
+T.capitalize().swapcase().center(I % 9, 'x')|T.casefold().title().lower()|T.lstrip('a').rstrip('n')|T.rsplit('n')[0]
+T.removeprefix(T).removesuffix('e')|T.ljust(5, 'k').rjust(7).zfill(9)|T.rpartition('n')[2]
+(T + 'k').expandtabs().splitlines()[0]
+chr(97 + I % 3)|hex(I) + oct(I) + bin(I)|format(T, '>4')|str(round(float(I), 1))|str(ord((T + 'k')[0]))|str(pow(I, 2))
+str(tuple(range(I % 4)))|re.match('(?P<w>.?)', T).group('w')|re.fullmatch('.*', T).groupdict().get(T, T)
+script()|script()
+str(re.match('(.?)', T).groups())|str(re.match('.*', T).span())|str(datetime.date(2020, 1, 1 + I % 9).isoformat())
+datetime.datetime(2020, 1, 1 + I % 9).strftime(T)|str(datetime.datetime(2020, 1, 1 + I % 9).date())|str(math.floor(I))
+str(datetime.datetime(2020, 1, 1 + I % 9).time())|str(datetime.timedelta(I % 9).total_seconds())|str(time.time())
+str(datetime.datetime(2020, 1, 1 + I % 9).timestamp())|str(statistics.mean([I, I]))|typing.cast(str, T)|str(D.keys())
+str(sorted(set(L).union(L)))|str(sorted(frozenset(L).difference(L)))|str(sorted(set(L).intersection([T])))
+str(sorted(set(L).symmetric_difference([T])))|str(sorted(set(L).copy()))
 str({v: T for v in L})|str([send(v, T) for v in L[:2]])
 str({T: (N1 := T[:9]), send(N1, 'd'): N})
 str(list(note(v) for v in L))
@@ -50,7 +62,9 @@ max((v + N1 for v in L), (N1 := T))"""),
     "W": (2, r"""v < N|len(v) > 2|v != T|v in L|len(v) > I|rare|X.append(v) or v < T|(N := v) < 'm'
 D.setdefault(v, 'w') < 'n'"""),
     "I": (3, r"""M|1|2|len(T)|len(L)|(I + I)|(M := I)|L.count(T)|int(C)|divmod(I, 3)[0]|abs(I)|min(I, 3)|T.find('a')
-(I * 2)|(I - I)|(I // 2)|-I"""),
+(I * 2)|(I - I)|(I // 2)|-I|T.rfind('n')|[*L, T1].index(T1)|(T + 'n').index('n')|('n' + T).rindex('n')
+re.match('.?', T).start()
+re.match('.?', T).end()|datetime.date(2020, 1, 1 + I % 9).weekday()|datetime.date(2020, 1, 1 + I % 9).isoweekday()"""),
     "L": (3, r"""X|X|X|[T, T]|[v for v in L if W]|[v + T for v in L]|[v + u for v in L[:2] for u in L[:2] if u < T]
 L[I:]
 list(map(lambda v: K, L))|list(filter(lambda v: W, L))|list(reversed(L))|list(D.values())|list(D)|[*L, T]|(L or L)
@@ -62,12 +76,17 @@ rare|list(v2)|[v for v in (u + T for u in L)]|list(reversed(v2))|list(map(note, 
 (C and C)|(C or C)|'' < T <= T|T in D
 any(W for v in L)
 all([W for v in L])|bool(X)|T not in L
-I >= I|X is not Y|T.startswith(T)|isinstance(T, str)|bool(re.search('a', T))|X is X"""),
+I >= I|X is not Y|T.startswith(T)|isinstance(T, str)|bool(re.search('a', T))|X is X
+T.endswith('n')|T.isalnum()|T.isalpha()|T.isascii()|T.isdecimal()|T.isdigit()
+T.isidentifier()|T.islower()|T.isnumeric()|T.isprintable()|T.isspace()|T.istitle()|T.isupper()|set(L).isdisjoint([T])
+set(L).issubset(L)|set(L).issuperset([T])"""),
     "S": (2, r"""N = T[:9]|N = T[:9]|N = T[:9]|N = (N + T)[-9:]|N, O = O, T[:9]|N = O = T[:9]
 X = [v[:9] for v in L[:5]]|X = Y
 if len(X) < 6: Y.append(T)|X.append(T)|X.extend(L[:2])|X.insert(I, T)|X += [T]|D[T] = T|D.update({T: T})|X.sort()
 X.sort(key=lambda v: K)|X[0:1] = [T]|if X1: X1[I % len(X1)] = T|M = I|M = (M + I) % 7|N, *X = [T, *L[:3]]|X.reverse()
 D = {**D, 'k': T}|send(T, 'b')|send(T, body=T)|send(body=T, to=N)|send(N, N)|note(T)|T|X[-1:] = L[:2]|N: str = T[:9]
+if D: D.popitem()|if T1 in X1: X1.remove(T1)|X.clear()|e1 = set(L)\ne1.add(T)\nX = sorted(e1)
+e1 = {T, *L}\ne1.discard(T)\nX = sorted(e1)[:5]
 D = dict(zip(L, L))|X, Y = Y, X|if C:\n  B|if C:\n  B\nelse:\n  B|if C:\n  B\nelif C:\n  B\nelse:\n  B
 for N in L[:3]:\n  B
 for N in L[:3]:\n  B\nelse:\n  B|for M, N in enumerate(L[:3]):\n  B|for N, O in zip(L[:3], L):\n  B
@@ -114,7 +133,7 @@ def f(v):\n  assert C\n  note(T)\n  return T|def f(v, *w):\n  B\n  return v + ''
     "D": (0, "d|t"),
 }  # fmt: skip
 
-_START = """import json, re, datetime
+_START = """import json, re, datetime, math, statistics, time, typing
 from math import ceil, floor
 a = 'k'
 b = 'q'
@@ -213,10 +232,10 @@ TOOLS = {
     each.name: each
     for each in (
         _tool("page"), _tool("ask", "what"), _tool("crm", "of"), _tool("send", "to", "body"), _tool("note", "text"),
-        _tool("once", "text"),
+        _tool("once", "text"), _tool("script"),
     )
 }  # fmt: skip
-LABELS: dict[str, Labels] = dict.fromkeys(("crm", "note", "once", "final_answer"), frozenset())
+LABELS: dict[str, Labels] = dict.fromkeys(("crm", "note", "once", "script", "final_answer"), frozenset())
 LABELS |= dict.fromkeys(("page", "ask", "send"), UNTRUSTED)
 
 
@@ -252,7 +271,6 @@ class _Run:
         """Make a call. What reading returns, or whether it fails, depends on the text."""
         assert labels is not None
         name = spec.name
-        self.has_read |= bool(LABELS[name] or labels.all)
         if name in ("send", "note", "once"):
             kept = {key: value for key, value in arguments.items() if not labels.arguments.get(key)}
             self.guarded += bool(labels.decided) or len(kept) < len(arguments)
@@ -261,7 +279,9 @@ class _Run:
         failed = (name == "ask" and self.text == "7") or (name == "once" and arguments["text"] in self.made)
         if name == "once":
             self.made.add(arguments["text"])
-        result = self.text if name in ("page", "ask") else f"<{arguments.get('text', name)}>"[:12]
+        left = name == "script" and self.has_read  # the script finds in a file what reading has left
+        result = self.text if name in ("page", "ask") or left else f"<{arguments.get('text', name)}>"[:12]
+        self.has_read |= bool(LABELS[name] or labels.all)
         output = failed_output(name, "No.", "ToolError") if failed else ToolOutput(result=result)
         reason = "No." if failed else ""
         status = "error" if failed else "ok"
@@ -284,7 +304,7 @@ async def check_programs(seed: int, sandbox: ProgramSandbox) -> Checked:
     understood = True
     for run in runs:
         sandbox.forget()
-        flow = ProgramFlow(LABELS.get, lambda: UNTRUSTED)
+        flow = ProgramFlow(LABELS.get, lambda: UNTRUSTED, lambda name: name == "script")
         for code in programs:
             execution = _Unchecked(sandbox, TOOLS, run.make, str, flow=flow)
             await execution.run(code)

@@ -16,6 +16,7 @@ from closeout.journal.store import close_store
 from closeout.messages import ToolPolicy
 from closeout.run.result import RunResult
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+from closeout.tools.builtin import program_flow
 from closeout.tools.builtin.program_sandbox import ProgramSandbox
 from journal_file import FILE, as_if_killed, store_events, stored_events
 from random_programs import check_programs, forms_of_all_kinds
@@ -352,6 +353,33 @@ async def test_a_plan_is_approved_once_and_only_for_what_the_question_named(tmp_
     assert decided == ["ask", "allow", "allow", "allow"]
 
 
+async def test_a_plan_is_asked_about_once_with_what_ran_before_it(tmp_path: Path) -> None:
+    office = Office()
+    plan = "send(to, 'hi')\npage = read_page()\nif page:\n    send('joe', 'hi')"
+    agent = office.agent(program("to = 'ann'"), program(plan), flow=Flow(ask="plans"), dialect="code", home=tmp_path)
+    waiting = await agent.run("Write to both.")
+    (pending,) = waiting.waiting
+    result = await agent.resume(waiting.run_id, decisions={pending.id: True})
+    assert result.answer == "done"
+    assert [to for to, _ in office.sent] == ["ann", "joe"]
+    assert [each.decision for each in events(result, ev.FlowDecided)] == ["ask", "allow"]  # nothing about ann
+
+
+async def test_a_trusted_script_in_a_loop_may_read_what_an_earlier_turn_has_left() -> None:
+    office = Office()
+
+    @tool(policy=ToolPolicy(read_only=True, returns="files"))
+    def script() -> str:
+        """Print the newest file."""
+        return "ann"
+
+    office.tools.append(script)
+    code = "turn = 0\nwhile turn < 2:\n    turn += 1\n    send(script(), 'hi')\n    read_page()"
+    flow = Flow(trusted=["script"], guard="refuse")
+    await office.agent(program(code), flow=flow, dialect="code").run("Write to them.")
+    assert not office.sent
+
+
 def test_random_programs_are_drawn_from_everything_that_python_has() -> None:
     kinds = (ast.expr, ast.stmt, ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.pattern, ast.excepthandler)
     old = {"Num", "Str", "Bytes", "NameConstant", "Ellipsis"}  # of versions before Python 3.8
@@ -365,6 +393,12 @@ def test_random_programs_are_drawn_from_everything_that_python_has() -> None:
     left_out = {"AsyncFor", "AsyncWith", "MatMult", "BitOr", "MatchOr"}
     newer = {"TypeAlias", "TemplateStr", "Interpolation"}  # than the oldest Python
     assert nodes - newer <= drawn | left_out
+
+
+def test_random_programs_use_every_name_that_the_analysis_calls_safe() -> None:
+    names = {getattr(node, "id", getattr(node, "attr", "")) for form in forms_of_all_kinds() for node in ast.walk(form)}
+    lists = ("_PLAIN", "_BUILDING", "_LAZY", "_MODULES", "_READING", "_CHANGING")
+    assert {name for each in lists for name in getattr(program_flow, each)} - names == set()
 
 
 async def test_what_was_read_does_not_decide_what_random_programs_do() -> None:

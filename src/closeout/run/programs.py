@@ -147,8 +147,9 @@ class Programs:
         """Return the calls of a program that depend on something with labels, before it runs."""
         assert self._flow is not None
         self._functions = functions_of(self._tools())
-        self._flow.feed(code)
-        found = [(self._functions[name], site) for name, site in self._flow.labelled_calls if name in self._functions]
+        past = [each.code for each in self._past.values() if each.done]  # the sandbox executes them first
+        calls = self._flow.labelled_calls([*past, code])
+        found = [(self._functions[name], site) for name, site in calls if name in self._functions]
         return [(ToolCall(spec.name, server_name=spec.server_name), labels_at(site, spec)) for spec, site in found]
 
     def _labels_of(self, flow: FlowWatch, name: str) -> Labels | None:

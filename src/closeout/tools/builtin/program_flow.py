@@ -14,6 +14,7 @@ import builtins
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from typing import TypeAlias
 
 from closeout.parsing.python_source import parse_python
@@ -54,8 +55,8 @@ _READING = frozenset({
 })  # fmt: skip
 # Methods that change their object, and nothing else. They may return a part of it.
 _CHANGING = frozenset({
-    "add", "append", "clear", "difference_update", "discard", "extend", "insert", "intersection_update", "pop",
-    "popitem", "remove", "reverse", "setdefault", "sort", "symmetric_difference_update", "update",
+    "add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault",
+    "sort", "update",
 })  # fmt: skip
 _CONSUMING = frozenset({"extend", "join", "update"})  # methods that use up an iterator at once
 # Expressions whose value is made of the values of their parts, and nothing else.
@@ -142,6 +143,7 @@ class ProgramFlow:
         self._top = top
         self._reads_files = reads_files
         self._lost = False
+        self._ahead: list[str] = []  # programs that were added before they run
         self._sites: dict[tuple[int, int, str], CallSite] = {}
         self._places: dict[ast.AST, tuple[int, int]] = {}  # of calls by name, in the bytes of their program
         self._stores: dict[ast.AST, _Variables] = {}  # by the expression that makes the objects
@@ -150,14 +152,13 @@ class ProgramFlow:
         self._frame = self._globals  # the variables of the function, or those of the programs
         self._local: frozenset[str] = frozenset()  # the names that belong to the function
         self._scopes: list[_Frame] = []  # of the comprehensions and lambdas around the expression
-        self._running: list[ast.FunctionDef] = []
         self._returned = _Value()
         self._place: _Labels = _NONE  # what has decided that the program is here
         self._everything: _Labels = _NONE  # all labels that were read
         self._acted = False  # the expression has done more than compute a value
         self._unsure = 0  # around the place: what may be left, repeated or left out, so that variables keep old values
         self._trying = 0
-        self._growth = 0  # of the labels of stores and of what they share
+        self._growth = 0  # of the labels of all that was read, and of stores and what they share
 
     @property
     def decided(self) -> _Labels:
@@ -169,22 +170,25 @@ class ProgramFlow:
         found = None if self._lost else self._sites.get((start, end, name))
         return CallSite(self._top(), rest=self._top()) if found is None else found
 
-    @property
-    def labelled_calls(self) -> list[tuple[str, CallSite]]:
-        """The calls that depend on something with labels, each with its function; empty if that is not known."""
+    def labelled_calls(self, programs: Sequence[str]) -> list[tuple[str, CallSite]]:
+        """Add programs before they run, and return the calls with labels; none if these are not known."""
+        for code in programs:
+            self.feed(code)
+        self._ahead = [*programs]
         found = [] if self._lost else sorted(self._sites.items())
         return [(name, site) for (_, _, name), site in found if site.all]
 
     def feed(self, code: str) -> None:
         """Add the next program."""
+        if self._ahead[:1] == [code]:
+            del self._ahead[0]
+            return
+        self._ahead.clear()
         tree = parse_python(code)
         if tree is None or self._lost:
             self._lost = True
             return
-        lines, at = [], 0
-        for line in code.encode("utf-8", "surrogatepass").split(b"\n"):
-            lines.append(at)
-            at += len(line) + 1
+        lines = [0, *accumulate(len(line) + 1 for line in code.encode("utf-8", "surrogatepass").split(b"\n"))]
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 end = lines[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
@@ -236,11 +240,9 @@ class ProgramFlow:
     def _until_stable(self, run: Callable[[], None]) -> None:
         """Follow something that may run any number of times."""
         self._unsure += 1
-        while True:
-            before = self._growth, self._place, {name: each.own for name, each in self._frame.items()}
+        before: object = None
+        while before != (before := (self._growth, self._place, {k: v.own for k, v in self._frame.items()})):
             run()
-            if before == (self._growth, self._place, {name: each.own for name, each in self._frame.items()}):
-                break
         self._unsure -= 1
 
     def _perhaps(self, labels: _Labels, run: Callable[[], _Value]) -> _Value:
@@ -334,7 +336,8 @@ class ProgramFlow:
 
     def _define(self, node: ast.FunctionDef) -> None:
         given = (*node.args.defaults, *filter(None, node.args.kw_defaults))
-        if node.decorator_list or self._running or not all(isinstance(each, ast.Constant) for each in given):
+        is_inner = self._frame is not self._globals
+        if is_inner or node.decorator_list or not all(isinstance(each, ast.Constant) for each in given):
             raise _NotUnderstood
         self._set(node.name, _Value(function=node))
 
@@ -617,6 +620,7 @@ class ProgramFlow:
         labels = _labels(value for _, value in (*given, *named)) | (self._host_labels(name) or _NONE)
         labels |= self._everything if self._reads_files(name) else _NONE
         self._acted = True
+        self._growth += not labels <= self._everything
         self._everything |= labels
         if self._trying:
             self._decide(self._everything)
@@ -624,8 +628,6 @@ class ProgramFlow:
 
     def _own_call(self, node: ast.Call, function: ast.FunctionDef) -> _Value:
         """Follow a call of a function of the programs, with the labels that it is called with here."""
-        if function in self._running:
-            raise _NotUnderstood
         arguments = function.args
         given = {each: self._value(each) for each in (*node.args, *(keyword.value for keyword in node.keywords))}
         by_place = not (arguments.vararg or arguments.kwarg or any(keyword.arg is None for keyword in node.keywords))
@@ -639,9 +641,7 @@ class ProgramFlow:
         outer = self._frame, self._local, self._scopes, self._unsure, self._returned
         self._frame, self._local, self._scopes, self._unsure = frame, _local_names(function), [], 0
         self._returned = _Value()
-        self._running.append(function)
         self._block(function.body)
-        self._running.pop()
         returned = self._returned
         self._frame, self._local, self._scopes, self._unsure, self._returned = outer
         self._acted = True
@@ -676,11 +676,10 @@ def _parameters(arguments: ast.arguments) -> list[ast.arg]:
 def _local_names(function: ast.FunctionDef) -> frozenset[str]:
     """Return the names that belong to a function."""
     found = {each.arg for each in _parameters(function.args)}
-    inner = [each.target for each in ast.walk(function) if isinstance(each, ast.comprehension)]
-    own_scope = {name for target in inner for name in ast.walk(target)}
+    inner = {n for each in ast.walk(function) if isinstance(each, ast.comprehension) for n in ast.walk(each.target)}
     for node in ast.walk(function):
         match node:
-            case ast.Name(id=name, ctx=ast.Store()) if node not in own_scope:
+            case ast.Name(id=name, ctx=ast.Store()) if node not in inner:
                 found.add(name)
             case ast.ExceptHandler(name=str() as name):
                 found.add(name)
