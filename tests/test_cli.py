@@ -363,3 +363,6 @@ def test_nine_verbs_and_groups_are_at_the_top_and_earlier_names_say_the_new_ones
         assert f"Usage: closeout {group} {name}" in done.out
     assert here("runs", "usage", "--json").json == []
     assert here("runs", "--json").json == here("runs", "list", "--json").json == []
+    groups = [(), ("runs",), ("agent",), ("eval",), ("data",), ("approvals",), ("mcp",), ("models",)]
+    shown = "".join(here(*group, "--help").out.partition("Commands:")[2] for group in groups)
+    assert re.findall(r".*\.\.\.$", shown, re.MULTILINE) == [], "the summary of a command is shown whole"

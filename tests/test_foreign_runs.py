@@ -12,6 +12,7 @@ from closeout.cli.managing import import_runs
 from closeout.errors import JournalError
 from closeout.journal.events import ModelReplied, RunStarted
 from closeout.journal.store import Store, close_stores
+from closeout.journal.usage_totals import usage_totals
 
 ASKED = "How far is the Moon?"
 FOUND = "384,400 km"
@@ -330,6 +331,26 @@ def test_what_requests_used_is_that_of_the_replies_and_sums_do_not_count(
     replies = [each for each in events if isinstance(each, ModelReplied)]
     assert [(each.usage["input_tokens"], each.usage["output_tokens"]) for each in replies] == [(100, 5)] * 2
     assert [each.user for each in events if isinstance(each, RunStarted)] == ["ann"]
+    close_stores()
+
+
+def test_a_run_has_the_time_of_its_trace(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    began = 1_762_128_000.0  # 3 November 2025, 00:00 UTC
+    written = {"start_time": "2025-11-03T00:00:00", "startTime": "2025-11-03T01:00:00+01:00", "created": int(began)}
+    for number, (field, time) in enumerate({**written, "timestamp": "3 November", "createdAt": float("inf")}.items()):
+        messages = [{"role": "user", "content": field}, LAST]
+        request = {"trace_id": field, "run_type": "llm", "messages": messages}
+        imported(tmp_path / "trace.json", [{**request, field: time}, {**request, "start_time": "2025-11-03T00:00:09Z"}])
+        run = Store(home).runs()[0]
+        assert run.started == (began if number < len(written) else began + 9), field
+    span = SAMPLES["OpenTelemetry"]["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
+    imported(tmp_path / "trace.json", {"spans": [{**span, "startTimeUnixNano": "1762128000000000000"}]})
+    observed = {"type": "GENERATION", "input": "A trace of Langfuse has its time.", "output": LAST}
+    imported(tmp_path / "trace.json", {"id": "t", "timestamp": "2025-11-03T00:00:00.000Z", "observations": [observed]})
+    store = Store(home)
+    dated = [run for run in store.runs() if run.task in (ASKED, observed["input"])]
+    assert [(run.started, run.ended) for run in dated] == [(began, began)] * 2
+    assert {each.group["day"] for each in usage_totals(home)} == {"2025-11-03"}
     close_stores()
 
 

@@ -27,7 +27,7 @@ def show(
     config: Settings = None,
     svg: Annotated[str | None, typer.Option(help="Write the picture to this file as SVG")] = None,
 ) -> int:
-    """Print an agent as a Mermaid flowchart: its tools, sub-agents, handoffs and flow rules. No model is asked."""
+    """Print an agent, its tools and flow rules as a Mermaid flowchart."""
     from closeout.assembly.agent_picture import as_mermaid, as_svg, picture_of
     from closeout.cli.options import make_agent, options_in
 

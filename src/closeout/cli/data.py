@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["data_app"]
 
 data_app = typer.Typer(
-    help="List, export, delete and hold the data of a person or a session.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    help="List, export, delete and hold the data of a person or a session.", no_args_is_help=True, rich_markup_mode=None
 )
 
 User = Annotated[str, typer.Option("--user", help="The person, as named by run(user=…) or the user of a request")]
@@ -52,7 +50,7 @@ def hold(
     release: Annotated[bool, typer.Option("--release", help="End the hold")] = False,
     json: Json = False,
 ) -> int:
-    """Keep runs, or all data of a person, from deletion until they are released. Without names, list the holds."""
+    """Protect runs or a person's data from deletion, or list holds."""
     from closeout.cli.run_ids import full_run_id
     from closeout.config import home_folder
     from closeout.errors import UsageError
@@ -101,7 +99,7 @@ def list_data(
     agent: Annotated[str, typer.Option("--agent", "-a", help="Only runs of the agent with this name")] = "",
     json: Json = False,
 ) -> int:
-    """List the runs, schedules, sessions and budget counters of a person or of a session."""
+    """List the runs and other data of a person or of a session."""
     from closeout.cli.terminal import amount, print_json
     from closeout.fleet.personal_data import find_data
     from closeout.visible import visible
@@ -144,7 +142,7 @@ def export(
     session: SessionId = "",
     json: Json = False,
 ) -> int:
-    """Write the data into a folder: for each run the conversation as text and its whole record as JSON."""
+    """Write the data into a folder: conversations and whole records."""
     from closeout.cli.terminal import print_json
     from closeout.fleet.personal_data import export_data
 
@@ -172,7 +170,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
     json: Json = False,
 ) -> int:
-    """Delete the data: runs with all texts, search words, signals, schedules, and the counters of the budget."""
+    """Delete the runs, schedules and counters of a person or a session."""
     from closeout.cli.terminal import confirmed, print_json
     from closeout.fleet.personal_data import delete_data, find_data
 

@@ -44,7 +44,7 @@ class _EvalGroup(CommandGroup):
 
 eval_app = typer.Typer(
     cls=_EvalGroup,
-    help="Evaluate an agent on tasks: closeout eval TASKS.jsonl --agent FILE.yaml --scorer exact",
+    help="Evaluate an agent on tasks: closeout eval TASKS.jsonl -a AGENT.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -221,7 +221,7 @@ def compare_(
     markdown: Markdown = None,
     json: Json = False,
 ) -> int:
-    """Compare evaluations task by task: difference, interval, tests, power. With --html: score against cost."""
+    """Compare evaluations task by task: difference, interval, tests."""
     from pathlib import Path
 
     from closeout.cli.terminal import make_console, print_json
@@ -281,7 +281,7 @@ def edit_(
     undo: Annotated[bool, typer.Option("--undo", help="Remove the edit")] = False,
     json: Json = False,
 ) -> int:
-    """Put your own score in the place of a scorer's, which stays beside it."""
+    """Replace a scorer's verdict with your own; both are kept."""
     from closeout.cli.eval_reports import print_report
     from closeout.errors import UsageError
     from closeout.evaluate.evaluation import edit_score
@@ -328,7 +328,7 @@ def retry_(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run the failed trials of an evaluation again, and the unfinished ones."""
+    """Run the failed and unfinished trials of an evaluation again."""
     from closeout.cli import evaluating
     from closeout.cli.eval_reports import opened
     from closeout.cli.options import make_agent, options_in
@@ -373,7 +373,7 @@ def export(
     rolled_back: Annotated[bool, typer.Option(help="Include rolled-back replies, marked")] = False,
     scorer: Annotated[str, typer.Option("--scorer", help="Whose scores decide what is correct")] = "",
 ) -> int:
-    """Export trials for training and analysis: conversations with a loss mask, or flat records."""
+    """Export trials as conversations for training, or as records."""
     import sys
     from pathlib import Path
 
@@ -402,7 +402,7 @@ def delete_(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
     json: Json = False,
 ) -> int:
-    """Delete an evaluation: its trials, scores and sandboxes, and with --runs their runs."""
+    """Delete an evaluation, and with --runs also its runs."""
     from closeout.cli.managing import delete_runs, report_done
     from closeout.cli.terminal import confirmed
     from closeout.config import home_folder
@@ -457,7 +457,7 @@ def control(
         int | None, typer.Option(help="Trials at the same time in each process; 0: as it was started", min=0)
     ] = None,
 ) -> int:
-    """Pause, resume or stop an evaluation at work, or change its concurrency."""
+    """Pause, resume or stop an evaluation, or change its concurrency."""
     from closeout.cli.eval_reports import opened
     from closeout.errors import UsageError
 

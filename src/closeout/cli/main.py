@@ -76,13 +76,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 models_app = typer.Typer(
-    help="Weights of the embedded models, a proxy for any model server, encodings.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    help="Manage embedded models; run a proxy; encode values.", no_args_is_help=True, rich_markup_mode=None
 )
 runs_app = typer.Typer(
     cls=_RunsGroup,
-    help="List the recorded runs, show one (closeout runs RUN_ID), or continue, compare and manage them.",
+    help="List, show, continue, compare and manage runs.",
+    epilog="`closeout runs list` also has files, export, import, trust, delete and prune: closeout runs list --help",
     rich_markup_mode=None,
 )
 app.add_typer(runs_app, name="runs")
@@ -94,12 +93,12 @@ app.add_typer(mcp_app, name="mcp")
 app.add_typer(models_app, name="models")
 
 RunId = Annotated[
-    str,
-    typer.Argument(help="A run id from `closeout runs`, or how it begins", autocompletion=complete_run_id),
+    str, typer.Argument(help="A run id from `closeout runs`, or how it begins", autocompletion=complete_run_id)
 ]
 Files = Annotated[list[str] | None, typer.Option("--file", "-f", help="A file for the task; may be repeated")]
 Instructions = Annotated[str | None, typer.Option("--instructions", "-s", help="What the agent should know or be")]
 Continue = Annotated[bool, typer.Option("--continue", "-c", help="Continue the last conversation, with its options")]
+Deps = Annotated[str | None, typer.Option(help="package.module:function, which makes the dependencies of each run")]
 Host = Annotated[str, typer.Option(help="Where to listen; addresses beyond loopback need a key")]
 Port = Annotated[int, typer.Option(help="The port; 0 chooses a free one", min=0, max=65535)]
 Keys = Annotated[str | None, typer.Option(help="A file with an API key on each line")]
@@ -151,7 +150,7 @@ def research(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Research a question, and print a report whose every quote was looked up in what was read."""
+    """Research a question; every quote of the report is checked."""
     from dataclasses import replace
 
     from closeout.cli.options import options_in
@@ -193,8 +192,7 @@ def chat(
 @guarded
 def resume(
     run_id: Annotated[
-        str | None,
-        typer.Argument(help="A run id, or how it begins", autocompletion=complete_run_id),
+        str | None, typer.Argument(help="A run id, or how it begins", autocompletion=complete_run_id)
     ] = None,
     agent: AgentSource = None,
     model: Model = None,
@@ -240,7 +238,7 @@ def upgrade(
     on_change: OnChange = None,
     json: Json = False,
 ) -> int:
-    """Check before a deployment how the open runs of an agent continue with its new version.
+    """Check how the open runs of an agent continue with a new version.
 
     Uses no model and no tool. The exit code is 0 if every run continues, 1 if one would stop.
     """
@@ -266,7 +264,7 @@ def what_if(
     parallel: Annotated[int, typer.Option(help="Runs at a time", min=1)] = 4,
     json: Json = False,
 ) -> int:
-    """Run recorded runs again with a changed agent, in memory, and say what it does otherwise.
+    """Run recorded runs again with a changed agent, and compare.
 
     Only requests that differ from the recorded ones are sent. No call with effects is made. The exit code is 0 if
     nothing differs, else 1.
@@ -287,6 +285,67 @@ def what_if(
     )
 
 
+@runs_app.command("list")
+@guarded
+def runs(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN_ID | files | export | import | trust | delete | prune] …", help="A run to show, or what to do"
+        ),
+    ] = None,
+    status: Annotated[str, typer.Option(help="answered, unanswered, failed, cancelled, interrupted, waiting")] = "",
+    model: Annotated[str, typer.Option("--model", "-m", help="A part of the model's name")] = "",
+    text: Annotated[str, typer.Option(help='Words that the run contains; "a phrase"')] = "",
+    agent: Annotated[str, typer.Option("--agent", "-a", help="The name of the agent")] = "",
+    user: Annotated[str, typer.Option(help="A person for whom the run is")] = "",
+    older_than: Annotated[str, typer.Option(help="Only runs that began earlier, such as 30d or 12h")] = "",
+    newer_than: Annotated[str, typer.Option(help="Only runs that began later")] = "",
+    limit: Annotated[int, typer.Option(help="How many runs to list", min=1)] = 20,
+    output: Annotated[
+        str, typer.Option("--output", "--out", "-o", help="export: the file to write; files: the folder")
+    ] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="prune: do not ask; files: replace files")] = False,
+    json: Json = False,
+) -> int:
+    """List the runs, or show one with its turns, calls and cost.
+
+    files RUN_ID [NAME…] lists the files that a run left, and with -o FOLDER writes them there.
+    export [RUN_ID…] -o FILE writes runs into a file, import FILE… reads it, trust RUN_ID… lets imported runs start what
+    their records name, delete RUN_ID… deletes runs, and prune deletes those that match --status, --model, --text,
+    --agent, --user, --older-than.
+    """
+    from closeout.cli.runs import list_runs, show_run
+    from closeout.cli.selecting import RunFilter
+    from closeout.errors import UsageError
+
+    wanted = RunFilter(
+        status=status, model=model, text=text, agent=agent, user=user, older_than=older_than, newer_than=newer_than
+    )
+    word, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if word == "files":
+        from closeout.cli.run_files import files_command
+
+        if not rest:
+            raise UsageError("files needs the id of a run. Write: closeout runs files RUN_ID -o FOLDER")
+        return files_command(full_run_id(rest[0]), rest[1:], output, yes=yes, as_json=json)
+    if word in ("export", "import", "trust", "delete", "prune"):
+        from closeout.cli import managing
+
+        if word == "export":
+            return managing.export_runs([*map(full_run_id, rest)], wanted, output, as_json=json)
+        if word == "import":
+            return managing.import_runs(rest, as_json=json)
+        if word == "trust":
+            return managing.trust_runs([*map(full_run_id, rest)], as_json=json)
+        if word == "delete":
+            return managing.delete_runs([*map(full_run_id, rest)], as_json=json)
+        return managing.prune_runs(wanted, yes=yes, as_json=json)
+    if rest:
+        raise UsageError(f"closeout runs shows one run at a time, got {len(rest) + 1} arguments. Pass a RUN_ID alone.")
+    return show_run(full_run_id(word), as_json=json) if word else list_runs(limit, wanted, as_json=json)
+
+
 @runs_app.command("undo")
 @guarded
 def undo(
@@ -295,7 +354,7 @@ def undo(
     agent: AgentSource = None,
     json: Json = False,
 ) -> int:
-    """Undo what a call of a run did, by the function that its tool has for that."""
+    """Undo a call of a run with the undo function of its tool."""
     from closeout.cli.undo import undo_command
 
     return undo_command(full_run_id(run_id), call, agent, as_json=json)
@@ -321,9 +380,9 @@ def approve(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Approve or deny the call that a run waits for, or answer its question; then resume the run.
+    """Approve or deny what a run waits for, or answer its question.
 
-    Without a run, list what waits.
+    Then the run is resumed. Without a run, list what waits.
     """
     from closeout.cli.approve import approve_command, list_waiting
 
@@ -368,7 +427,7 @@ def send(
     to: Annotated[str, typer.Option(help="A sub-agent that is at work")] = "",
     json: Json = False,
 ) -> int:
-    """Send a message to a run; its next request to the model has the message."""
+    """Send a message to a run, for its next request to the model."""
     from closeout.cli.sending import send_command
 
     return send_command(full_run_id(run_id), message, to=to, interrupt=interrupt, as_json=json)
@@ -400,7 +459,7 @@ def fork(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Continue a run from an earlier point as a new run; what is before that point costs nothing."""
+    """Continue a run from an earlier point as a new run."""
     from closeout.cli.options import make_agent, recorded_options
     from closeout.cli.run_tasks import read_result, run_agent
     from closeout.journal.run_names import new_run_id
@@ -448,7 +507,7 @@ def schedules(
 def webhooks(
     retry: Annotated[bool, typer.Option("--retry", help="Try again what was given up")] = False, json: Json = False
 ) -> int:
-    """List the ends and waits of runs that could not be announced so far, and why."""
+    """List the ends and waits of runs that are not announced yet."""
     from closeout.cli.recurring import webhooks_command
 
     return webhooks_command(retry=retry, as_json=json)
@@ -457,7 +516,9 @@ def webhooks(
 @runs_app.command("cite")
 @guarded
 def cite(run_id: RunId, json: Json = False) -> int:
-    """Print the quotes of a run's answer and the results that they come from; exit code 1 if one is in no result."""
+    """Print the quotes of a run's answer and where they come from.
+
+    The exit code is 1 if a quote is in no result."""
     from closeout.cli.citing import cite_command
 
     return cite_command(full_run_id(run_id), as_json=json)
@@ -475,85 +536,23 @@ def diff(first: RunId, second: RunId, json: Json = False) -> int:
 @runs_app.command("replay")
 @guarded
 def replay(run_id: RunId, agent: AgentSource = None, json: Json = False) -> int:
-    """Replay a recorded run without model, tools and network, and report where it departs from its record."""
+    """Replay a run without model, tools and network, and compare."""
     from closeout.cli.run_tasks import replay_command
 
     return replay_command(full_run_id(run_id), agent=agent, as_json=json)
-
-
-@runs_app.command("list")
-@guarded
-def runs(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN_ID | files | export | import | trust | delete | prune] …", help="A run to show, or what to do"
-        ),
-    ] = None,
-    status: Annotated[str, typer.Option(help="answered, unanswered, failed, cancelled, interrupted, waiting")] = "",
-    model: Annotated[str, typer.Option("--model", "-m", help="A part of the model's name")] = "",
-    text: Annotated[str, typer.Option(help='Words that the run contains; "a phrase"')] = "",
-    agent: Annotated[str, typer.Option("--agent", "-a", help="The name of the agent")] = "",
-    user: Annotated[str, typer.Option(help="A person for whom the run is")] = "",
-    older_than: Annotated[str, typer.Option(help="Only runs that began earlier, such as 30d or 12h")] = "",
-    newer_than: Annotated[str, typer.Option(help="Only runs that began later")] = "",
-    limit: Annotated[int, typer.Option(help="How many runs to list", min=1)] = 20,
-    output: Annotated[
-        str, typer.Option("--output", "--out", "-o", help="export: the file to write; files: the folder")
-    ] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="prune: do not ask; files: replace files")] = False,
-    json: Json = False,
-) -> int:
-    """List the runs, or show one: its turns, calls, repairs, rollbacks, tokens and cost.
-
-    files RUN_ID [NAME…] lists the files that a run left, and with -o FOLDER writes them there.
-    export [RUN_ID…] -o FILE writes runs into a file, import FILE… reads it, trust RUN_ID… lets imported runs start what
-    their records name, delete RUN_ID… deletes runs, and prune deletes those that match --status, --model, --text,
-    --agent, --user, --older-than.
-    """
-    from closeout.cli.runs import list_runs, show_run
-    from closeout.cli.selecting import RunFilter
-    from closeout.errors import UsageError
-
-    wanted = RunFilter(
-        status=status, model=model, text=text, agent=agent, user=user, older_than=older_than, newer_than=newer_than
-    )
-    word, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if word == "files":
-        from closeout.cli.run_files import files_command
-
-        if not rest:
-            raise UsageError("files needs the id of a run. Write: closeout runs files RUN_ID -o FOLDER")
-        return files_command(full_run_id(rest[0]), rest[1:], output, yes=yes, as_json=json)
-    if word in ("export", "import", "trust", "delete", "prune"):
-        from closeout.cli import managing
-
-        if word == "export":
-            return managing.export_runs([*map(full_run_id, rest)], wanted, output, as_json=json)
-        if word == "import":
-            return managing.import_runs(rest, as_json=json)
-        if word == "trust":
-            return managing.trust_runs([*map(full_run_id, rest)], as_json=json)
-        if word == "delete":
-            return managing.delete_runs([*map(full_run_id, rest)], as_json=json)
-        return managing.prune_runs(wanted, yes=yes, as_json=json)
-    if rest:
-        raise UsageError(f"closeout runs shows one run at a time, got {len(rest) + 1} arguments. Pass a RUN_ID alone.")
-    return show_run(full_run_id(word), as_json=json) if word else list_runs(limit, wanted, as_json=json)
 
 
 @app.command()
 @guarded
 def view(
     run_id: Annotated[
-        str | None,
-        typer.Argument(help="The run to open; without it, the list of runs", autocompletion=complete_run_id),
+        str | None, typer.Argument(help="The run to open; without it, the list of runs", autocompletion=complete_run_id)
     ] = None,
     html: Annotated[str | None, typer.Option(help="Write the run as one HTML file instead; - writes to stdout")] = None,
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1; 0 chooses a free one", min=0, max=65535)] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser")] = True,
 ) -> int:
-    """See the runs in the browser: live, searched, compared, with every prompt, repair and rollback."""
+    """See the runs in the browser, live, with every prompt and repair."""
     from closeout.cli.view import export_command, view_command
 
     run_id = run_id and full_run_id(run_id)
@@ -606,16 +605,14 @@ def serve(
     user_budget: Annotated[
         list[str] | None, typer.Option(help="What each user may spend, such as '5 USD/day'; may be repeated")
     ] = None,
-    deps: Annotated[
-        str | None, typer.Option(help="package.module:function, which makes the dependencies of each run")
-    ] = None,
+    deps: Deps = None,
     deps_header: Annotated[
         list[str] | None, typer.Option(help="A header that it reads, recorded with the run; may be repeated")
     ] = None,
     as_mcp: Annotated[bool, typer.Option("--mcp", help="Offer the agent as an MCP tool on stdin and stdout")] = False,
     description: Annotated[str | None, typer.Option(help="What the agent is for, told to MCP clients")] = None,
 ) -> int:
-    """Serve an agent: OpenAI's Chat Completions and Responses APIs, its own API, or MCP."""
+    """Serve an agent over OpenAI's APIs, its own API, or MCP."""
     import asyncio
 
     from closeout.cli import servers
@@ -680,12 +677,10 @@ def work(
         int | None, typer.Option(help="Offer /healthz at this port; 0 chooses a free one", min=0, max=65535)
     ] = None,
     host: Annotated[str, typer.Option(help="Where /healthz listens")] = "127.0.0.1",
-    deps: Annotated[
-        str | None, typer.Option(help="package.module:function, which makes the dependencies of each run")
-    ] = None,
+    deps: Deps = None,
     json: Json = False,
 ) -> int:
-    """Execute an agent's runs that were submitted, interrupted, or whose time or signal has come.
+    """Execute an agent's submitted, interrupted and due runs.
 
     Any number of workers share the work, also of several machines whose home is a database.
     """
@@ -732,7 +727,7 @@ def proxy(
     max_requests: Annotated[int, typer.Option(help="Requests at the same time", min=1)] = 512,
     max_queue: Annotated[int, typer.Option(help="Requests that may wait", min=0)] = 1024,
 ) -> int:
-    """Govern a model server: any client that uses it through the proxy gets valid tool calls."""
+    """Run a proxy that gives any client valid tool calls."""
     import asyncio
     import os
     from contextlib import AsyncExitStack
@@ -792,7 +787,7 @@ def encode(
     budget: Annotated[int | None, typer.Option(help="Cut to this many tokens", min=1)] = None,
     json: Json = False,
 ) -> int:
-    """Print a value in the format that costs a model the fewest tokens; compare the formats on stderr."""
+    """Print a value in the format that costs the fewest tokens."""
     from closeout.cli.encode import encode_command
 
     return encode_command(file, format, budget, json)
@@ -807,7 +802,7 @@ def config(
     profile: Profile = None,
     json: Json = False,
 ) -> int:
-    """Show every setting with its value and where it was set; or print a JSON Schema of settings files for editors."""
+    """Show the settings and where each was set, or their JSON Schema."""
     from closeout.cli.environment import print_schema, show_config
     from closeout.cli.options import options_in
     from closeout.errors import UsageError
@@ -832,7 +827,7 @@ def doctor(
     check: Annotated[bool, typer.Option("--check", help="Examine every recorded run for damage instead")] = False,
     json: Json = False,
 ) -> int:
-    """Check what a run needs: the journal, the model, the optional parts."""
+    """Check what a run needs: journal, model, optional parts."""
     from closeout.cli.environment import check_command, doctor_command
 
     if check:

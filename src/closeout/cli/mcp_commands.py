@@ -26,7 +26,7 @@ LOGIN_SECONDS = 600.0
 
 mcp_app = typer.Typer(
     cls=CommandGroup,
-    help="Serve tools over MCP; or sign in to the MCP servers of the settings, and list their tools.",
+    help="Serve tools over MCP, or sign in to servers and list their tools.",
     invoke_without_command=True,
     rich_markup_mode=None,
 )
@@ -165,7 +165,7 @@ def show_prompt(
     config: Settings = None,
     profile: Profile = None,
 ) -> int:
-    """Print a server's prompt with its arguments filled in: closeout mcp prompt shop plan city=Rome | closeout run -"""
+    """Print a server's prompt, with its arguments filled in."""
     import asyncio
     from functools import partial
 
@@ -190,7 +190,7 @@ def login(
     profile: Profile = None,
     json: Json = False,
 ) -> int:
-    """Sign in to a server over HTTP: in the browser, or by typing the address or the code that it shows at the end."""
+    """Sign in to a server over HTTP, in the browser or with a code."""
     import asyncio
 
     from closeout.cli.terminal import amount, print_json
@@ -225,7 +225,7 @@ def logout(
     config: Settings = None,
     profile: Profile = None,
 ) -> int:
-    """Revoke the login to a server, where its authorization server can do that, and forget it."""
+    """Forget the login to a server, and revoke it where possible."""
     import asyncio
 
     from closeout.tools.mcp.mcp_client import require_mcp
@@ -257,7 +257,7 @@ def pin_tools(
     profile: Profile = None,
     json: Json = False,
 ) -> int:
-    """Accept the tools of the servers as they are now: write their definitions into the lock file.
+    """Write the tools of the servers, as they are, into the lock file.
 
     With tools.mcp_lock in the settings, a server whose tools have changed since is not used.
     """

@@ -41,8 +41,7 @@ AgentSource = Annotated[
 ]
 
 Model = Annotated[
-    str | None,
-    typer.Option("--model", "-m", help="openai:NAME, anthropic:NAME, local, local:small, FILE.gguf"),
+    str | None, typer.Option("--model", "-m", help="openai:NAME, anthropic:NAME, local, local:small, FILE.gguf")
 ]
 BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible server, such as http://localhost:8000/v1")]
 Docs = Annotated[str | None, typer.Option(help="A folder of documents that the agent may search and read")]

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from closeout.cli.option_types import command_settings
 from closeout.errors import NAMED_SETTINGS, UsageError
+from closeout.evaluate.wording import amount
 from closeout.messages import Usage
 
 __all__ = [
@@ -81,11 +82,6 @@ def one_line(text: str, width: int = PIPE_WIDTH) -> str:
     if cell_len(line) <= width and len(text) == len(head):
         return line
     return set_cell_size(line, max(width - 1, 0)).rstrip() + "…"
-
-
-def amount(number: int, thing: str) -> str:
-    """Return `1 turn`, `1,200 turns`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def duration(ms: float) -> str:

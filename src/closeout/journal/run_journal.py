@@ -117,6 +117,7 @@ class Journal:
         *,
         run_id: str = "",
         files: Sequence[File] = (),
+        began: float = 0.0,
     ) -> Journal:
         """Create a run and its journal.
 
@@ -126,6 +127,7 @@ class Journal:
             model: the name of its model.
             run_id: the name of the run; a new one by default.
             files: the files that `started` names, whose content is kept with the run.
+            began: when the run began, in seconds since the epoch, if it was elsewhere; now by default.
 
         Raises:
             JournalError: it cannot be recorded.
@@ -136,7 +138,9 @@ class Journal:
             journal.append(started)
             journal._contents.update((file.sha256, file.data) for file in files)
         else:
-            journal = cls(run_id, store, store.create_run(run_id, model, started, files=files), model=model)
+            number = store.create_run(run_id, model, started, files=files, began=began)
+            journal = cls(run_id, store, number, model=model)
+            journal._opened_at = journal.started_at = began or journal._opened_at
             journal._usage.add(journal._opened_at, started)
             journal._next = 1
         journal.started = journal.subscribers.run.started = journal._opening = started

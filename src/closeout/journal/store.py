@@ -248,6 +248,7 @@ class Store:
         files: Iterable[File] = (),
         submit: bool = False,
         priority: int = 0,
+        began: float = 0.0,
     ) -> int:
         """Create a run together with its first event, lock it, and return its number.
 
@@ -259,12 +260,13 @@ class Store:
             files: the files that `started` names. Their content is stored, if it is not.
             submit: leave it to the workers instead of locking it.
             priority: workers execute runs of a higher one first.
+            began: when it began, in seconds since the epoch; now by default.
 
         Raises:
             RunExists: a run of this name exists.
             JournalError: it cannot be written.
         """
-        at = self.clock()
+        at = began or self.clock()
         row = (_storable(run_id), at, "running", _storable(started.task[:200]), model)
         work = (_storable(executor_of(started)), priority, 0 if submit else 1)
         number = 0

@@ -11,27 +11,20 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import takewhile
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from closeout.codec import encode_json, value_or_text
 from closeout.errors import JournalError, RunExists
+from closeout.journal import events as ev
 from closeout.journal.claims import IMPORTED
-from closeout.journal.events import (
-    MessageReceived,
-    ModelReplied,
-    ModelRequested,
-    RunEnded,
-    RunStarted,
-    ToolFinished,
-    ToolStarted,
-    TurnAccepted,
-)
+from closeout.journal.journal_database import SqlConnection
 from closeout.journal.run_journal import Journal
 from closeout.journal.store import NEW_NOTE, Store
 from closeout.messages import Usage
@@ -39,10 +32,13 @@ from closeout.messages import Usage
 __all__ = ["import_foreign"]
 
 ORIGIN = "imported_from"
+_TIME = TypeAdapter(datetime)
+_AS_LONG_AGO = "UPDATE runs SET ended = started, counted = started WHERE run_id = ?"
 _USAGE = (
     "metrics", "usage", "usage_metadata", "kwargs.usage_metadata", "usageDetails", "response.usage",
     "outputs.llm_output.token_usage",
 )  # fmt: skip
+_BEGAN = ("start_time", "startTime", "timestamp", "createdAt", "created", "response.created", "steps.0.timestamp")
 _REQUESTS = ("", "llm", "generation", "chat", "text_completion", "generate_content")  # other kinds sum these up
 _ROLES = {"human": "user", "ai": "assistant", "agent": "assistant", "function": "tool", "developer": "system"}
 
@@ -58,6 +54,14 @@ def _number(value: Any) -> float:
     with suppress(TypeError, ValueError):
         if isfinite(float(value)):
             return max(float(value), 0.0)
+    return 0.0
+
+
+def _seconds(value: Any) -> float:
+    """Return a time as seconds since the epoch, 0 if it cannot be read. Without a time zone it is UTC."""
+    with suppress(ValidationError):  # OTLP has nanoseconds
+        found = _TIME.validate_python(_number(value) / 1e9 if _number(value) > 1e17 else value)
+        return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
     return 0.0
 
 
@@ -107,6 +111,7 @@ class _ForeignTrace(_ForeignUsage):
 
     kind: Any = _any_of("run_type", "type", "operation", default="")
     user: Any = _any_of("userId", "user_id", "extra.metadata.user_id", default="")
+    began: Annotated[float, BeforeValidator(_seconds)] = _any_of(*_BEGAN, default=0)
     spent: dict[int, Usage] = {}  # by the number of the reply, where requests say it
     id: Any = _any_of("id", "session_id", "trace_id", "task_id", default="")
     model: Any = _any_of("model", "agent.model_name", "extra.metadata.ls_model_name", default="")
@@ -159,6 +164,7 @@ def _traces(values: Any) -> Iterator[_ForeignTrace]:
     for found in groups.values():
         longest = max(found, key=lambda each: (len(_conversation(each)), bool(each.model)))
         longest.user = next((each.user for each in found if each.user), "")
+        longest.began = min((each.began for each in found if each.began), default=0.0)
         for each in found:
             if str(each.kind).lower() in _REQUESTS and each.usage.total_tokens:
                 at = min(_replies(each), _replies(longest)) - 1
@@ -181,11 +187,12 @@ def _requests(value: Any, trace: Any = None) -> Iterator[tuple[Any, Mapping[str,
         trace = trace or value.get("traceId") or value.get("trace_id")
         for key in [each for each in _NESTED if isinstance(value.get(each), list)]:
             for name, each in _requests(value[key], trace or value.get("id")):
-                yield name, {**each, "userId": value["userId"]} if value.get("userId") else each
+                yield name, {**each, **{field: value[field] for field in ("userId", "timestamp") if value.get(field)}}
             trace = trace or value.get("id")
         if isinstance(value.get("attributes"), list):
             with suppress(AttributeError, KeyError, TypeError):
-                value = {_SPAN.get(each["key"], ""): _of_otlp(each["value"]) for each in value["attributes"]}
+                found = {_SPAN.get(each["key"], ""): _of_otlp(each["value"]) for each in value["attributes"]}
+                value = {**found, "start_time": value.get("startTimeUnixNano")}
         yield trace, value
 
 
@@ -257,36 +264,36 @@ def _text(value: Any) -> str:
 
 async def _add(store: Store, trace: _ForeignTrace, source: str) -> bool:
     """Write a conversation as a run, and return False if it is there already."""
-    messages, model = _conversation(trace), _text(trace.model)
+    messages, model, user = _conversation(trace), _text(trace.model), _text(trace.user)
     digest = sha256(encode_json([each.model_dump() for each in messages])).hexdigest()[:16]
     task = next((_text(each.content) for each in messages if each.role == "user"), "")
     system = "\n\n".join(_text(each.content) for each in messages if each.role == "system")
-    started = RunStarted(
-        "main",
-        task,
-        _text(trace.id),
-        origin={ORIGIN: source},
-        instructions=system,
-        name=model or source,
-        user=_text(trace.user),
+    started = ev.RunStarted(
+        "main", task, _text(trace.id), origin={ORIGIN: source}, instructions=system, name=model or source, user=user
     )
     try:
-        journal = Journal.start(store, started, model, run_id=f"trace-{digest}")
+        journal = Journal.start(store, started, model, run_id=f"trace-{digest}", began=trace.began)
     except RunExists:
         return False
     turn, handles, last = 0, 0, ""
     for at, message in enumerate(messages):
         if message.role == "user" and turn:
             name = f"{journal.run_id}-{at}"
-            journal.append(MessageReceived("main", name, turn, text=_text(message.content), by="user"))
+            journal.append(ev.MessageReceived("main", name, turn, text=_text(message.content), by="user"))
         if message.role != "assistant":
             continue
         following = [*takewhile(lambda each: each.role == "tool", messages[at + 1 :])]
         last = _text(message.content)
         handles += _write_turn(journal, turn, message, following, handles, usage=trace.spent.get(turn, message.usage))
         turn += 1
-    await journal.end(RunEnded("main", "answered", "answered", answer=last, closing_text=last))
-    store.database.transact(lambda db: db.execute(NEW_NOTE, (f"{IMPORTED}{journal.run_id}", "")))
+    await journal.end(ev.RunEnded("main", "answered", "answered", answer=last, closing_text=last))
+
+    def mark(db: SqlConnection) -> None:
+        db.execute(NEW_NOTE, (f"{IMPORTED}{journal.run_id}", ""))
+        if trace.began:
+            db.execute(_AS_LONG_AGO, (journal.run_id,))
+
+    store.database.transact(mark)
     return True
 
 
@@ -296,24 +303,25 @@ def _write_turn(
     """Write a reply with its calls and their results, and return the number of calls."""
     text, reasoning, calls = _text(reply.content), _text(reply.reasoning), list[dict[str, Any]]()
     for call in reply.tool_calls or ():
-        made = {"id": _text(call.id), "name": _text(call.name), "arguments": _text(call.arguments)}
-        calls.append({**made, "server_name": None})
-    journal.append(ModelRequested("main", turn, turn=turn))
-    journal.append(ModelReplied("main", turn, text, reasoning=reasoning, tool_calls=tuple(calls), usage=asdict(usage)))
+        name, arguments = _text(call.name), _text(call.arguments)
+        calls.append({"id": _text(call.id), "name": name, "arguments": arguments, "server_name": None})
+    journal.append(ev.ModelRequested("main", turn, turn=turn))
+    journal.append(
+        ev.ModelReplied("main", turn, text, reasoning=reasoning, tool_calls=tuple(calls), usage=asdict(usage))
+    )
     shown: list[dict[str, Any]] = []
     for index, each in enumerate(calls):
         named = [result for result in results if each["id"] and _text(result.tool_call_id) == each["id"]]
         result = named[0] if named else results[index] if index < len(results) else None
         handle, output = f"r{handles + index + 1}", "" if result is None else _text(result.content)
         ok, record = result is None or not result.error, encode_json({"success": True, "result": output}).decode()
-        begun = ToolStarted("main", handle, each["name"], arguments=each["arguments"], turn=turn, index=index)
+        begun = ev.ToolStarted("main", handle, each["name"], arguments=each["arguments"], turn=turn, index=index)
         journal.append(begun)
-        note = "" if ok else output
-        journal.append(ToolFinished("main", handle, each["name"], ok=ok, record=record, note=note))
+        journal.append(ev.ToolFinished("main", handle, each["name"], ok=ok, record=record, note="" if ok else output))
         shown.append({"call": index, "text": output, "handle": handle, "ok": ok, "tokens": 0})
     made_calls = tuple({**each, "arguments": _object(each["arguments"]), "text": ""} for each in calls)
     about: dict[str, Any] = {"text": text, "reasoning": reasoning, "calls": made_calls, "returns": tuple(shown)}
-    journal.append(TurnAccepted("main", 0, turn, **about))
+    journal.append(ev.TurnAccepted("main", 0, turn, **about))
     return len(calls)
 
 

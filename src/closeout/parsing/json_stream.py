@@ -93,7 +93,6 @@ class JsonScanner:
         self._levels: list[set[str] | None] = []  # each container's action keys so far; None inside an input
         self._quote = ""  # the open string's quote
         self._escaped = False
-        self._bad_newline = False  # a raw newline in a string in strict mode
         self._is_key = False
         self._kept: list[str] | None = None  # the open string's text, if it may be a key or a name
         self._kept_size = 0

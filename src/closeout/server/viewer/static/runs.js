@@ -211,7 +211,7 @@ class RunsPage {
         h("a.run-link", { href: address, dir: "auto" }, run.task || t("(no task)")),
         run.hit?.excerpt ? h("p.hit", { dir: "auto" }, h("span.label", null, t(run.hit.kind)), marked(run.hit.excerpt, run.hit.marks)) : null,
         run.answer !== null && !run.hit ? h("p.run-answer", { dir: "auto" }, "→ ", run.answer.slice(0, 300)) : null,
-        run.reason && !run.hit ? h("p.run-reason", { dir: "auto", "data-status": run.status }, run.reason) : null,
+        run.reason && run.reason !== run.status && !run.hit ? h("p.run-reason", { dir: "auto", "data-status": run.status }, run.reason) : null,
         h("p.run-meta", null, choose, statusChip(run.status), h("span", { title: moment(run.started) }, ago(run.started)),
           aboutRun(run, false), h("span", { dir: "auto" }, run.model), h("code", null, run.run_id), flags)),
       h("span.number", { "data-name": t("Turns") }, totals ? count(totals.turns) : "…"),
