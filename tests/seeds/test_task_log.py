@@ -52,6 +52,12 @@ async def test_the_ground_truth_is_never_shown_to_the_model() -> None:
     assert "secret truth" not in str(client.requests)
 
 
+async def test_what_a_run_does_not_know_of_its_task_stays_as_the_log_was_made() -> None:
+    log = TaskLog(task_id="t1", ground_truth="42")
+    await Agent(ScriptedClient([answer("42")]), home=False).run("What?", listeners=[log])
+    assert (log.task_id, log.input, log.ground_truth) == ("t1", "What?", "42")
+
+
 def test_sub_agents_are_named_by_their_path() -> None:
     rows = [Row(0, 0.0, ev.AttemptStarted("main/r4:clerk", 1))]
     assert names(TaskLog.of(rows)) == ["r4:clerk | Attempt 1"]

@@ -191,7 +191,8 @@ class TaskLog:
     def _take(self, at: str, event: Event) -> None:
         self.start_time = self.start_time or at
         if isinstance(event, RunStarted):
-            self.task_id, self.input, self.ground_truth = event.task_id, event.task, event.ground_truth
+            self.task_id, self.input = event.task_id or self.task_id, event.task
+            self.ground_truth = event.ground_truth or self.ground_truth
         elif isinstance(event, RunEnded):
             self.status, self.final_boxed_answer, self.error = event.status, event.answer or "", event.error
             self.end_time = at
