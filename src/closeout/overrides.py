@@ -29,7 +29,7 @@ def shaped(value: Any, shape: type[T], owner: object, name: str) -> T:
     if isinstance(value, shape):
         return value
     try:
-        return shape(*value)
+        return shape(*(() if isinstance(value, str) else value))
     except TypeError:
         fields = ", ".join(shape._fields)  # type: ignore[attr-defined]
         raise UsageError(f"{type(owner).__name__}.{name} must return ({fields}), got {value!r:.80}.") from None

@@ -425,6 +425,10 @@ async def test_an_override_that_returns_another_shape_is_named_with_the_shape() 
         (ScriptedClient, "process_llm_response", r"\(text, should_break, message_history\)"),
         (closeout.CotChatAgentRunner, "_organize_instruction_prompt", "a string"),
         (closeout.CotCompletionAgentRunner, "_format_assistant_message", "a string"),
+        (closeout.CotCompletionAgentRunner, "_organize_prompt_messages", "a list of PromptMessages"),
+        (closeout.CotChatAgentRunner, "_handle_invoke_action", r"\(observation, what is known of the call\)"),
+        (ToolExecutor, "fix_tool_call_arguments", "a dict"),
+        (closeout.OutputFormatter, "format_final_summary_and_log", r"\(summary_text, boxed_result, log_string\)"),
     ):
         mine: Any = type("Mine", (base,), {name: none})
         script: Any = [call("scrape_website", url="a"), answer("42")]

@@ -298,10 +298,11 @@ class AnswerGenerator:
             save_callback: Called once with (system_prompt, message_history) before the model is asked for experience;
                 may be async.
         """
+        save = save_callback or (lambda *_: None)
         another_follows = self.context_compress_limit > 0 and not is_final_retry
         if another_follows and reached_max_turns and self.settled is None:
             self._dialogue().note_turns_spent()
-            await _save(save_callback, system_prompt, message_history)
+            await returned(save(system_prompt, message_history))
             learned = self.generate_failure_summary(system_prompt, message_history, tool_definitions, turn_count)
             return FinalizedAnswer(TURNS_SPENT, FORMAT_ERROR_MESSAGE, await returned(learned), "", message_history)
         asked = self.generate_final_answer_with_retries(
@@ -313,7 +314,7 @@ class AnswerGenerator:
         )
         final = shaped(await returned(asked), FinalAnswer, self, "generate_final_answer_with_retries")
         history = final.message_history
-        await _save(save_callback, system_prompt, history)
+        await returned(save(system_prompt, history))
         if is_final_retry:
             self._dialogue().note_final_retry()
         strategy = (
@@ -340,11 +341,6 @@ class AnswerGenerator:
         except Exception as error:
             message = f"Could not be shown ({type(error).__name__}: {error}): {text}"
             self.task_log.log_step("warning", "Stream Error", message)
-
-
-async def _save(callback: Callable[[str, History], Any] | None, system_prompt: str, history: History) -> None:
-    if callback is not None:
-        await returned(callback(system_prompt, history))
 
 
 MakeGenerator: TypeAlias = Callable[..., AnswerGenerator]

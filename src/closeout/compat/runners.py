@@ -416,7 +416,12 @@ class BaseAgentRunner(AppRunner):
         self._agent_scratchpad = [*chain.from_iterable(self._units.of(view.steps))]
         self._request, self._rendered = (view, capabilities), None
         try:
-            messages = list(self._organize_prompt_messages())
+            messages = self._organize_prompt_messages()
+            is_list = isinstance(messages, list | tuple)
+            if not is_list or not all(issubclass(kind, Message) for kind in set(map(type, messages))):
+                name = f"{type(self).__name__}._organize_prompt_messages"
+                raise UsageError(f"{name} must return a list of PromptMessages, got {messages!r:.80}.")
+            messages = [*messages]
             request = self._rendered or self._writing(self._prompts).render(view, capabilities)
             if not view.steps:
                 self._check_prompt(messages, view)
@@ -612,7 +617,11 @@ class _Invoking(ToolExecutor):
         action, tools = AgentScratchpadUnit.Action(tool_name, arguments), self.runner._prompt_messages_tools
         token = _invoke.set(invoke)
         try:
-            observation, found = await asyncio.to_thread(self.runner._handle_invoke_action, action, tools, [], None)
+            made: Any = await asyncio.to_thread(self.runner._handle_invoke_action, action, tools, [], None)
+            if not isinstance(made, list | tuple) or len(made) != 2:
+                name = f"{type(self.runner).__name__}._handle_invoke_action"
+                raise UsageError(f"{name} must return (observation, what is known of the call), got {made!r:.80}.")
+            observation, found = made
         except Suspended:
             raise
         except Exception as error:

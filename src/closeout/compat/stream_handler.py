@@ -155,12 +155,8 @@ def _tool_call_arguments(data: Mapping[str, Any]) -> tuple[Any, ...] | None:
         payload = json.loads(data["tool_input"])
     else:
         return None
-    return (
-        data["tool_name"],
-        payload if isinstance(payload, dict) else {"arguments": payload},
-        False,
-        data["tool_call_id"],
-    )
+    payload = payload if isinstance(payload, dict) else {"arguments": payload}
+    return data["tool_name"], payload, False, data["tool_call_id"]
 
 
 # The method of each event, and its arguments.

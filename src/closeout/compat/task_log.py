@@ -108,7 +108,8 @@ class TaskLog:
         """Return the log as a record; with "miroflow", as MiroFlow's visualiser reads it, with the conversations."""
         if form not in ("", "miroflow"):
             raise UsageError(f'The form of a log is "" or "miroflow", got {form!r:.40}.')
-        own = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("writer", "histories")}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("writer", "histories")}
+        own |= {"step_logs": list(map(asdict, self.step_logs)), "tool_calls": [*self.tool_calls]}
         return self._as_miroflow(own) if form else own
 
     def _as_miroflow(self, own: dict[str, Any]) -> dict[str, Any]:
@@ -340,10 +341,6 @@ def _history(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     has_system = bool(messages) and messages[0].get("role") == "system"
     system = messages[0].get("content", "") if has_system else ""
     return {"system_prompt": system, "message_history": [dict(message) for message in messages[has_system:]]}
-
-
-def _plain(value: Any) -> Any:
-    return [asdict(step) if isinstance(step, StepLog) else step for step in value] if isinstance(value, list) else value
 
 
 def _iso(at: float) -> str:

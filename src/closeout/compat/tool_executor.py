@@ -119,6 +119,8 @@ class ToolExecutor(CallExecutor):
         if not isinstance(given, Mapping) or (not found.ok and not given):
             return found
         fixed = self._call_method("fix_tool_call_arguments", spec.name, dict(given))
+        if not isinstance(fixed, Mapping):
+            raise MethodFailed(f"{type(self).__name__}.fix_tool_call_arguments must return a dict, got {fixed!r:.80}.")
         unchanged = found.arguments if found.ok else given
         if fixed in (unchanged, ToolExecutor.fix_tool_call_arguments(self, spec.name, dict(given))):
             return found

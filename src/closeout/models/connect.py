@@ -368,6 +368,8 @@ def listed_calls(infos: Any) -> list[Mapping[str, Any]]:
     """Return the calls that `extract_tool_calls_info` found: a list of them, or a tuple that begins with one."""
     if isinstance(infos, tuple):
         infos = infos[0] if infos else ()
+    if isinstance(infos, str) or not all(isinstance(each, Mapping) for each in infos or ()):
+        raise UsageError(f"extract_tool_calls_info must return a list of dicts with tool_name, got {infos!r:.80}.")
     return list(infos or ())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from closeout.answers.formatter import NO_USAGE, FormattedAnswer, OutputFormatter, using_contract
 from closeout.compat.history_methods import owner_of
@@ -13,7 +12,7 @@ from closeout.journal.events import Noted
 from closeout.journal.run_journal import Journal
 from closeout.messages import Usage
 from closeout.models.base import UsageSummary, summarise_usage
-from closeout.overrides import failure_of, is_overridden
+from closeout.overrides import failure_of, is_overridden, shaped
 from closeout.run.plan import AgentPlan
 
 __all__ = ["FinalFormat", "UsageReport"]
@@ -80,7 +79,8 @@ class FinalFormat:
             return accepted[1]
         with using_contract(self._contract):
             try:
-                return _strings(self._formatter.format_final_summary_and_log(text, self.client))
+                formatted = self._formatter.format_final_summary_and_log(text, self.client)
+                return _strings(shaped(formatted, FormattedAnswer, self._formatter, "format_final_summary_and_log"))
             except Exception as error:  # a formatter that fails must not cost the answer
                 failure = failure_of(self._formatter, "format_final_summary_and_log", error)
                 self.warn(f"{failure}. The summary is the default one.")
@@ -106,6 +106,6 @@ class FinalFormat:
             self._journal.append(Noted(self._path, "warning", "Final summary", message=text))
 
 
-def _strings(formatted: Any) -> FormattedAnswer:
+def _strings(formatted: FormattedAnswer) -> FormattedAnswer:
     summary, boxed, log = formatted
     return FormattedAnswer(str(summary), "" if boxed is None else str(boxed), str(log))
