@@ -109,7 +109,8 @@ class TaskLog:
         if form not in ("", "miroflow"):
             raise UsageError(f'The form of a log is "" or "miroflow", got {form!r:.40}.')
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("writer", "histories")}
-        own |= {"step_logs": list(map(asdict, self.step_logs)), "tool_calls": [*self.tool_calls]}
+        steps = [asdict(step) if isinstance(step, StepLog) else step for step in self.step_logs]
+        own |= {"step_logs": steps, "tool_calls": [*self.tool_calls]}
         return self._as_miroflow(own) if form else own
 
     def _as_miroflow(self, own: dict[str, Any]) -> dict[str, Any]:

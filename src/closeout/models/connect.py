@@ -368,9 +368,10 @@ def listed_calls(infos: Any) -> list[Mapping[str, Any]]:
     """Return the calls that `extract_tool_calls_info` found: a list of them, or a tuple that begins with one."""
     if isinstance(infos, tuple):
         infos = infos[0] if infos else ()
-    if isinstance(infos, str) or not all(isinstance(each, Mapping) for each in infos or ()):
+    listed: list[Any] = [infos] if isinstance(infos, str) else list(infos or ())
+    if not all(isinstance(each, Mapping) for each in listed):
         raise UsageError(f"extract_tool_calls_info must return a list of dicts with tool_name, got {infos!r:.80}.")
-    return list(infos or ())
+    return listed
 
 
 def read_tool_call(info: Mapping[str, Any]) -> ToolCall:
