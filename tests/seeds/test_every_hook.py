@@ -482,6 +482,12 @@ def test_a_method_that_no_run_calls_is_said_with_what_to_write_instead() -> None
             assert [str(each.message) for each in caught] == [f"Mine.{name} is never called. {instead}"]
 
 
+def test_a_client_in_a_list_of_models_says_which_methods_are_never_called() -> None:
+    own: Any = type("Mine", (ScriptedClient,), {"create_message": lambda self: None})
+    with pytest.warns(UserWarning, match=r"^Mine\.create_message is never called in a list of models\. Override comp"):
+        Agent([own([]), ScriptedClient([])], home=False)
+
+
 def test_the_index_names_methods_that_exist() -> None:
     for owner, names in HOOKS.items():
         assert all(callable(getattr(getattr(closeout, owner), name)) for name in names), owner

@@ -63,8 +63,9 @@ class Orchestrator:
             config["agent"] = {**group, "sub_agents": {}} if sub_agent_tool_managers else group
         options = {"config": config, "output_formatter": output_formatter, **options}
         tools = tool_manager(main_agent_tool_manager) or ToolManager(main_agent_tool_manager or ())
+        limits = {key: {"max_turns": each["max_turns"]} for key, each in below.items() if (each or {}).get("max_turns")}
         self.sub_agents = {
-            name: Agent(llm_client, [manager], name=name, **{**options, **_limits(below.get(name))})
+            name: Agent(llm_client, [manager], name=name, **{**options, **limits.get(name, {})})
             for name, manager in (sub_agent_tool_managers or {}).items()
         }
         for name, each in self.sub_agents.items():
@@ -85,8 +86,7 @@ class Orchestrator:
         files = [task_file_name] if task_file_name else []
         listeners = [each for each in (self.task_log, self.stream) if each is not None]
         result = await self.agent.run(task_description, files=files, task_id=task_id, listeners=listeners)
-        boxed = result.answer if result.answer is not None else ""
-        return MainAgentAnswer(result.final_summary, boxed, result.failure_experience_summary)
+        return MainAgentAnswer(result.final_summary, result.answer or "", result.failure_experience_summary)
 
     async def run_sub_agent(self, sub_agent_name: str, task_description: str) -> str:
         """Run a sub-agent by itself. Returns its answer, or why it has none."""
@@ -102,8 +102,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     return [*map(_plain, value)] if type(value).__name__ == "ListConfig" else value
-
-
-def _limits(settings: Any) -> dict[str, Any]:
-    turns = settings.get("max_turns") if isinstance(settings, dict) else None
-    return {} if turns is None else {"max_turns": turns}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from closeout.models.base import (
 )
 from closeout.models.fallback import Fallback, FallbackClient
 from closeout.models.retry import RetryPolicy
-from closeout.overrides import returned, shaped
+from closeout.overrides import is_overridden, returned, shaped
 
 __all__ = [
     "PROVIDERS",
@@ -133,7 +134,11 @@ def _fallback(
         else:
             own |= {"base_url": None, "api_key": None}
         llm = settings.model_copy(update=own)
-        clients.append(connect(entry.get("model"), url, key, llm, environment=environment, later=later))
+        client = connect(entry.get("model"), url, key, llm, environment=environment, later=later)
+        for method in [method for method in METHODS if is_overridden(client, BaseClient, method)]:
+            text = f"{type(client).__name__}.{method} is never called in a list of models. Override complete."
+            warnings.warn(text, UserWarning, stacklevel=3)
+        clients.append(client)
     return FallbackClient(
         clients,
         rules,
