@@ -344,6 +344,7 @@ runpy.run_module("closeout", run_name="__main__")
 def test_a_run_that_nobody_executes_is_cancelled_and_one_that_has_ended_stays() -> None:
     agent = Agent(ScriptedClient([answer("42")]))
     run_id = asyncio.run(agent.submit("Say 42."))
+    assert "not begun" in here("runs").out
     done = here("runs", "cancel", run_id)
     assert (done.code, done.err) == (0, f"Cancelled. To continue the run after all: closeout resume {run_id}.\n")
     assert here("runs", "cancel", run_id, "--json").json == {"run_id": run_id, "status": "cancelled"}

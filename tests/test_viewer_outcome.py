@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,15 @@ def test_no_button_stands_out_where_a_destructive_call_is_decided(viewer: Viewer
     page.wait_for_selector(".request >> text=desk asks, for ann")
     assert texts(page, ".request .button") == ["Approve", "Edit arguments", "Deny"]
     assert page.locator(".request .button.primary").count() == 0
+
+
+def test_a_run_that_waits_for_a_worker_is_not_called_interrupted(viewer: Viewer, home: Path) -> None:
+    agent = Agent(ScriptedClient([answer("42")]), home=home)
+    with ThreadPoolExecutor(1) as pool:  # Playwright's event loop runs in this thread
+        run_id = pool.submit(asyncio.run, agent.submit("How many?")).result()
+    page = viewer.open(f"#/run/{run_id}")
+    page.wait_for_selector(".run-outcome >> text=No worker has begun it.")
+    assert texts(page, ".run-outcome h2") == ["This run has not begun"]
 
 
 def test_no_page_has_a_serious_problem_for_people_who_use_a_screen_reader(viewer: Viewer, home: Path) -> None:

@@ -80,7 +80,9 @@ def _exit_code(command: Callable[[], int], *, as_json: bool) -> int:
     except KeyboardInterrupt:
         if as_json:
             _print_object({"answer": None, "status": "cancelled", "run_id": None})
-        _say_error("stopped.")
+        from closeout.cli.terminal import say_error
+
+        say_error("stopped.")
         return STOPPED
     except BrokenPipeError:
         _discard_stdout()
@@ -92,7 +94,9 @@ def _exit_code(command: Callable[[], int], *, as_json: bool) -> int:
         sentence = sentence.replace(NAMED_SETTINGS, command_settings.get())
         if as_json:
             _print_object(_failure(sentence, type(error).__name__))
-        _say_error(sentence)
+        from closeout.cli.terminal import say_error
+
+        say_error(sentence)
         return code
 
 
@@ -158,12 +162,6 @@ def _explain(error: Exception) -> tuple[str, int]:
         f"this is a bug in Closeout, not in your command: {what}. Please report it with the output of {DEBUG}=1.",
         FAILED,
     )
-
-
-def _say_error(sentence: str) -> None:
-    from closeout.cli.terminal import say_error
-
-    say_error(sentence)
 
 
 def _failure(sentence: str, kind: str) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def list_runs(limit: int, wanted: RunFilter, *, as_json: bool) -> int:
         chosen = wanted.select(store) if wanted.is_set else store.each_run(not_under=[*evaluations, LAB])
         found = list(islice(chosen, min(limit, sys.maxsize - 1) + 1))
         records = found[:limit]
-        waiting = [] if as_json else [each for each in records if each.status == "waiting"]
+        waiting = [] if as_json else [each for each in records if each.status in ("waiting", "interrupted")]
         brief = bool(waiting) and make_console().is_terminal
         waits = {each.run_id: _waits(store, each, brief=brief) for each in waiting}
         begun = [store.beginning(each.run_id) for each in records]
@@ -153,6 +153,8 @@ def show_run(run_id: str, *, as_json: bool) -> int:
 def _waits(store: Store, record: RunRecord, *, brief: bool) -> str:
     from closeout.run.waits.waiting import awaited, pending_decisions
 
+    if record.status == "interrupted":
+        return "" if store.rows_from(record.run_id, 1, 1) else "not begun"
     pending = pending_decisions(store.rows(record.run_id))
     if not pending:
         return "decided, can be resumed"

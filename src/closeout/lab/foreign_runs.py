@@ -290,8 +290,7 @@ async def _add(store: Store, trace: _ForeignTrace, source: str) -> bool:
 
     def mark(db: SqlConnection) -> None:
         db.execute(NEW_NOTE, (f"{IMPORTED}{journal.run_id}", ""))
-        if trace.began:
-            db.execute(_AS_LONG_AGO, (journal.run_id,))
+        db.execute(_AS_LONG_AGO, (journal.run_id,))
 
     store.database.transact(mark)
     return True

@@ -68,6 +68,8 @@ def run_reason(store: Store, record: RunRecord) -> str:
 
         waits = ", ".join(map(awaited, pending_decisions(store.rows(record.run_id))))
         return f"Waits for {waits}."[:LONGEST_REASON] if waits else ""
+    if record.status == "interrupted" and not store.rows_from(record.run_id, 1, 1):
+        return "Submitted. No worker has begun it."
     if record.status not in ("failed", "unanswered", "cancelled"):
         return ""
     last = store.last_event(record.run_id)

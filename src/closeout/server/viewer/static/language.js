@@ -54,6 +54,7 @@ const CHINESE = {
   "This run ended without an answer": "此运行结束时没有答案",
   "This run was cancelled": "此运行已取消",
   "This run was interrupted": "此运行被中断",
+  "This run has not begun": "此运行尚未开始",
   "any time": "任意时间",
   "last hour": "最近一小时",
   "last 24 hours": "最近 24 小时",

@@ -45,7 +45,7 @@ export class OutcomePanel {
       }
     } }, t("Resume the run"));
     replaceChildren(this.element,
-      h("h2", null, t(OUTCOME_TITLES[record.status])),
+      h("h2", null, t(record.status === "interrupted" && record.reason ? "This run has not begun" : OUTCOME_TITLES[record.status])),
       record.reason && record.reason !== record.status ? longText(record.reason, { tag: "p.reason" }) : null,
       record.error_kind ? h("p.quiet", null, h("code", null, record.error_kind)) : null,
       continues ? h("div.buttons", null, resume) : null, continues ? problem : null,
