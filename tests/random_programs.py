@@ -96,6 +96,7 @@ for N in L[:3]:\n  f(N)
 for N in L[:3]:\n  B\n  if C: break\n  B|for N in L[:3]:\n  if C: continue\n  B
 while X1 and (N := X1.pop()) != T:\n  note(N)
 while X1 and note(T) and X1.pop() < T:\n  pass|try:\n  B\n  R\n  B\nexcept Exception as x1:\n  B\n  N = str(x1)[:9]
+i1 = 0\nwhile (i1 := i1 + 1) < 4:\n  send(script(), 'f')\n  ask(T)
 f(T)
 try:\n  R\nexcept (ValueError, KeyError):\n  B\nelse:\n  B|try:\n  B\n  R\nexcept Exception:\n  B\nfinally:\n  B
 try:\n  R\nexcept (ValueError if C else KeyError):\n  B\nexcept Exception:\n  B
