@@ -96,6 +96,9 @@ def test_trials_are_a_table_and_a_data_set_of_hugging_face(home: Path, tmp_path:
         [row] = csv.DictReader(file)
     assert (row["task_id"], row["question"], row["correct"], float(row["score"])) == ("a", "How far? 多远", "true", 1.0)
 
+    assert here("eval", "export", "x", "-o", str(tmp_path / "named.csv")).code == 0
+    assert (tmp_path / "named.csv").read_bytes() == (tmp_path / "t.csv").read_bytes(), "the suffix says the format"
+
     done = here("eval", "export", "x", "--format", "huggingface", "-o", str(tmp_path / "set"))
     assert (done.code, "1 of 1 trials (finished) written" in done.err) == (0, True)
     assert (tmp_path / "set" / "README.md").read_text().startswith("---\nconfigs: [{config_name: default, data_files")

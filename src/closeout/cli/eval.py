@@ -368,7 +368,7 @@ def retry_(
 def export(
     name: Name,
     output: Annotated[str, typer.Option("--output", "-o", help="The file to write; of huggingface the folder")],
-    format: Annotated[str, typer.Option(help="openai, chatml, tokens, atif, rows, csv or huggingface")] = "openai",  # noqa: A002
+    form: Annotated[str, typer.Option("--format", help="openai, chatml, tokens, atif, rows, csv or huggingface")] = "",
     which: Annotated[str, typer.Option(help="finished, answered or correct trials")] = "finished",
     rolled_back: Annotated[bool, typer.Option(help="Include rolled-back replies, marked")] = False,
     scorer: Annotated[str, typer.Option("--scorer", help="Whose scores decide what is correct")] = "",
@@ -385,11 +385,11 @@ def export(
 
     report = load_report(name, scorer=scorer)
     with open_to_read(home_folder()) as store:
-        choice: Any = {"form": format, "which": which}
-        count = SampleCount()
+        form, count = form or ("csv" if output.lower().endswith(".csv") else "openai"), SampleCount()
+        choice: Any = {"form": form, "which": which}
         records = export_trials(report, store, rolled_back=rolled_back, **choice)
-        number = write_export(count.of(records) if format == "tokens" else records, Path(output), format)
-    what = f"{count}, " if format == "tokens" else f"{number:,} of {len(report.trials):,} trials ({which}) "
+        number = write_export(count.of(records) if form == "tokens" else records, Path(output), form)
+    what = f"{count}, " if form == "tokens" else f"{number:,} of {len(report.trials):,} trials ({which}) "
     print(f"{what}written to {output}.", file=sys.stderr)
     return OK
 
