@@ -80,7 +80,8 @@ class FinalFormat:
         with using_contract(self._contract):
             try:
                 formatted = self._formatter.format_final_summary_and_log(text, self.client)
-                return _strings(shaped(formatted, FormattedAnswer, self._formatter, "format_final_summary_and_log"))
+                parts = shaped(formatted, FormattedAnswer, self._formatter, "format_final_summary_and_log")
+                return FormattedAnswer(*("" if part is None else str(part) for part in parts))
             except Exception as error:  # a formatter that fails must not cost the answer
                 failure = failure_of(self._formatter, "format_final_summary_and_log", error)
                 self.warn(f"{failure}. The summary is the default one.")
@@ -104,8 +105,3 @@ class FinalFormat:
         """Note what the formatter did wrong."""
         with suppress(JournalError):
             self._journal.append(Noted(self._path, "warning", "Final summary", message=text))
-
-
-def _strings(formatted: FormattedAnswer) -> FormattedAnswer:
-    summary, boxed, log = formatted
-    return FormattedAnswer(str(summary), "" if boxed is None else str(boxed), str(log))
