@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -185,7 +185,8 @@ async def _task_of(host: AgentHost, run: ServedRun) -> ServedTask:
         failure = "" if is_under_way else host.failure(run.run_id)
         if failure:
             return ServedTask(status="failed", error={"code": -32603, "message": failure}, **about)
-        return ServedTask(status="working", note=_current_work(rows), **about)
+        tool = next((row.event.name for row in reversed(rows) if isinstance(row.event, ToolStarted)), "")
+        return ServedTask(status="working", note=tool, **about)
     if ended.status == "waiting":
         pending = [each for each in pending_decisions(rows) if each.by_person]
         context, _ = current_request()
@@ -205,10 +206,6 @@ async def _task_of(host: AgentHost, run: ServedRun) -> ServedTask:
 
 def _is_turning_point(event: Event) -> bool:
     return isinstance(event, RunStarted | RunResumed) or (isinstance(event, RunEnded) and event.agent == "main")
-
-
-def _current_work(rows: Sequence[Row]) -> str:
-    return next((row.event.name for row in reversed(rows) if isinstance(row.event, ToolStarted)), "")
 
 
 # ------------------------------------------------------------------------------------------------ files
