@@ -365,6 +365,16 @@ async def test_a_plan_is_asked_about_once_with_what_ran_before_it(tmp_path: Path
     assert [each.decision for each in events(result, ev.FlowDecided)] == ["ask", "allow"]  # nothing about ann
 
 
+def test_a_plan_that_was_not_run_is_analysed_again_after_another_program() -> None:
+    labels = {"page": frozenset({"untrusted"}), "send": frozenset[str]()}
+    flow = program_flow.ProgramFlow(labels.get, lambda: frozenset({"untrusted"}))
+    flow.feed("to = 'ann'")
+    assert flow.labelled_calls(["send(to)"]) == []
+    flow.feed("to = page()")
+    flow.feed("send(to)")
+    assert flow.site("send", 0, 8).positional == [{"untrusted"}]
+
+
 async def test_a_trusted_script_in_a_loop_may_read_what_an_earlier_turn_has_left() -> None:
     office = Office()
 
