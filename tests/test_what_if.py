@@ -15,6 +15,7 @@ from closeout import Agent, tool
 from closeout.cli.selecting import RunFilter
 from closeout.errors import ResumeRefused, RunNotFound, UsageError
 from closeout.evaluate import what_if
+from closeout.journal.holds import Hold, set_hold
 from closeout.journal.store import open_store
 from closeout.journal.usage_totals import usage_totals
 from closeout.lab.recorded_effects import CostLimit
@@ -298,6 +299,10 @@ async def test_a_lane_that_was_paid_for_is_a_run_until_the_same_comparison_is_ma
     paid = {total.group["agent"]: total.usage.requests for total in usage_totals(tmp_path, by=["agent"])}
     assert paid == {"shop": 3, "what-if": 6}
     assert (await agent("Be quick.").check_runs()).others == 0
+    set_hold(store, Hold("run", done.cases[0].now.run_id))
+    with pytest.raises(UsageError, match="is on hold, so nothing was deleted"):
+        await compare()
+    assert kept() == ["answered"] * 6
 
 
 def test_the_command_compares_and_says_so_by_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

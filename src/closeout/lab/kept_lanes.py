@@ -9,6 +9,7 @@ from typing import Any
 
 from closeout.errors import JournalLocked
 from closeout.journal.events import Event, ModelFailed, ModelReplied, RunEnded
+from closeout.journal.retention import delete_runs
 from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import LAB
 from closeout.journal.store import Store
@@ -19,14 +20,12 @@ __all__ = ["KeptLane", "delete_lanes"]
 def delete_lanes(store: Store, comparison: str) -> None:
     """Delete the lanes that an earlier comparison of this name has kept.
 
-    Raises:
-        JournalLocked: Another process is running this comparison.
+    Raises JournalLocked if another process is running this comparison, and UsageError if a lane is on hold.
     """
     found = store.runs_under(comparison)
     if any(run.status == "running" for run in found):
         raise JournalLocked(f"Another process is running this comparison ({comparison}).")
-    if found:
-        store.delete_runs([run.run_id for run in found])
+    delete_runs(store, [run.run_id for run in found])
 
 
 class KeptLane:
