@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
 from closeout import Agent, tool
 from closeout.cli.approve import approve_command
 from closeout.cli.sending import cancel_command
 from closeout.errors import CloseoutError, PermanentModelError
 from closeout.run.waits.waiting import pending_decisions
+from closeout.server.viewer.decision_requests import pending_shape
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from serving import Served, serving
+from test_viewer_decisions import decide as sent_by_viewer
+from viewer_server import viewer_app
 
 AFTER_CANCEL = {
     "waiting": "cancelled",
@@ -86,6 +91,13 @@ async def sent(served: Served, path: str, body: Any = None) -> Any:
         return found
 
 
+async def decided_in_viewer(home: Path, run_id: str, decision: Any) -> None:
+    async with TestClient(TestServer(viewer_app(home))) as client:
+        status, found = await sent_by_viewer(client, run_id, decision)
+        if status == 409:
+            raise CloseoutError(str(found))
+
+
 async def test_a_run_is_cancelled_alike_by_every_door_and_none_decides_on_it_later() -> None:
     shop = Shop()
     async with serving(shop.agent, max_runs=1) as served:
@@ -108,6 +120,7 @@ async def test_a_run_is_cancelled_alike_by_every_door_and_none_decides_on_it_lat
                 (request,) = [
                     each for each in (await response.json())["output"] if each["type"] == "mcp_approval_request"
                 ]
+            shown = {"id": asked.id, "verdict": "approve", "hash": pending_shape(asked)["hash"]}
             await shop.agent.cancel(run_id)
             item = {"type": "mcp_approval_response", "approval_request_id": request["id"], "approve": True}
             body = {"model": "shop", "previous_response_id": f"resp_{run_id}", "input": [item]}
@@ -117,6 +130,7 @@ async def test_a_run_is_cancelled_alike_by_every_door_and_none_decides_on_it_lat
                 lambda: asyncio.to_thread(approve_command, run_id, asked.id, as_json=True),
                 lambda: sent(served, f"runs/{run_id}/decisions", {"decisions": {asked.id: True}}),
                 lambda: sent(served, "responses", body),
+                lambda: decided_in_viewer(store.home, run_id, shown),
             ]
             for decide in deciding:
                 with pytest.raises(CloseoutError):
