@@ -422,9 +422,7 @@ async def test_a_session_keeps_the_state_of_its_messages_across_processes(home: 
     later, client = talk(answer("Yes."))
     assert (await later.run("Do I have a pet?")).state == {"facts": ["vegan", "has a dog"]}
     assert system(client).startswith("You know: vegan; has a dog")
-    assert (
-        await Agent(ScriptedClient([])).run_once("Do I have a pet?", run_id="ann.4", despite_changes=True)
-    ).state == {"facts": ["vegan", "has a dog"]}
+    assert (await Agent(ScriptedClient([])).result("ann.4")).state == {"facts": ["vegan", "has a dog"]}
 
 
 async def test_a_run_begins_with_the_state_that_it_was_given_also_after_a_crash(home: Path) -> None:

@@ -437,7 +437,11 @@ def identity_of(task: str, options: Mapping[str, Any]) -> str:
 async def named_origin(task: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the origin of a new run, with its identity if it has a name by which `run_once` finds it again."""
     origin = given["origin"] or {}
-    return {**origin, IDENTITY: await asyncio.to_thread(identity_of, task, given)} if given["run_id"] else origin
+    if not given["run_id"]:
+        return origin
+    reads = given["files"] or given["work_files"]
+    identity = await asyncio.to_thread(identity_of, task, given) if reads else identity_of(task, given)
+    return {**origin, IDENTITY: identity}
 
 
 def _file_identity(file: Any) -> Any:
