@@ -128,7 +128,7 @@ class OnceRunner(Generic[Value]):
 
     async def _again(self, task: str, record: RunRecord, options: Mapping[str, Any]) -> Once[Value]:
         run_id, store = record.run_id, self.store
-        identity = await asyncio.to_thread(identity_of, task, options)
+        identity = await _identity(task, options)
         rows = (await store.off_loop(store.read, run_id)).rows
         plan = as_recorded(self.plan.given(options.get("deps")), rows)
         async with plan.manager:
@@ -437,11 +437,12 @@ def identity_of(task: str, options: Mapping[str, Any]) -> str:
 async def named_origin(task: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the origin of a new run, with its identity if it has a name by which `run_once` finds it again."""
     origin = given["origin"] or {}
-    if not given["run_id"]:
-        return origin
-    reads = given["files"] or given["work_files"]
-    identity = await asyncio.to_thread(identity_of, task, given) if reads else identity_of(task, given)
-    return {**origin, IDENTITY: identity}
+    return {**origin, IDENTITY: await _identity(task, given)} if given["run_id"] else origin
+
+
+async def _identity(task: str, options: Mapping[str, Any]) -> str:
+    reads = options.get("files") or options.get("work_files")
+    return await asyncio.to_thread(identity_of, task, options) if reads else identity_of(task, options)
 
 
 def _file_identity(file: Any) -> Any:

@@ -20,7 +20,9 @@ __all__ = ["KeptLane", "delete_lanes"]
 def delete_lanes(store: Store, comparison: str) -> None:
     """Delete the lanes that an earlier comparison of this name has kept.
 
-    Raises JournalLocked if another process is running this comparison, and UsageError if a lane is on hold.
+    Raises:
+        JournalLocked: Another process is running this comparison.
+        UsageError: A lane is on hold.
     """
     found = store.runs_under(comparison)
     if any(run.status == "running" for run in found):

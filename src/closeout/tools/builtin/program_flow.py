@@ -240,10 +240,15 @@ class ProgramFlow:
     def _until_stable(self, run: Callable[[], None]) -> None:
         """Follow something that may run any number of times."""
         self._unsure += 1
-        before: object = None
-        while before != (before := (self._growth, self._place, {k: v.own for k, v in self._frame.items()})):
+        before, now = None, self._state()
+        while before != now:
             run()
+            before, now = now, self._state()
         self._unsure -= 1
+
+    def _state(self) -> tuple[object, ...]:
+        """Return what grows while something is followed again, until it is stable."""
+        return self._growth, self._place, {name: each.own for name, each in self._frame.items()}
 
     def _perhaps(self, labels: _Labels, run: Callable[[], _Value]) -> _Value:
         """Follow an expression that labels decide on. One that only computes a value decides nothing but the value."""
