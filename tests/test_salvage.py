@@ -229,11 +229,53 @@ def test_a_bare_form_in_reasoning_stays_a_thought() -> None:
 def test_a_reply_that_was_cut_off_is_never_completed() -> None:
     cut = '<tool_call>{"name": "search", "arguments": {"query": "tid'
 
-    assert salvage(cut, tools=TOOLS) is None
-    assert salvage(cut, tools=TOOLS, truncated=True) is None
+    for truncated in (False, True):
+        found = salvage(cut, tools=TOOLS, truncated=truncated)
+        assert found is not None
+        assert (found.calls, found.defects[0].code) == ((), "broken_call")
     assert salvage("Action: search\nAction Input: ti", tools=TOOLS, truncated=True) is None
     assert salvage(f"<tool_call>{JSON_CALL}", tools=TOOLS, truncated=True) is not None
-    assert salvage(MEANT["broken json in tags"], tools=TOOLS, truncated=True) is None
+    broken = salvage(MEANT["broken json in tags"], tools=TOOLS, truncated=True)
+    assert broken is None or not broken.calls
+
+
+def test_a_call_that_ends_the_reply_and_cannot_be_read_is_a_defect() -> None:
+    broken = [
+        '<tool_call>\n{"name": "search", "arguments": {"query": "tides"',
+        '<tool_call>{"name": "search", "arguments": {tides}}</tool_call>',
+        "<tool_call>\n<function=search>\n<parameter=query>\ntid",
+        '[TOOL_CALLS][{"name": "search", "arguments": {"qu',
+        '<function_calls>\n<invoke name="search">\n<parameter name="query">tid',
+        '<|python_tag|>{"name": "search", "parameters": {"query": "tid',
+        '{"name": "search", "arguments": {"query": ',
+    ]
+    for text in broken:
+        for reply in (text, f"I look it up.\n{text}"):
+            if reply.startswith("I look") and text.startswith("{"):
+                continue  # a call without a mark is one only if it is the reply
+            found = salvage(reply, tools=TOOLS)
+            assert found is not None, reply
+            assert (found.calls, [defect.code for defect in found.defects]) == ((), ["broken_call"]), reply
+    same = '<tool_call>{"name": "search", "arguments": {"query": "a", "query": "b"}}</tool_call>'
+    found = salvage(same, tools=TOOLS)
+    assert found is not None
+    assert found.defects[0].refuses
+
+
+def test_an_answer_about_a_call_that_breaks_off_stays_the_answer() -> None:
+    begun = '<tool_call>{"name": "search", "arguments": {"query": "tid'
+    answers = [
+        f"It sent `{begun}",
+        f"- {begun}",
+        f"It sent this:\n```\n{begun}",
+        f"It sent this:\n```\n{begun}\n```\nand stopped.",
+        f"{begun}\n... and so on, until the limit.</tool_call> That is why it failed.",
+        begun.replace("search", "another"),
+        "A call begins with <tool_call>",
+        '{"name": "Ada Lovelace", "born": ',
+    ]
+    for text in answers:
+        assert salvage(text, tools=TOOLS) is None, text
 
 
 def test_the_text_in_front_of_the_call_is_kept_and_the_repairs_are_named() -> None:

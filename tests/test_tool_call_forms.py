@@ -158,15 +158,6 @@ def test_reasoning_marks_inside_an_argument_are_data() -> None:
     assert calls(read_tool_calls(text)) == [["f", {"q": "what is </think>?"}]]
 
 
-def test_reasoning_marks_stay_where_the_server_leaves_them() -> None:
-    assert read_tool_calls("<think>a</think>b", split=False).content == "<think>a</think>b"
-
-
-def test_an_answer_asked_for_as_json_leaves_its_fence() -> None:
-    assert read_tool_calls('```json\n{"a": 1}\n```', unfence=True).content == '{"a": 1}'
-    assert read_tool_calls("Here:\n```\nx\n```", unfence=True).content == "Here:\n```\nx\n```"
-
-
 # ------------------------------------------------------------------------------------------------ values
 
 

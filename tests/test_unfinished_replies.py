@@ -47,6 +47,21 @@ def test_an_agent_of_a_client_in_process_asks_again_too():
         assert (result.answer, result.rollbacks) == (TEXT, 1)
 
 
+@STREAMED
+async def test_a_call_in_text_that_breaks_off_is_asked_for_again_though_the_server_calls_it_finished(stream: bool):
+    begun = '<tool_call>\n{"name": "lookup", "arguments": {"key": "k1"'
+    async with serve_script([say(begun), *SCRIPT]) as server, agent(server) as asked:
+        if stream:
+            run = asked.stream("What is k1?")
+            async for _ in run:
+                pass
+            result = run.result
+        else:
+            result = await asked.run("What is k1?")
+
+    assert (result.answer, result.rollbacks) == (TEXT, 1)
+
+
 @pytest.mark.parametrize("reason", ["content_filter", "missing", "something_new", "length"])
 def test_only_complete_calls_of_an_unfinished_reply_count(reason: str):
     def read(arguments: str) -> tuple:

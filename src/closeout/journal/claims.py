@@ -137,8 +137,7 @@ def candidate_values(agent: str, excluded: str, limits: Sequence[int], fresh_age
 def facts(now: str) -> str:
     """Return the select of what else a look finds, as rows of kind, run, number and name. Its two values: the agent.
 
-    Args:
-        now: SQL for the time.
+    `now` is SQL for the time.
     """
     place = "1.0*(SELECT max(place)-(r.id<<32) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32)"
     return f"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from json import JSONDecoder
 from typing import Any
@@ -159,27 +159,11 @@ def refuses_tools(body: bytes, sent: bytes) -> bool:
 
     Few servers name the parameter, so the message counts too. It may repeat words of the request, such as a tool's
     name or result: if the request says the same, nothing is learned.
-
-    Args:
-        body: The body of the error.
-        sent: The body of the request.
     """
     code, parameter, reason = refusal(body)
     if code == "unsupported_parameter" and parameter in ("tools", "tool_choice"):
         return True
-    if _NO_TOOLS.search(reason) is None:
-        return False
-    return not any(_NO_TOOLS.search(_printable(text)) for text in _texts(decode_json(sent)))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the keys and texts in a value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        yield from value if isinstance(value, dict) else ()
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)
+    return _NO_TOOLS.search(reason) is not None and _NO_TOOLS.search(sent.decode("utf-8", "replace")) is None
 
 
 def rejected_text(status: int, body: bytes) -> str | None:

@@ -10,7 +10,7 @@ from closeout.messages import SHOULD_BREAK, Defect, ModelReply, Reading, Repair,
 from closeout.parsing.forms import Form, split_channels
 from closeout.parsing.readers import Reader, unfinished
 from closeout.parsing.repetition import REPEATING, repeated_tail
-from closeout.parsing.salvage import salvage
+from closeout.parsing.salvage import AMID_TEXT, salvage
 
 __all__ = ["INVENTED", "invents_result", "read_reply", "salvaged_form"]
 
@@ -89,7 +89,8 @@ def _salvaged(
     if found is None:
         return None
     if not found.calls:
-        return replace(reading, defects=found.defects)
+        answer = reading.answer if AMID_TEXT in found.defects else None  # a call that breaks off is never one
+        return replace(reading, answer=answer, defects=found.defects)
     calls = found.calls if parallel else found.calls[:1]
     repairs = (*reading.repairs, *found.repairs)
     if rejected:

@@ -58,7 +58,6 @@ _TURN_BEGIN = re.compile(r"\s*<\|(?:assistant\|>|im_start\|>(?:assistant\b)?)\s*
 _LONGEST_END = 24  # characters
 _RESPONSE_MARK = re.compile(r"<\|(?:(?:START|END)_(?:RESPONSE|TEXT)|(?:begin|end)_of_solution)\|>")
 _CITATION = re.compile(r"</?co(?:: ?[\d:,\[\] ]{1,200})?>")
-_WHOLE_FENCE = re.compile(r"```\w{0,16}[ \t]*\n(?P<body>[^`]*+(?:`(?!``)[^`]*+)*+)```\Z")
 _WRAPPERS = (("<response>", "</response>"), ("<answer>", "</answer>"))
 WRAPPER_TAGS = tuple(opener for opener, _ in _WRAPPERS)  # alone before a call, where its closing tag is after it
 
@@ -393,16 +392,12 @@ def without_turn_marks(text: str) -> str:
     return text if bare == text.rstrip() else bare
 
 
-def plain_content(text: str, unfence: bool = False) -> str:
-    """The reply, without the marks of turns, responses and citations around it, stripped.
-
-    `unfence`: and without the code fence that holds all of it.
-    """
+def plain_content(text: str) -> str:
+    """The reply, without the marks of turns, responses and citations around it, stripped."""
     text = without_turn_marks(text).strip()
     if "</co" in text:
         text = _CITATION.sub("", text)
     for opener, closer in _WRAPPERS:
         if text.startswith(opener) and text.endswith(closer):
             text = text[len(opener) : -len(closer)].strip()
-    fence = _WHOLE_FENCE.match(text) if unfence else None
-    return fence["body"].strip() if fence else text
+    return text

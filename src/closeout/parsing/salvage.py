@@ -9,13 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from closeout.messages import Defect, Repair, ToolCall, ToolSpec
 from closeout.parsing.forms import Block, Form, Found, OfferedNames, ToolCallsRead
-from closeout.parsing.forms.json_values import Source
-from closeout.parsing.forms.reader import detect_forms, is_markdown_escaped, markdown_unescaped, not_nested
+from closeout.parsing.forms.json_values import Source, value_end
+from closeout.parsing.forms.reader import (
+    FormDetector,
+    defect_of,
+    detect_forms,
+    is_markdown_escaped,
+    markdown_unescaped,
+    not_nested,
+)
 from closeout.parsing.forms.unmarked import UNMARKED
 from closeout.parsing.reasoning import plain_content, split_reasoning
 
@@ -68,9 +75,9 @@ def salvage(
 
     Returns:
         The calls, under the tools' own names; `repairs` name the form (`dialect:hermes`) and every repair. No calls but
-        the defect "call_amid_text" if the reply has other text than reasoning, and not all tools only read. None if the
-        text holds no call, or one that must not run: one with contradictory keys, with arguments that are not numbers,
-        beside a final answer, or after a tool result that the model invented.
+        a defect if the call ends the reply and cannot be read, or ("call_amid_text") if the reply has other text than
+        reasoning, and not all tools only read. None if the text holds no call, or one that must not run: beside a final
+        answer, or after a tool result that the model invented.
     """
     toolbox = OfferedNames(tools)
     if not toolbox:
@@ -81,7 +88,8 @@ def salvage(
         reply = thinking.content
         if "\\" in reply and is_markdown_escaped(reply, toolbox):
             reply = markdown_unescaped(reply)
-        return _Search(toolbox, truncated, forms, bare=True).search(reply, "reply", thought)
+        search = _Search(toolbox, truncated, forms, bare=True)
+        return search.search(reply, "reply", thought) or search.unreadable(reply)
     return _Search(toolbox, truncated, forms, bare=False).search(thought, "reasoning", "") if thought else None
 
 
@@ -125,6 +133,22 @@ class _Search:
                     ),
                     family,
                 )
+        return None
+
+    def unreadable(self, reply: str) -> ToolCallsRead | None:
+        """The defect of a call of an offered tool that ends the reply and cannot be read; None if there is none."""
+        text = reply.strip()
+        last = [form.find(Source(text), self.toolbox).blocks[-1:] for form in detect_forms(text, self.forms)]
+        if text[:1] == "{" and value_end(Source(text), 0) is None:
+            last.append((Block(0, len(text), broken="it breaks off"),))
+        for block in chain.from_iterable(last):
+            said = text[: block.start]
+            detector = FormDetector(self.forms)
+            detector.feed(text[block.start :])
+            quoted = begins_quotation(said.rpartition("\n")[2]) or len(_FENCE.findall(said)) % 2
+            offered = detector.name and self.toolbox.find(detector.name)
+            if block.broken and offered and not quoted and only_ends(text[block.end :]):
+                return ToolCallsRead(defects=(defect_of(block),))
         return None
 
     def _readings(self, region: str, bare: bool) -> list[tuple[Form, Found]]:

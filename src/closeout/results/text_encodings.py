@@ -147,9 +147,6 @@ def write_raw_block(columnar: Any) -> str:
     """Return one line of columnar JSON, then the long texts lifted out of it, verbatim, each with its length.
 
     Code and pages need no escapes there. A string that looks like a reference gets one more "#".
-
-    Args:
-        columnar: What `to_columns` returned.
     """
     lifted: list[str] = []
 

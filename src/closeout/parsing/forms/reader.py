@@ -15,7 +15,7 @@ from closeout.parsing.forms.registry import MARKED, forms_of, marked_forms
 from closeout.parsing.forms.unmarked import UNMARKED, WHOLE
 from closeout.parsing.reasoning import WRAPPER_TAGS, Thinking, has_mark, plain_content, split_reasoning
 
-__all__ = ["FormDetector", "detect_forms", "find_call_mark", "read_tool_calls"]
+__all__ = ["FormDetector", "defect_of", "detect_forms", "find_call_mark", "read_tool_calls"]
 
 _T = TypeVar("_T")
 _Read = tuple[ToolCallsRead, tuple[Block, ...]]
@@ -33,8 +33,6 @@ def read_tool_calls(
     tools: Iterable[ToolSpec | HasSpec | Mapping[str, Any]] | None = None,
     family: str | None = None,
     *,
-    split: bool = True,
-    unfence: bool = False,
     forms: Sequence[Form] = (),
 ) -> ToolCallsRead:
     """Read the tool calls that a model wrote as text, in whatever form, and the text without them.
@@ -47,31 +45,24 @@ def read_tool_calls(
             schemas give the types of parameters that are written as plain text, and their names confirm calls in
             forms that have no mark of their own.
         family: The form's family, a vLLM or SGLang parser, or a model. None, or an unknown name, detects the form.
-        split: Separate reasoning from content. False leaves reasoning marks in the content.
-        unfence: Take content that is one code fence out of it, as for a reply that was requested as JSON.
         forms: Forms of your own, tried before the built-in ones.
 
     Returns:
         The calls, the content before them, the reasoning, and what was repaired or refused. It never raises.
     """
-    read = _read_text(text or "", OfferedNames(tools), family, split, forms)
-    return read._replace(content=plain_content(read.content, unfence=True)) if unfence else read
-
-
-def _read_text(text: str, toolbox: OfferedNames, family: str | None, split: bool, own: Sequence[Form]) -> ToolCallsRead:
-    forms = forms_of(family, own) if family else ()
-    if forms:
-        candidates = [form for form in forms if not form.markers or any(mark in text for mark in form.markers)]
-        thinking = split_reasoning(text) if split else Thinking("", text)
-        return _first_with_calls(candidates, text, toolbox, thinking)
+    text, toolbox = text or "", OfferedNames(tools)
+    given = forms_of(family, forms) if family else ()
+    if given:
+        candidates = [form for form in given if not form.markers or any(mark in text for mark in form.markers)]
+        return _first_with_calls(candidates, text, toolbox, split_reasoning(text))
     if "\\" in text and is_markdown_escaped(text, toolbox):
-        read = _detected(markdown_unescaped(text), toolbox, split, own)
+        read = _detected(markdown_unescaped(text), toolbox, forms)
         return read._replace(repairs=(Repair("markdown_escapes", "reply"), *read.repairs)) if read.calls else read
-    return _detected(text, toolbox, split, own)
+    return _detected(text, toolbox, forms)
 
 
-def _detected(text: str, toolbox: OfferedNames, split: bool, own: Sequence[Form]) -> ToolCallsRead:
-    thinking = split_reasoning(text) if split else Thinking("", text)
+def _detected(text: str, toolbox: OfferedNames, own: Sequence[Form]) -> ToolCallsRead:
+    thinking = split_reasoning(text)
     said = thinking.content
     if said.lstrip()[:1] in ("{", "[", "`"):  # marks inside a reply that consists of calls are data
         whole = _first_with_calls([WHOLE], text, toolbox, thinking)
@@ -186,7 +177,7 @@ def _assembled(form: Form, found: Found, text: str, reasoning: str, cut: bool = 
     refused = any(block.refuses for block in found.blocks)
     calls = () if refused else found.calls[:_MAX_CALLS]
     repairs: list[Repair] = [repair for block in found.blocks for repair in block.repairs]
-    defects = tuple(map(_defect, (block for block in found.blocks if block.broken)))
+    defects = tuple(map(defect_of, (block for block in found.blocks if block.broken)))
     content = found.content if found.content is not None else text if cut else _outside(text, found.blocks, form)
     if reasoning and found.reasoning and reasoning != found.reasoning:
         reasoning = f"{reasoning}\n{found.reasoning}"
@@ -203,7 +194,8 @@ def _assembled(form: Form, found: Found, text: str, reasoning: str, cut: bool = 
     )
 
 
-def _defect(block: Block) -> Defect:
+def defect_of(block: Block) -> Defect:
+    """What is wrong with a block whose call is broken."""
     span = (block.start, block.end)
     if block.refuses:
         hint = f"The tool call was not run: {block.broken}. Write the call again, once and without contradictions."
