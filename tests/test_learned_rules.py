@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,46 @@ def test_no_rule_rests_on_fewer_than_five_approvals_nor_on_luck() -> None:
     assert len(learned(*(made(True, to="ann") for _ in range(5)))) == 1
     moods = [made(n % 10 != 0, to=f"person{n % 7}", amount=n * 37 % 101) for n in range(400)]
     assert learned(*moods) == [], "every tenth call is denied, whatever it is"
+
+
+PEOPLE = ["ann", "bo", "chen", "dora", "emil", "fay", "gus", "hana", "李雷", "韩梅梅"]
+
+
+def payments(seed: int, count: int) -> list[dict[str, Any]]:
+    draw = random.Random(seed)
+    return [{"to": draw.choice(PEOPLE), "amount": round(draw.expovariate(1 / 120), 2)} for _ in range(count)]
+
+
+def let_through(decisions: list[MadeDecision]) -> tuple[int, int]:
+    """How many approved and denied calls of the second half meet the rules that the first half suggests."""
+    half = len(decisions) // 2
+    rules = learned(*decisions[:half])
+    met = [each.approved for each in decisions[half:] if any(rule.fits("act", each.arguments) for rule in rules)]
+    return sum(met), len(met) - sum(met)
+
+
+def test_a_range_ends_before_a_limit_that_another_argument_may_move() -> None:
+    found = []
+    for seed in range(8):
+        made_here = [
+            made(each["amount"] <= (150 if each["to"] in PEOPLE[:6] else 20), **each) for each in payments(seed, 800)
+        ]
+        found.append(let_through(made_here))
+    assert all(saved > 80 for saved, _ in found), found
+    assert not any(denied for _, denied in found), found
+
+
+def test_a_limit_of_a_sum_that_no_call_shows_gives_no_rule() -> None:
+    found = []
+    for seed in range(8):
+        spent, decisions = 0.0, []
+        for number, each in enumerate(payments(seed, 800)):
+            spent = 0.0 if number % 25 == 0 else spent
+            fits = spent + each["amount"] <= 1500
+            spent += each["amount"] * fits
+            decisions.append(made(fits, **each))
+        found.append(let_through(decisions))
+    assert not any(denied for _, denied in found), found
 
 
 def test_the_list_of_a_call_fits_if_each_item_does() -> None:

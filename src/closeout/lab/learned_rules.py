@@ -9,7 +9,6 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +189,7 @@ def suggestions(decisions: Iterable[MadeDecision]) -> list[Suggestion]:
     A rule is the narrowest description of the approvals that it rests on: the values, ranges, beginnings and ends that
     they have. Where denials lie among them, the decisions are divided by the argument that tells them apart best. A
     rule rests on at least five approvals; where decisions were divided, on so many that it is unlikely to have met no
-    denial by chance.
+    denial by chance, and a range ends so many approvals before the limit that divides them.
     """
     tools: defaultdict[str, list[MadeDecision]] = defaultdict(list)
     for each in decisions:
@@ -200,13 +199,12 @@ def suggestions(decisions: Iterable[MadeDecision]) -> list[Suggestion]:
         # A call that was denied was not made, so its server is not known.
         denied = [each for name in {tool, tool.rpartition("/")[2]} for each in tools[name] if not each.approved]
         approved = [each for each in made if each.approved and each.counts]
-        rate = len(denied) / (len(denied) + len(approved)) if approved else 1.0
         shapes: defaultdict[frozenset[str], list[MadeDecision]] = defaultdict(list)
         for each in approved:
             shapes[frozenset(each.arguments)].append(each)
         for shape, alike in shapes.items():
             against = [each for each in denied if each.arguments.keys() == shape]
-            for rule, evidence in _learned(tool, alike, against, _Grounds(rate, MOST_SPLITS)):
+            for rule, evidence in _learned(tool, alike, against, _Grounds()):
                 found.append(Suggestion(rule=rule, approved=tuple(evidence), denied=len(denied)))
     return sorted(found, key=lambda each: -len(each.approved))
 
@@ -216,13 +214,13 @@ class _Grounds:
     """The evidence that a rule needs.
 
     Attributes:
-        rate: How often calls of the tool are denied.
+        rate: How often calls were denied among those that were divided last.
         splits: How often the decisions may be divided further.
         tried: The ways to divide them that were tried so far. Each is a chance to find approvals without a denial.
     """
 
-    rate: float
-    splits: int
+    rate: float = 1.0
+    splits: int = MOST_SPLITS
     tried: int = 0
 
     def suffices(self, approvals: int) -> bool:
@@ -245,9 +243,15 @@ def _learned(
         yield rule, approved
     elif grounds.splits:
         best, tried = _best_split(approved, against)
-        further = replace(grounds, splits=grounds.splits - 1, tried=grounds.tried + tried)
+        rate = len(against) / (len(against) + len(approved))
+        further = _Grounds(rate, grounds.splits - 1, grounds.tried + tried)
+        edge = math.ceil(math.log(CHANCE) / math.log1p(-rate))  # so few approvals next to a limit may be an accident
         for side in () if best is None else (True, False):
-            yield from _learned(tool, [each for each in approved if best(each) is side], against, further)
+            name, test = best
+            within = [each for each in approved if test(each) is side]
+            if name:
+                within = sorted(within, key=lambda each: each.arguments[name], reverse=side)[edge:]
+            yield from _learned(tool, within, against, further)
 
 
 def _hull(values: Sequence[Any]) -> Condition:
@@ -287,11 +291,11 @@ def _best_split(approved: Sequence[MadeDecision], denied: Sequence[MadeDecision]
     The test is None if none does.
     """
     best, least, tried = None, _disorder(len(approved), len(denied)) - 1e-9, 0
-    for tried, test in enumerate(_tests(approved, denied), 1):  # noqa: B007
+    for tried, (name, test) in enumerate(_tests(approved, denied), 1):  # noqa: B007
         yes, no = sum(map(test, approved)), sum(map(test, denied))
         left = _disorder(yes, no) + _disorder(len(approved) - yes, len(denied) - no)
         if left < least and 0 < yes < len(approved):
-            best, least = test, left
+            best, least = (name, test), left
     return best, tried
 
 
@@ -306,13 +310,13 @@ def _tests(approved: Sequence[MadeDecision], denied: Sequence[MadeDecision]) -> 
         if _are_numbers(values):
             limits = sorted(set(values))
             for limit in limits[1 :: 1 + len(limits) // MOST_TESTS]:
-                yield lambda each, name=name, limit=limit: each.arguments[name] < limit
+                yield name, lambda each, name=name, limit=limit: each.arguments[name] < limit
             continue
         for text, _ in Counter(map(as_text, values)).most_common(MOST_TESTS):
-            yield lambda each, name=name, text=text: as_text(each.arguments[name]) == text
+            yield "", lambda each, name=name, text=text: as_text(each.arguments[name]) == text
         texts = _texts_in(values) or ()
         for part, _ in Counter(part for each in texts for part in _parts(each)).most_common(MOST_TESTS):
-            yield lambda each, name=name, part=part: all(part.fits(item) for item in _items(each.arguments[name]))
+            yield "", lambda each, name=name, part=part: all(part.fits(item) for item in _items(each.arguments[name]))
 
 
 def _items(value: Any) -> Sequence[Any]:
