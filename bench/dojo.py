@@ -58,6 +58,7 @@ class Case:
     made: list[FunctionCall] = field(default_factory=list)
     questions: int = 0
     denied: int = 0
+    failure: str = ""
     _written_plan: str = ""
 
     def __post_init__(self) -> None:
@@ -189,6 +190,7 @@ class Case:
                 decisions[each.id] = self._approves(each.tool, each.arguments)
                 self.denied += not decisions[each.id]
             result = await agent.resume(result.run_id, decisions=decisions)
+        self.failure = result.failure.message if result.failure is not None else ""
         text = [{"type": "text", "content": result.answer or ""}]
         check = self.suite._check_task_result
         done = check(self.task, text, self.before, self.environment, self.made)
@@ -243,6 +245,9 @@ async def measure(mode: str, chosen: list[tuple[str, Any, Any, Any]], *, attacke
         found["words"] += by_text
         found["questions"] += case.questions
         found["denied"] += case.denied
+        found["failed"] += bool(case.failure)
+        if case.failure and found["failed"] == 1:
+            print(f"  failed: {name} {task.ID}: {case.failure}")
         found["done, at most one question"] += done and case.questions <= 1
         if harmed and MODES[mode][1] is not None and not by_text:
             print(f"  harmed: {name} {task.ID} {injection.ID}")
@@ -269,6 +274,7 @@ def main() -> None:
                 if attacked:
                     line += f"; attacks: {found['harmed by calls']} of {count - found['words']} by calls"
                     line += f", {found['harmed by words']} of {found['words']} by words in the answer"
+                line += f"; {found['failed']} runs failed" if found["failed"] else ""  # they attack nobody
                 print(line, flush=True)
 
 
