@@ -409,11 +409,13 @@ import statistics
 from statistics import median as middle
 print(statistics.mean([1, 2, 6]), middle([5, 1, 3]), round(statistics.stdev([1, 2, 3, 4]), 4))
 print([statistics.mean(group) for group in ([1, 3], [2.0, 5])], list(itertools.pairwise([1, 2, 3])))
+print(statistics.mean({"a": 1, "b": 3}.values()), statistics.mode({"x, y": 1}), statistics.multimode({"['": 1}.keys()))
 print(collections.Counter("abca").most_common(1), math.prod([2, 3]), json.dumps({"a": 1}), re.findall("[0-9]", "a1b2"))
-try:
-    statistics.mean([])
-except ValueError as error:
-    print(error)
+for data in ([], range(3), {"a": float("nan")}.values()):
+    try:
+        statistics.mean(data)
+    except (ValueError, TypeError) as error:
+        print(error)
 """
 
 
@@ -427,8 +429,9 @@ async def test_a_program_has_the_modules_that_the_prompt_names() -> None:
     )
     shown = [str(message["content"]) for message in model.requests[-1].messages]
     assert shown[3].splitlines() == [
-        "Result:", "3 3 1.291", "[2, 3.5] [(1, 2), (2, 3)]", "[('a', 2)] 6 {\"a\": 1} ['1', '2']",
+        "Result:", "3 3 1.291", "[2, 3.5] [(1, 2), (2, 3)]", "2 x, y [\"['\"]", "[('a', 2)] 6 {\"a\": 1} ['1', '2']",
         "mean requires at least one data point",
+        *["can't convert type 'str' to numerator/denominator. Pass a list: list(…)"] * 2,
     ]  # fmt: skip
     assert "No module named 'numpy'\nThere are the modules collections, csv, " in shown[5]
     assert result.answer == "1"

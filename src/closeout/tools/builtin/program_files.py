@@ -92,11 +92,9 @@ class ProgramFiles(AbstractOS):  # type: ignore[misc]  # an extra's, which type 
 
     def path_open(self, path: PurePosixPath, mode: str) -> MontyFileHandle:
         handle = MontyFileHandle(str(path), mode)
-        if handle.mode[0] == "w":
-            self._write(path, b"")
-        elif handle.mode[0] == "r":
+        if handle.mode[0] == "r":
             self._check_file(path)
-        elif not self.path_is_file(path):
+        elif handle.mode[0] == "w" or not self.path_is_file(path):
             self._write(path, b"")
         return handle
 

@@ -31,7 +31,7 @@ from closeout.repair.names import resolve_tool_name
 from closeout.results.normal import normalise
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput
 from closeout.tools.builtin.program_flow import CallSite, ProgramFlow
-from closeout.tools.builtin.program_modules import MODULE_FUNCTIONS, external_modules, value_of
+from closeout.tools.builtin.program_modules import MODULE_FUNCTIONS, external_modules, host_function, value_of
 from closeout.tools.builtin.work_folder import FilesLeft
 from closeout.tools.executor import CallOutcome
 from closeout.tools.flow import CallLabels
@@ -284,11 +284,8 @@ class ProgramExecution:
             self._flow.feed(code)
 
     def _certain(self, diagnostics: str) -> list[_Finding]:
-        found = [
-            _Finding(int(line), rule, text)
-            for line, _, rule, text in _DIAGNOSTIC.findall(diagnostics)
-            if rule in _CERTAIN
-        ]
+        listed = _DIAGNOSTIC.findall(diagnostics)
+        found = [_Finding(int(line), rule, text) for line, _, rule, text in listed if rule in _CERTAIN]
         known = self._sandbox.names | self._functions.keys() | _BUILTINS
         return [each for each in found if each.rule != "unresolved-reference" or each.name not in known]
 
@@ -336,12 +333,9 @@ class ProgramExecution:
         names = _parameters(spec)
         marks = {name: f"<{name}>" for name in names[: len(call.args)]}
         marks |= {each.arg: f"<{each.arg}>" for each in call.keywords if each.arg is not None}
-        loose = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
-        repaired = repair_arguments(
-            marks,
-            loose | {"additionalProperties": False},
-            spec.policy.aliases,
-        )
+        texts = {name: {"type": "string"} for name in names}
+        loose = {"type": "object", "properties": texts, "additionalProperties": False}
+        repaired = repair_arguments(marks, loose, spec.policy.aliases)
         if not repaired.ok:
             return None
         return next((name for name, mark in repaired.arguments.items() if mark == f"<{keyword.arg}>"), None)
@@ -377,9 +371,8 @@ class ProgramExecution:
         if self._file_steps > MAX_FILE_STEPS:
             raise _TooMany
         try:
-            result = {
-                "return_value": self._own_files().dispatch(snapshot.function_name, snapshot.args, snapshot.kwargs)
-            }
+            value = self._own_files().dispatch(snapshot.function_name, snapshot.args, snapshot.kwargs)
+            result = {"return_value": value}
         except (OSError, ValueError) as error:
             result = {"exception": error}
         except NotImplementedError:
@@ -397,11 +390,7 @@ class ProgramExecution:
         name = snapshot.variable_name
         if snapshot.object_id is not None or name not in {*self._functions, FINAL_ANSWER}:
             return await snapshot.resume()
-
-        def function(*_: Any, **__: Any) -> None: ...  # a call of it comes back here under its name
-
-        function.__name__ = function.__qualname__ = name
-        return await snapshot.resume(value=function)
+        return await snapshot.resume(value=host_function(name))
 
     async def _called(self, snapshot: Any) -> Any:
         name = snapshot.function_name
@@ -616,7 +605,7 @@ class ProgramSandbox:
 
     def __init__(self, started_at: float, seed: str) -> None:
         self.names: set[str] = set()  # names that programs have defined
-        self._started_at = started_at
+        self._moment = datetime.fromtimestamp(started_at, UTC)
         self._seed = seed
         self._pool = AsyncExitStack()
         self._checkout: Callable[..., AsyncMontySession] | None = None
@@ -637,7 +626,6 @@ class ProgramSandbox:
         if self._checkout is None:
             self._checkout = (await self._pool.enter_async_context(AsyncMonty())).checkout
         if self._session is None:
-            moment = datetime.fromtimestamp(self._started_at, UTC)
             session = self._checkout(
                 script_name="program",
                 limits={
@@ -651,11 +639,7 @@ class ProgramSandbox:
                 type_check_format="concise",
                 external_modules=external_modules(),
                 # The same at every execution, so that a program that was interrupted does the same again.
-                os_policy={
-                    "datetime": moment,
-                    "sleep": "zero",
-                    "random_start": {"seed": self._seed},
-                },
+                os_policy={"datetime": self._moment, "sleep": "zero", "random_start": {"seed": self._seed}},
             )
             self._session = await self._worker.enter_async_context(session)
         return self._session
