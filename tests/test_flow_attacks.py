@@ -539,6 +539,76 @@ if p == "yes":
 ---
 send(SAID)
 """,
+    "a list that shares another's store after its change": """
+d = []
+d.append(page())
+c = ["ok"]
+x = [c, d]
+send(d[0])
+""",
+    "a name with an annotation": """
+x = "a"
+x: str = page()
+send(x)
+""",
+    "an augmented assignment": """
+x = "a"
+x += page()
+send(x)
+""",
+    "the else of a loop": """
+x = "a"
+for i in [1]:
+    pass
+else:
+    x = page()
+send(x)
+""",
+    "a change in an element that a page decides on": """
+p = page()
+x = []
+y = [x.append("b") for i in [1] if p == "yes"]
+send(str(len(x)))
+""",
+    "a change in a branch of an expression": """
+p = page()
+x = ["b"]
+y = x.pop() if p == "yes" else "c"
+for each in x:
+    send(each)
+""",
+    "a change behind an and": """
+p = page()
+x = ["a", "b"]
+p == "yes" and x.clear()
+if not x:
+    send("c")
+""",
+    "keywords that a function collects": """
+def f(**kw):
+    send(kw["to"])
+f(to=page())
+""",
+    "keywords of a mapping": """
+def f(to="a"):
+    send(to)
+f(**{"to": page()})
+""",
+    "arguments that a function collects": """
+def f(*args):
+    send(args[-1])
+f("a", page())
+""",
+    "arguments of a starred list": """
+def f(to, body="x"):
+    send(body)
+f(*["a", page()])
+""",
+    "an argument by its name": """
+def f(to):
+    send(to)
+f(to=page())
+""",
 }
 
 
