@@ -609,6 +609,37 @@ def f(to):
     send(to)
 f(to=page())
 """,
+    "the else of a while": """
+x = "a"
+n = 1
+while n:
+    n -= 1
+else:
+    x = page()
+send(x)
+""",
+    "a global name": """
+x = "a"
+def f():
+    global x
+    x = page()
+f()
+send(x)
+""",
+    "a match": """
+x = "a"
+match page():
+    case "yes":
+        x = "b"
+    case _:
+        x = "c"
+send(x)
+""",
+    "the rest of a list": """
+b = ["q"]
+a, *b = ["x", page()]
+send(b[-1])
+""",
 }
 
 
