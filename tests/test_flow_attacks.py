@@ -640,6 +640,21 @@ b = ["q"]
 a, *b = ["x", page()]
 send(b[-1])
 """,
+    "a mapping that a page has changed": """
+d = {"to": "a"}
+d["to"] = page()
+send(**d)
+""",
+    "the items of a list": """
+send(*["a", page()])
+""",
+    "a name of the function": """
+x = "a"
+def f():
+    x = page()
+    send(x)
+f()
+""",
 }
 
 
