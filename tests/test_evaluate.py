@@ -343,6 +343,9 @@ def test_passes_and_slices() -> None:
     assert (halves["1"].score.mean, halves["1"].score.trials, halves["1"].score.clusters) == (0.5, 4, 2)
     with pytest.raises(UsageError, match=r"No task has the metadata field 'whole'\. Fields: half"):
         report.slices("whole")
+    one, *others = report.tasks  # a field that is null says nothing
+    some = replace(report, tasks=(replace(one, metadata={"half": None}), *others))
+    assert {each.value for each in some.slices("half")} == {"0", "1", "(none)"}
 
 
 def test_unfinished_trials_count_as_wrong_and_are_shown(home: Path) -> None:

@@ -234,7 +234,7 @@ class EvalReport:
         Raises:
             UsageError: No task has the field.
         """
-        values = {task.id: str(task.metadata[name]) for task in self.tasks if name in task.metadata}
+        values = {task.id: str(task.metadata[name]) for task in self.tasks if task.metadata.get(name) is not None}
         if not values:
             known = sorted({str(key) for task in self.tasks for key in task.metadata})
             raise UsageError(f"No task has the metadata field '{name}'. Fields: {', '.join(known) or 'none'}.")
