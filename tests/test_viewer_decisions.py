@@ -221,6 +221,7 @@ def test_calls_are_approved_edited_and_denied_and_a_question_is_answered(viewer:
     of("r4").locator(".option").first.click()
     page.wait_for_selector(f"text=closeout resume {run_id}")
     page.wait_for_selector(".call.waits", state="detached")
+    assert texts(page, ".call .state")[2] == "denied"
     assert made(home, run_id) == [
         ("r1", "approve", None, ""),
         ("r2", "approve", '{"key": "b", "amount": 9}', ""),
@@ -231,15 +232,24 @@ def test_calls_are_approved_edited_and_denied_and_a_question_is_answered(viewer:
 
 
 def test_the_page_shows_how_a_decided_run_continues_elsewhere(viewer: Viewer, home: Path) -> None:
-    bank = Bank(home, call("pay", key="a"))
+    bank = Bank(home, call("pay", key="a"), call("pay", key="b"))
     run_id = run_apart(bank.agent, "Pay.")
     page = viewer.open(f"#/run/{run_id}")
-    page.get_by_role("button", name="Approve", exact=True).click()
+    page.locator(".request[data-id='r1']").get_by_role("button", name="Approve", exact=True).click()
+    page.wait_for_selector("text=This run waits for a decision")
+    denied = page.locator(".request[data-id='r2']").get_by_role("button", name="Deny")
+    denied.click()
+    denied.click()
     page.wait_for_selector("text=Everything is decided")
     resume_apart(bank.agent, run_id)
     page.wait_for_selector(".item.answer")
     assert texts(page, ".item.answer .final") == ["done"]
     assert page.locator(".decisions").is_hidden()
+    assert texts(page, ".call.left-out .state") == ["denied"]
+    assert texts(page, ".jump-notRun b") == ["1"]
+    assert "1 not run" in page.locator(".tile:has-text('Calls')").inner_text()
+    page.click("text=1 call was not run")
+    page.wait_for_selector(".item.selected:has(.call.left-out)")
 
 
 def test_one_click_decides_on_all_calls_that_are_shown(viewer: Viewer, home: Path) -> None:

@@ -95,7 +95,8 @@ def test_a_failed_run_opens_with_its_reason_and_the_command_that_resumes_it(view
     shown = page.locator(".run-outcome")
     shown.wait_for()
     command = f"closeout resume {run_id} --agent PACKAGE.MODULE:AGENT"
-    for part in ("This run failed", "Incorrect API key", "AuthenticationFailed", "With the right key:", command):
+    says = "PACKAGE.MODULE:AGENT stands for your agent"
+    for part in ("This run failed", "Incorrect API key", "AuthenticationFailed", "With the right key:", command, says):
         assert part in shown.inner_text()
     tops = [page.locator(each).first.bounding_box()["y"] for each in (".run-outcome", ".item")]
     assert tops[0] < tops[1]

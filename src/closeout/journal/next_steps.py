@@ -44,7 +44,7 @@ _AFTER_FAILURE: Mapping[type[CloseoutError], Sequence[NextStep]] = {
     CloseoutError: [NextStep("Resume it later:", _RESUME)],
 }
 _AFTER_STATUS: Mapping[str, Sequence[NextStep]] = {
-    "cancelled": [NextStep("Resume it:", _RESUME)],
+    "cancelled": [NextStep("To continue it after all:", _RESUME)],
     "interrupted": [NextStep("Resume it:", _RESUME)],
     "unanswered": [NextStep("To try again from an earlier turn:", _FORK)],
 }

@@ -131,12 +131,17 @@ const WAITS = { question: "waits for an answer", timer: "waits for a time", sign
 const ENDED = { approve: "Approved", deny: "Denied", answer: "Answered", time: "The time has come", signal: "Signal received", timeout: "The signal did not come in time", login: "Signed in" };
 const REQUESTS = { question: "Question to a person", timer: "Waits for a time", signal: "Waits for a signal", login: "Waits for a login" };
 
+/** Whether the model was told of a call that it was not run: denied, refused, or with wrong arguments. */
+export function wasNotRun(call) {
+  return Boolean(call.shown && !call.started && (!call.decided || call.decided.verdict === "deny"));
+}
+
 function callElement(call, item, page) {
   const { started, finished } = call;
   const waits = call.decision && !call.decided && !finished && !call.shown && page.mayContinue();
   const isQuestion = call.decision?.kind === "question";
   const state = call.passedOn ? "passed-on" : waits ? "waits" : !started ? "not-run" : !finished ? "running" : finished.ok ? "ok" : "failed";
-  const label = { "passed-on": t("passed to the client"), waits: t(WAITS[call.decision?.kind] ?? "waits for approval"), "not-run": t("not run"), running: t("running …"), ok: "", failed: t("failed") }[state];
+  const label = { "passed-on": t("passed to the client"), waits: t(WAITS[call.decision?.kind] ?? "waits for approval"), "not-run": t(call.decided?.verdict === "deny" ? "denied" : "not run"), running: t("running …"), ok: "", failed: t("failed") }[state];
   const head = h(
     "header", null,
     h("span.tool-name", { dir: "auto" }, textOf(call.name) || "?"),
@@ -149,7 +154,7 @@ function callElement(call, item, page) {
   );
   const given = started ? started.arguments : call.arguments;
   const whole = started ? fieldOf(page.runId, started.seq, (each) => pretty(each.arguments)) : null;
-  const element = h(`section.call.${state}`, { id: started ? `e${started.seq}` : null }, head,
+  const element = h(`section.call.${state}${wasNotRun(call) ? ".left-out" : ""}`, { id: started ? `e${started.seq}` : null }, head,
     (isQuestion && questionElement(given)) || argumentList(given, whole));
   for (const note of decisionNotes(call, waits)) element.append(note);
   if (finished || call.shown) element.append(resultElement(call, item, page));

@@ -50,6 +50,7 @@ export class OutcomePanel {
       record.error_kind ? h("p.quiet", null, h("code", null, record.error_kind)) : null,
       continues ? h("div.buttons", null, resume) : null, continues ? problem : null,
       record.steps.map(([when, command]) => h("div", null, h("p.quiet", null, continues ? t("Or in a terminal:") : t(when)), commandLine(command))),
+      record.steps.some(([, command]) => command.includes("PACKAGE.MODULE:AGENT")) ? h("p.quiet", null, t("PACKAGE.MODULE:AGENT stands for your agent, such as shop.agents:clerk.")) : null,
       failure ? h("p", null, h("button.more", { type: "button", click: () => this.goTo(failure.seq) }, t("Show where it failed"))) : null);
   }
 }

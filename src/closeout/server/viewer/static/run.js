@@ -5,7 +5,7 @@ import { MessageBox } from "./messaging.js";
 import { OutcomePanel } from "./outcome.js";
 import { h, replaceChildren } from "./dom.js";
 import { cost, count, duration, moment, percent, short, fileSize } from "./format.js";
-import { itemElement } from "./items.js";
+import { itemElement, wasNotRun } from "./items.js";
 import { t } from "./language.js";
 import { LongList } from "./list.js";
 import { aboutRun, copyFrom, longText, statusChip } from "./parts.js";
@@ -22,6 +22,7 @@ const LANDMARKS = {
   repair: ["Repairs", (item) => item.repairs?.length],
   rollback: ["Rollbacks", (item) => (item.rolledBack ? 1 : 0)],
   failure: ["Failed calls", (item) => item.calls?.filter(({ finished }) => finished && !finished.ok).length],
+  notRun: ["Calls not run", (item) => item.calls?.filter(wasNotRun).length],
   request: ["Failed requests", (item) => [item, ...(item.extras ?? [])].filter((each) => each.failure).length],
   eviction: ["Evictions", (item) => (["evicted", "compacted"].includes(item.kind) ? 1 : 0)],
   agent: ["Sub-agents", (item) => (item.kind === "agent" ? 1 : 0)],
@@ -183,6 +184,8 @@ class RunPage {
   drawHead() {
     const { record, story } = this;
     const { totals } = story;
+    const notRun = this.items.filter(LANDMARKS.notRun[1]);
+    const left = notRun.reduce((sum, item) => sum + LANDMARKS.notRun[1](item), 0);
     const { input_tokens: input, output_tokens: written, cache_read_tokens: cached, cost_usd: price } = totals.usage;
     const started = story.started?.time ?? record.started;
     const seconds = Math.max(0, (this.isOver() ? story.lastTime : Date.now() / 1000) - started);
@@ -198,9 +201,10 @@ class RunPage {
       this.evaluationLink(),
       this.forkLink(),
       record.answer !== null && h("div.answer-line", null, h("span.label", null, t("Answer")), longText(record.answer, { tag: "b" })),
+      record.answer !== null && left > 0 && h("button.line.warning", { type: "button", click: () => this.goToNext(notRun) }, t(left === 1 ? "1 call was not run" : "{n} calls were not run", { n: count(left) })),
       h("dl.tiles", null,
         tile("Turns", count(totals.turns)),
-        tile("Calls", count(totals.tool_calls), totals.tool_failures ? `${count(totals.tool_failures)} ${t("failed")}` : ""),
+        tile("Calls", count(totals.tool_calls), [totals.tool_failures && `${count(totals.tool_failures)} ${t("failed")}`, left && `${count(left)} ${t("not run")}`].filter(Boolean).join(" · ")),
         tile("Tokens", short(input + written), `${short(input)} ${t("in")} · ${short(written)} ${t("out")}`),
         tile("Cached", percent(cached, input)),
         tile("Cost", price === null ? t("unknown") : cost(price)),
@@ -398,7 +402,7 @@ class RunPage {
   }
 
   key(key) {
-    const problems = this.items.filter((item) => ["repair", "rollback", "failure", "request"].some((name) => LANDMARKS[name][1](item)));
+    const problems = this.items.filter((item) => ["repair", "rollback", "failure", "notRun", "request"].some((name) => LANDMARKS[name][1](item)));
     if (key === "j") this.select(this.selected + 1);
     else if (key === "k") this.select(Math.max(0, this.selected - 1));
     else if (key === "n" && problems.length) this.goToNext(problems);
