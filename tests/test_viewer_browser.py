@@ -109,6 +109,12 @@ def test_the_list_is_searched_filtered_and_continued(viewer: Viewer, home: Path)
     page.wait_for_selector("text=150 runs")
     ids = page.locator(".run-row").evaluate_all("rows => rows.map(row => row.dataset.id)")
     assert ids == [f"run{n:03d}" for n in reversed(range(150))]
+    write_runs(home, [("bad", [ev.RunStarted("main", "Task"), ev.RunEnded("main", "failed", "error", error="broken")])])
+    page.reload()
+    page.click("button:has-text('failed: 1+')")
+    page.wait_for_selector("text=1 run")
+    assert texts(page, ".run-row code") == ["bad"]
+    assert page.locator("button:has-text('failed: ')").count() == 0
 
 
 # ------------------------------------------------------------------------------------------------ a run

@@ -248,7 +248,7 @@ def test_the_page_shows_how_a_decided_run_continues_elsewhere(viewer: Viewer, ho
     assert texts(page, ".call.left-out .state") == ["denied"]
     assert texts(page, ".jump-notRun b") == ["1"]
     assert "1 not run" in page.locator(".tile:has-text('Calls')").inner_text()
-    page.click("text=1 call was not run")
+    page.click("text=1 call was not run: pay")
     page.wait_for_selector(".item.selected:has(.call.left-out)")
 
 
@@ -305,7 +305,7 @@ def test_a_served_run_is_decided_and_followed_to_its_answer(browser: Any, home: 
         page.wait_for_selector(".item.answer")
         assert texts(page, ".item.answer .final") == ["done"]
         assert page.locator(".item.stopped").count() == 1
-        assert page.locator("text=closeout resume").count() == 0
+        page.wait_for_selector("text=closeout resume", state="hidden")
     assert bank.paid == [("a", 1)]
 
 

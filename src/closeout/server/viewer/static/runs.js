@@ -7,6 +7,7 @@ import { aboutRun, statusChip } from "./parts.js";
 import { listRuns, pauseSchedule } from "./source.js";
 
 const STATUSES = ["", "running", "waiting", "answered", "unanswered", "failed", "interrupted", "cancelled"];
+const OPEN = ["failed", "interrupted", "waiting"]; // somebody may have to do something
 const AGES = { "": "any time", "1h": "last hour", "24h": "last 24 hours", "7d": "last 7 days", "30d": "last 30 days" };
 const AGE_SECONDS = { "1h": 3600, "24h": 86_400, "7d": 604_800, "30d": 2_592_000 };
 const FILTERS = ["text", "status", "agent", "user", "model", "newer"]; // in the address `text` is q
@@ -43,6 +44,7 @@ class RunsPage {
     this.status = h("select", { "aria-label": t("Status"), change: () => this.set("status", this.status.value) },
       STATUSES.map((status) => h("option", { value: status, selected: status === this.filters.status }, t(status || "any status"))));
     this.list = h("div.runs", { role: "list" });
+    this.pending = h("p.grouped");
     this.grouped = h("p.grouped.quiet");
     this.beside = h("div");
     this.end = h("div.list-end");
@@ -55,7 +57,7 @@ class RunsPage {
     replaceChildren(this.main, h("div.runs-page", null,
       h("h1.unseen", null, t("Runs")),
       h("form.filters", { role: "search", submit: (event) => event.preventDefault() }, this.search, this.status, this.newer, this.named),
-      this.grouped, this.beside,
+      this.pending, this.grouped, this.beside,
       h("div.runs-head", { "aria-hidden": "true" }, ["Task", "Turns", "Tokens", "Cached", "Cost", "Time"].map((name) => h("span", null, t(name)))),
       this.list, this.end, this.note, this.compare));
     await this.load();
@@ -124,6 +126,7 @@ class RunsPage {
 
   finish(found, more) {
     this.more = more;
+    this.drawPending();
     this.drawGrouped(found.evaluations);
     this.drawBeside(found);
     // The end may still be in sight: an observer reports that only if it observes it again.
@@ -135,6 +138,21 @@ class RunsPage {
     else if (!more) note = t(this.rows.size === 1 ? "1 run" : "{n} runs", { n: count(this.rows.size) });
     if (this.indexing) note += ` · ${t("indexed {n} of {m}", { n: count(found.indexed), m: count(found.total) })}`;
     replaceChildren(this.note, note);
+  }
+
+  /** How many of the runs in the list are open. A click shows only those. */
+  drawPending() {
+    const runs = this.filters.status ? [] : [...this.rows.values()].map((row) => row.run.status);
+    const found = OPEN.map((status) => [status, runs.filter((each) => each === status).length]).filter(([, number]) => number);
+    const text = JSON.stringify([found, this.more]);
+    if (this.pendingText === text) return; // the focus stays on a button
+    this.pendingText = text;
+    const choose = (status) => {
+      this.status.value = status;
+      this.set("status", status);
+    };
+    replaceChildren(this.pending, found.map(([status, number]) =>
+      h("button.more", { type: "button", click: () => choose(status) }, `${t(status)}: ${count(number)}${this.more ? "+" : ""}`)));
   }
 
   /** The recurring runs, and the webhooks that have failed so far. */
