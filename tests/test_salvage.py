@@ -271,6 +271,7 @@ def test_an_answer_about_a_call_that_breaks_off_stays_the_answer() -> None:
         f"It sent this:\n```\n{begun}\n```\nand stopped.",
         f"{begun}\n... and so on, until the limit.</tool_call> That is why it failed.",
         begun.replace("search", "another"),
+        f"Final Answer: 42\n{begun}",
         "A call begins with <tool_call>",
         '{"name": "Ada Lovelace", "born": ',
     ]

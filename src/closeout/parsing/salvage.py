@@ -145,7 +145,9 @@ class _Search:
             said = text[: block.start]
             detector = FormDetector(self.forms)
             detector.feed(text[block.start :])
-            quoted = begins_quotation(said.rpartition("\n")[2]) or len(_FENCE.findall(said)) % 2
+            quoted = (
+                begins_quotation(said.rpartition("\n")[2]) or len(_FENCE.findall(said)) % 2 or _ANSWERED.search(said)
+            )
             offered = detector.name and self.toolbox.find(detector.name)
             if block.broken and offered and not quoted and only_ends(text[block.end :]):
                 return ToolCallsRead(defects=(defect_of(block),))
