@@ -129,7 +129,7 @@ def test_a_range_ends_before_a_limit_that_another_argument_may_move() -> None:
     assert not any(denied for _, denied in found), found
 
 
-def test_a_limit_of_a_sum_that_no_call_shows_gives_no_rule() -> None:
+def test_a_limit_of_a_sum_that_no_call_shows_lets_no_denied_call_through() -> None:
     found = []
     for seed in range(8):
         spent, decisions = 0.0, []

@@ -243,11 +243,13 @@ def _learned(
         yield rule, approved
     elif grounds.splits:
         best, tried = _best_split(approved, against)
+        if best is None:
+            return
+        name, test = best
         rate = len(against) / (len(against) + len(approved))
         further = _Grounds(rate, grounds.splits - 1, grounds.tried + tried)
         edge = math.ceil(math.log(CHANCE) / math.log1p(-rate))  # so few approvals next to a limit may be an accident
-        for side in () if best is None else (True, False):
-            name, test = best
+        for side in (True, False):
             within = [each for each in approved if test(each) is side]
             if name:
                 within = sorted(within, key=lambda each: each.arguments[name], reverse=side)[edge:]
@@ -288,7 +290,7 @@ def _common(texts: Sequence[str]) -> str:
 def _best_split(approved: Sequence[MadeDecision], denied: Sequence[MadeDecision]) -> tuple[Any, int]:
     """Return the test that divides the approvals and tells them from the denials best, and how many were tried.
 
-    The test is None if none does.
+    The test comes with the argument that it compares with a limit, "" for another. It is None if no test divides them.
     """
     best, least, tried = None, _disorder(len(approved), len(denied)) - 1e-9, 0
     for tried, (name, test) in enumerate(_tests(approved, denied), 1):  # noqa: B007

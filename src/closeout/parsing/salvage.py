@@ -136,7 +136,7 @@ class _Search:
         return None
 
     def unreadable(self, reply: str) -> ToolCallsRead | None:
-        """The defect of a call of an offered tool that ends the reply and cannot be read; None if there is none."""
+        """The defect of a call of an offered tool that ends the reply and cannot be read, or None."""
         text = reply.strip()
         last = [form.find(Source(text), self.toolbox).blocks[-1:] for form in detect_forms(text, self.forms)]
         if text[:1] == "{" and value_end(Source(text), 0) is None:

@@ -184,9 +184,9 @@ class RunPage {
   drawHead() {
     const { record, story } = this;
     const { totals } = story;
-    const notRun = this.items.filter(LANDMARKS.notRun[1]);
-    const left = notRun.reduce((sum, item) => sum + LANDMARKS.notRun[1](item), 0);
-    const names = [...new Set(notRun.flatMap((item) => item.calls.filter(wasNotRun).map((call) => textOf(call.name))))].slice(0, 3).join(", ");
+    const notRun = this.items.flatMap((item) => item.calls?.filter(wasNotRun) ?? []);
+    const left = notRun.length;
+    const names = [...new Set(notRun.map((call) => textOf(call.name)))].slice(0, 3).join(", ");
     const { input_tokens: input, output_tokens: written, cache_read_tokens: cached, cost_usd: price } = totals.usage;
     const started = story.started?.time ?? record.started;
     const seconds = Math.max(0, (this.isOver() ? story.lastTime : Date.now() / 1000) - started);
@@ -202,7 +202,7 @@ class RunPage {
       this.evaluationLink(),
       this.forkLink(),
       record.answer !== null && h("div.answer-line", null, h("span.label", null, t("Answer")), longText(record.answer, { tag: "b" })),
-      record.answer !== null && left > 0 && h("button.line.warning", { type: "button", dir: "auto", click: () => this.goToNext(notRun) }, `${t(left === 1 ? "1 call was not run" : "{n} calls were not run", { n: count(left) })}: ${names}`),
+      record.answer !== null && left > 0 && h("button.line.warning", { type: "button", dir: "auto", click: () => this.goToNext(this.items.filter(LANDMARKS.notRun[1])) }, `${t(left === 1 ? "1 call was not run" : "{n} calls were not run", { n: count(left) })}: ${names}`),
       h("dl.tiles", null,
         tile("Turns", count(totals.turns)),
         tile("Calls", count(totals.tool_calls), [totals.tool_failures && `${count(totals.tool_failures)} ${t("failed")}`, left && `${count(left)} ${t("not run")}`].filter(Boolean).join(" · ")),
