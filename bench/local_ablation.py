@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import random
 import re
@@ -26,6 +27,7 @@ from typing import Any
 from closeout import Agent
 from closeout.answers.boxed import find_boxes
 from closeout.answers.sources import Evidence
+from closeout.context.archive import ArchivePolicy
 from closeout.evaluate import EvalReport, EvalTask, evaluate, load_report
 from closeout.evaluate.benchmarks.benchmark import DATA
 from closeout.evaluate.comparison import task_means
@@ -38,7 +40,9 @@ from closeout.run.strategy import CallFirst, ModelTurn
 from closeout.strategies.small_model import IN_WORDS, SmallModel, facts_in
 from closeout.tools.builtin import calculate, document_tools
 from closeout.tools.builtin.document_index import DocumentIndex
+from closeout.tools.builtin.embeddings import Embed
 
+POLICY_TURNS = ArchivePolicy().turns
 INSTRUCTIONS = "Search the documents for each fact that the question needs. Answer in as few words as possible."
 
 
@@ -102,24 +106,31 @@ def prepare(options: argparse.Namespace) -> tuple[list[EvalTask], Path]:
     return tasks, folder
 
 
-async def ask(tasks: list[EvalTask], folder: Path, options: argparse.Namespace) -> None:
-    """Ask each question of the agent, which is not told that the search is one to begin with, and without an agent."""
-    async with LocalClient("local", threads=options.threads, on_status=print) as client:
-        search, read = document_tools(folder, plain=True)
-        ways = (Alone("step-by-step", STEP_BY_STEP), Alone("at-once", IN_WORDS))
-        alone = [
-            Agent(client, [calculate, search, read], strategy=CallFirst(search.name, then=way), home=options.home)
-            for way in ways
-        ]
-        unmarked, read = document_tools(folder, plain=True)
+def agents(client: LocalClient, folder: Path, options: argparse.Namespace) -> dict[str, Agent]:
+    """Return the agent of each way. The one that is an agent is not told that the search is one to begin with."""
+    found = {}
+    for ending, embed in (("", None), ("-vectors", options.embed)):
+        if embed is None and ending:
+            continue
+        search, read = document_tools(folder, plain=True, embed=embed)
+        for name, prompt in (("at-once", IN_WORDS), ("step-by-step", STEP_BY_STEP)):
+            way = CallFirst(search.name, then=Alone(name + ending, prompt))
+            found[name + ending] = Agent(client, [calculate, search, read], strategy=way, home=options.home)
+        unmarked, read = document_tools(folder, plain=True, embed=embed)
         unmarked.policy = replace(unmarked.policy, example=None)
-        tools = [calculate, unmarked, read]
-        agent = Agent(client, tools, instructions=INSTRUCTIONS, strategy=SmallModel(), home=options.home)
+        found["small-model" + ending] = Agent(
+            client, [calculate, unmarked, read], instructions=INSTRUCTIONS, strategy=SmallModel(), home=options.home
+        )
+    return {name: found[name] for name in options.ways}
+
+
+async def ask(tasks: list[EvalTask], folder: Path, options: argparse.Namespace) -> None:
+    """Ask each question in every way before the next one."""
+    async with LocalClient("local", threads=options.threads, on_status=print) as client:
+        ways = agents(client, folder, options)
         for number in range(1, len(tasks) + 1):
-            if not options.without_agent:
-                await evaluate(agent, tasks[:number], scorer="f1", name="small-model", concurrency=1)
-            for way, without in zip(ways, alone, strict=True):
-                await evaluate(without, tasks[:number], scorer="f1", name=way.name, concurrency=1)
+            for name, agent in ways.items():
+                await evaluate(agent, tasks[:number], scorer="f1", name=name, concurrency=1)
             print(number, "questions", flush=True)
 
 
@@ -137,9 +148,9 @@ def was_read(report: EvalReport, home: Path) -> dict[str, bool]:
     return found
 
 
-def retrieve(tasks: list[EvalTask], folder: Path) -> None:
+def retrieve(tasks: list[EvalTask], folder: Path, embed: Embed | None) -> None:
     """Print for how many questions one search finds the answer at all, literally: no model is asked."""
-    index = DocumentIndex(folder)
+    index = DocumentIndex(folder, embed=embed)
     for most in (3, 5, 10):
         found = dict.fromkeys((task.metadata["dataset"] for task in tasks), 0)
         for task in tasks:
@@ -150,12 +161,11 @@ def retrieve(tasks: list[EvalTask], folder: Path) -> None:
 
 
 def show(options: argparse.Namespace) -> None:
-    ways = ("at-once", "step-by-step") if options.without_agent else ("at-once", "step-by-step", "small-model")
-    reports = {way: load_report(way, home=options.home) for way in ways}
+    reports = {way: load_report(way, home=options.home) for way in options.ways}
     read = was_read(reports["at-once"], options.home)
     scores = {way: task_means(report) for way, report in reports.items()}
     shared = [task for task in read if all(task in each for each in scores.values())]
-    if not options.without_agent:
+    if "small-model" in reports:
         scores["at once, then the agent where the answer is not in the results"] = {
             task: scores["at-once" if read[task] else "small-model"][task] for task in shared
         }
@@ -175,7 +185,18 @@ def show(options: argparse.Namespace) -> None:
     for name, report in reports.items():
         ended = [each.outcome for each in report.trials if each.outcome is not None and each.task_id in shared]
         tokens = fmean(each.output_tokens for each in ended)
-        print(name, f"{fmean(each.requests for each in ended):.1f} requests, {tokens:.0f} tokens out a question")
+        long = sum(each.requests > POLICY_TURNS for each in ended)
+        print(
+            name,
+            f"{fmean(each.requests for each in ended):.1f} requests, {tokens:.0f} tokens out, "
+            f"{fmean(each.seconds for each in ended):.0f} s a question; a policy of "
+            f"the context could act in {long} of {len(ended)} runs",
+        )
+
+
+def named(text: str) -> Embed:
+    module, _, function = text.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def main() -> None:
@@ -187,13 +208,18 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=20, help="of each")
     parser.add_argument("--seed", type=int, default=57)
     parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--without-agent", action="store_true", help="compare the two requests only")
+    parser.add_argument(
+        "--ways", nargs="+", default=["at-once", "step-by-step", "small-model"], help="the first is at-once"
+    )
+    parser.add_argument(
+        "--embed", type=named, help="MODULE:FUNCTION that embeds texts, for the ways that end with -vectors"
+    )
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--retrieval", action="store_true", help="ask no model: see what one search finds")
     options = parser.parse_args()
     tasks, folder = prepare(options)
     if options.retrieval:
-        retrieve(tasks, folder)
+        retrieve(tasks, folder, options.embed)
         return
     if not options.report:
         asyncio.run(ask(tasks, folder, options))

@@ -300,10 +300,40 @@ async def test_a_run_that_is_executed_is_not_deleted(home: Path) -> None:
         open_store(home).run("busy")
 
 
+def test_runs_are_filtered_by_their_calls() -> None:
+    def refund(amount: int) -> str:
+        """Refund."""
+        if amount > 9:
+            raise ValueError("too much")
+        return "done"
+
+    def agent(amount: int, *, asks: bool = False) -> Agent:
+        script = [call("refund", amount=amount), answer("well")]
+        return Agent(ScriptedClient(script), [tool(refund, approval="always" if asks else "never"), look])
+
+    make_runs()
+    agent(5).run_sync("Refund.", run_id="paid")
+    agent(50).run_sync("Refund.", run_id="failed")
+    agent(5, asks=True).run_sync("Refund.", run_id="denied")
+    assert listed("--tool", "refund") == ["failed", "paid"]
+    assert here("approve", "denied", "--deny", "no", "--no-resume").code == 0
+    agent(5, asks=True).resume_sync("denied")
+    assert listed("--tool", "refund") == ["denied", "failed", "paid"]
+    assert listed("--tool", "refund", "--failed-call") == listed("--failed-call") == ["denied", "failed"]
+    assert listed("--tool", "look", "--status", "answered", "--text", "zweite") == ["second"]
+    assert listed("--tool", "look", "--failed-call") == listed("--tool", "LOOK") == []
+    assert here("runs", "--tool", "absent").out == "No run matches.\n"
+    assert here("runs", "prune", "--tool", "look", "--dry-run", "--json").json["would_delete"] == ["second", "first"]
+
+
 def test_prune_goes_by_filters_and_asks(home: Path) -> None:
     make_runs()
     assert "prune needs a filter" in here("runs", "prune").sentence
     assert "would delete 1 run. Add --yes" in here("runs", "prune", "--status", "failed").sentence
+    assert here("runs", "prune", "--status", "failed", "--dry-run").out == "third\n1 run would be deleted.\n"
+    dry = here("runs", "prune", "--status", "failed", "--dry-run", "--yes", "--json")
+    assert dry.json == {"would_delete": ["third"], "held": 0}
+    assert len(listed()) == 3
     assert here("runs", "prune", "--status", "failed", "--yes", "--json").json == {"deleted": 1, "held": 0}
     assert here("runs", "prune", "--older-than", "1d", "--yes").out == "0 runs deleted.\n"
     assert listed() == ["second", "first"]

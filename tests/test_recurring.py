@@ -209,11 +209,14 @@ async def test_what_cannot_recur_is_refused(home: Path) -> None:
 async def test_schedules_are_listed_and_changed_on_the_command_line(home: Path) -> None:
     await reporter(home).submit("Report.", run_id="daily", every="0 7 * * *", timezone="Europe/Berlin", start_at=YEAR)
     done = await asyncio.to_thread(here, "runs", "schedules")
-    assert "daily  0 7 * * * Europe/Berlin, next 2027-01-01 " in done.out
+    assert "daily  0 7 * * * Europe/Berlin, next 2027-01-01 07:00:00" in done.out  # the time of the schedule's zone
     assert done.out.endswith("reporter: Report.\n")
     for option, paused in (("--pause", True), ("--continue", False)):
         (found,) = (await asyncio.to_thread(here, "runs", "schedules", "daily", option, "--json")).json
         assert (found["paused"], found["task"]["task"]) == (paused, "Report.")
+    store = open_store(home)
+    store.submit(store.database.db.execute, "UPDATE schedules SET timezone='Mars/Base'").result()  # of a newer machine
+    assert "Mars/Base, next 2027-01-01 " in (await asyncio.to_thread(here, "runs", "schedules")).out
     assert "Name one schedule, and one of" in (await asyncio.to_thread(here, "runs", "schedules", "--pause")).sentence
     assert (await asyncio.to_thread(here, "runs", "schedules", "daily", "--remove")).err == "0 schedules.\n"
     done = await asyncio.to_thread(here, "runs", "schedules", "daily", "--remove")

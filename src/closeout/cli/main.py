@@ -301,11 +301,14 @@ def runs(
     user: Annotated[str, typer.Option(help="A person for whom the run is")] = "",
     older_than: Annotated[str, typer.Option(help="Only runs that began earlier, such as 30d or 12h")] = "",
     newer_than: Annotated[str, typer.Option(help="Only runs that began later")] = "",
+    tool: Annotated[str, typer.Option(help="The name of a tool that the run called")] = "",
+    failed_call: Annotated[bool, typer.Option("--failed-call", help="With a call, of --tool, that failed")] = False,
     limit: Annotated[int, typer.Option(help="How many runs to list", min=1)] = 20,
     output: Annotated[
         str, typer.Option("--output", "--out", "-o", help="export: the file to write; files: the folder")
     ] = "",
     yes: Annotated[bool, typer.Option("--yes", help="prune: do not ask; files: replace files")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="prune: list what would be deleted")] = False,
     json: Json = False,
 ) -> int:
     """List the runs, or show one with its turns, calls and cost.
@@ -313,15 +316,16 @@ def runs(
     files RUN_ID [NAME…] lists the files that a run left, and with -o FOLDER writes them there.
     export [RUN_ID…] -o FILE writes runs into a file, import FILE… reads it, trust RUN_ID… lets imported runs start what
     their records name, delete RUN_ID… deletes runs, and prune deletes those that match --status, --model, --text,
-    --agent, --user, --older-than.
+    --agent, --user, --tool, --failed-call, --older-than, --newer-than.
     """
+    from dataclasses import fields
+
     from closeout.cli.runs import list_runs, show_run
     from closeout.cli.selecting import RunFilter
     from closeout.errors import UsageError
 
-    wanted = RunFilter(
-        status=status, model=model, text=text, agent=agent, user=user, older_than=older_than, newer_than=newer_than
-    )
+    given = locals()
+    wanted = RunFilter(**{each.name: given[each.name] for each in fields(RunFilter)})
     word, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if word == "files":
         from closeout.cli.run_files import files_command
@@ -340,7 +344,7 @@ def runs(
             return managing.trust_runs([*map(full_run_id, rest)], as_json=json)
         if word == "delete":
             return managing.delete_runs([*map(full_run_id, rest)], as_json=json)
-        return managing.prune_runs(wanted, yes=yes, as_json=json)
+        return managing.prune_runs(wanted, yes=yes, dry_run=dry_run, as_json=json)
     if rest:
         raise UsageError(f"closeout runs shows one run at a time, got {len(rest) + 1} arguments. Pass a RUN_ID alone.")
     return show_run(full_run_id(word), as_json=json) if word else list_runs(limit, wanted, as_json=json)

@@ -83,7 +83,7 @@ def delete_runs(run_ids: Sequence[str], *, as_json: bool) -> int:
     return report_done({"deleted": count}, f"{amount(count, 'run')} deleted", as_json=as_json)
 
 
-def prune_runs(wanted: RunFilter, *, yes: bool, as_json: bool) -> int:
+def prune_runs(wanted: RunFilter, *, yes: bool, dry_run: bool, as_json: bool) -> int:
     """Delete the runs that match a filter, or are older than the setting `journal.keep_days`.
 
     Runs that are being executed or on hold stay, and those that wait unless the filter says so.
@@ -103,6 +103,11 @@ def prune_runs(wanted: RunFilter, *, yes: bool, as_json: bool) -> int:
         held = held_runs(store)
     free = [run_id for run_id in chosen if run_id not in held]
     kept = len(chosen) - len(free)
+    if dry_run:
+        if not as_json:
+            print("".join(f"{run_id}\n" for run_id in free), end="")
+        text = f"{amount(len(free), 'run')} would be deleted"
+        return report_done({"would_delete": free, "held": kept}, text, as_json=as_json)
     if free and not yes and not confirmed("prune", amount(len(free), "run")):
         return report_done({"deleted": 0}, "Nothing was deleted", as_json=as_json)
     count = delete_kept_runs(open_store(home_folder()), free) if free else 0

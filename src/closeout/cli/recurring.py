@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from closeout.cli.exits import OK
 from closeout.cli.terminal import amount, one_line, print_json
@@ -37,7 +38,7 @@ def schedules_command(name: str, *, changes: bool, paused: bool | None, as_json:
 
 def schedule_line(schedule: Schedule) -> str:
     """Return a schedule in words: its times, its last run, and its task."""
-    begins = "paused" if schedule.paused else f"next {_local(schedule.next)}"
+    begins = "paused" if schedule.paused else f"next {_local(schedule.next, schedule.timezone)}"
     last = f", last {schedule.last}{' (not ended)' if schedule.is_open else ''}" if schedule.last else ""
     problem = f", left out a run: {schedule.error}" if schedule.error else ""
     text = f"{schedule.name}  {schedule.every} {schedule.timezone}, {begins}{last}{problem}"
@@ -65,5 +66,10 @@ def unsent_line(unsent: Mapping[str, Any]) -> str:
     return f"{unsent['tries']} tries, {then}: {unsent['error']}"
 
 
-def _local(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+def _local(at: float, timezone: str = "") -> str:
+    """Return a time as it is in a zone, or on this machine, also if that does not know the zone."""
+    try:
+        zone = ZoneInfo(timezone) if timezone else None
+    except (ValueError, OSError, LookupError):
+        zone = None
+    return f"{datetime.fromtimestamp(at, zone):%Y-%m-%d %H:%M:%S}"

@@ -1,16 +1,17 @@
-"""Select runs by status, model, text and age: the filters of `closeout runs`."""
+"""Select runs by status, model, text, calls and age: the filters of `closeout runs`."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from closeout.errors import UsageError
+from closeout.journal.events import DecisionMade, DecisionRequested, ToolFinished
 from closeout.journal.persons import belongs_to
 from closeout.journal.run_names import LAB
-from closeout.journal.store import RunRecord, Store
+from closeout.journal.store import Row, RunRecord, Store
 
 __all__ = ["RunFilter", "seconds_in"]
 
@@ -31,6 +32,8 @@ class RunFilter:
         user: A person for whom the run is.
         older_than: An age such as "30d"; the run began earlier.
         newer_than: The run began later.
+        tool: The name of a tool that the run called.
+        failed_call: A call of the run, or of this tool, failed or was refused.
     """
 
     status: str = ""
@@ -40,6 +43,8 @@ class RunFilter:
     user: str = ""
     older_than: str = ""
     newer_than: str = ""
+    tool: str = ""
+    failed_call: bool = False
 
     def __post_init__(self) -> None:
         if self.status and self.status not in STATUSES:
@@ -48,7 +53,7 @@ class RunFilter:
     @property
     def is_set(self) -> bool:
         """True if any field limits the runs."""
-        return any((self.status, self.model, self.text, self.agent, self.user, self.older_than, self.newer_than))
+        return self != RunFilter()
 
     def select(self, store: Store) -> Iterator[RunRecord]:
         """Iterate over the runs that match, newest first."""
@@ -60,8 +65,12 @@ class RunFilter:
                 continue
             if self.model and self.model.casefold() not in record.model.casefold():
                 continue
-            if began_after <= record.started <= began_before:
+            if began_after <= record.started <= began_before and self._has_call(store, record.run_id):
                 yield record
+
+    def _has_call(self, store: Store, run_id: str) -> bool:
+        calls = _ended_calls(store.rows(run_id)) if self.tool or self.failed_call else [("", False)]
+        return any(self.tool in ("", name) and not (self.failed_call and ok) for name, ok in calls)
 
     def _found(self, store: Store) -> Iterator[RunRecord]:
         if self.text:
@@ -79,6 +88,18 @@ class RunFilter:
                     yield store.run(run_id)
         else:
             yield from store.each_run(not_under=() if self.is_set else [LAB])
+
+
+def _ended_calls(rows: Iterable[Row]) -> Iterator[tuple[str, bool]]:
+    """Iterate over the tools that were called, and whether the call succeeded. One that a person denied did not."""
+    asked: dict[tuple[str, str], str] = {}
+    for event in (row.event for row in rows):
+        if isinstance(event, ToolFinished):
+            yield event.name, event.ok
+        elif isinstance(event, DecisionRequested):
+            asked[event.agent, event.request] = event.name
+        elif isinstance(event, DecisionMade) and event.verdict == "deny":
+            yield asked[event.agent, event.request], False
 
 
 def seconds_in(option: str, age: str) -> float:

@@ -87,7 +87,7 @@ def stub_of(name: str, tool: ToolSpec, *, documented: bool = True) -> str:
         text = f"{parameter}: {_type(schema)}"
         parameters.append(text if parameter in required else f"{text} = {_default(schema)}")
         if schema.get("description"):
-            descriptions.append(f"    {parameter}: {_one_line(str(schema['description']))}")
+            descriptions.append(f"    {parameter}: {' '.join(str(schema['description']).split())}")
     head = f"def {name}({', '.join(parameters)}) -> Any:"
     if not documented:
         return f"{head} ..."
@@ -146,10 +146,6 @@ def _type(schema: Mapping[str, Any]) -> str:
 def _default(schema: Mapping[str, Any]) -> str:
     default = schema.get("default")
     return repr(default) if isinstance(default, str | int | float | bool | None) else "..."
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def with_functions(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:

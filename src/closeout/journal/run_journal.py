@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from closeout.errors import JournalDamaged, JournalError, Suspended
 from closeout.file_values import File
@@ -39,10 +39,11 @@ from closeout.journal.subscribers import RunInfo, Subscribers
 from closeout.journal.usage_of_run import RunUsage, totals_kept
 from closeout.visible import visible
 
-__all__ = ["Journal", "cancel_again", "describe_damage"]
+__all__ = ["Journal", "cancel_again", "describe_damage", "opened"]
 
 logger = logging.getLogger("closeout")
 
+P = ParamSpec("P")
 Decided = TypeVar("Decided", CallDecided, DecisionRequested, FlowDecided)
 
 LOGGED_LENGTH = 1000  # characters of a message in the log; the journal has all of it
@@ -51,8 +52,7 @@ LOGGED_LENGTH = 1000  # characters of a message in the log; the journal has all 
 class Journal:
     """The journal of one run. Not for use from several threads: a run lives in one event loop.
 
-    `Journal.begin` and `Journal.resume` make one in a running event loop, `Journal.start` and `Journal.reopen` outside
-    of one. Without a store the journal is kept in memory only.
+    `start` and `reopen` make one, with `opened` in a running event loop. Without a store it is kept in memory.
 
     Attributes:
         run_id: the name of the run.
@@ -147,22 +147,6 @@ class Journal:
         return journal
 
     @classmethod
-    async def begin(
-        cls,
-        store: Store | None,
-        started: RunStarted,
-        model: str = "",
-        *,
-        run_id: str = "",
-        files: Sequence[File] = (),
-    ) -> Journal:
-        """`start` without stopping the event loop."""
-        if store is None:
-            return cls.start(None, started, model, run_id=run_id, files=files)
-        opening = store.submit(cls.start, store, started, model, run_id=run_id, files=files)
-        return await _opened_off_loop(store, opening)
-
-    @classmethod
     def reopen(
         cls,
         store: Store,
@@ -201,20 +185,6 @@ class Journal:
             store.release(number)
             raise
         return journal
-
-    @classmethod
-    async def resume(
-        cls,
-        store: Store,
-        run_id: str,
-        *,
-        despite_damage: bool = False,
-        resumed: RunResumed | None = None,
-        seen: RunRecord | None = None,
-    ) -> Journal:
-        """`reopen` without stopping the event loop."""
-        opening = store.submit(cls.reopen, store, run_id, despite_damage=despite_damage, resumed=resumed, seen=seen)
-        return await _opened_off_loop(store, opening)
 
     @classmethod
     def replay(
@@ -601,7 +571,11 @@ async def _settled(future: Future[None]) -> None:
     settled.result()
 
 
-async def _opened_off_loop(store: Store, opening: Future[Journal]) -> Journal:
+async def opened(
+    opens: Callable[Concatenate[Store, P], Journal], store: Store, *args: P.args, **kwargs: P.kwargs
+) -> Journal:
+    """Call `Journal.start` or `Journal.reopen` without stopping the event loop."""
+    opening = store.submit(opens, store, *args, **kwargs)
     try:
         return await asyncio.shield(asyncio.wrap_future(opening))
     except asyncio.CancelledError:

@@ -186,16 +186,12 @@ def rejected_text(status: int, body: bytes) -> str | None:
         return encode_json(generated).decode()
     if isinstance(generated, str):
         return generated
-    message = next(filter(None, map(_message_of, _errors(value))), "")
+    message = next(filter(None, map(_message_of, (_field(value, "error"), value))), "")
     if rest := _REST.search(message):
         # A call after the position is whole if it begins there.
         return rest[2] if rest[1] == "0" or rest[2].lstrip().startswith(("<", "[", "{")) else ""
     raw = _RAW.search(message)
     return raw[1] if raw else ""
-
-
-def _errors(value: Any) -> tuple[Any, ...]:
-    return (_field(value, "error"), value)
 
 
 def _message_of(error: Any) -> str:

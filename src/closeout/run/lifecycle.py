@@ -15,7 +15,7 @@ from closeout.compat.task_log import TaskLog
 from closeout.errors import CloseoutError, Failure, JournalError, Suspended, ToolError, UsageError
 from closeout.file_values import File
 from closeout.journal.events import Noted, RunEnded, RunResumed, RunStarted
-from closeout.journal.run_journal import Journal, cancel_again
+from closeout.journal.run_journal import Journal, cancel_again, opened
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Listener
@@ -71,7 +71,10 @@ async def start_journal(plan: AgentPlan, task: Task, store: Store | None, run_id
         UsageError: Its budget cannot be kept.
     """
     _check_budget(plan)
-    return await Journal.begin(store, new_started(plan, task), plan.client.name, run_id=run_id, files=task.kept)
+    started, model = new_started(plan, task), plan.client.name
+    if store is None:
+        return Journal.start(None, started, model, run_id=run_id, files=task.kept)
+    return await opened(Journal.start, store, started, model, run_id=run_id, files=task.kept)
 
 
 async def submit_run(plan: AgentPlan, task: Task, store: Store, run_id: str = "", *, priority: int = 0) -> str:

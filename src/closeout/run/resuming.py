@@ -28,7 +28,7 @@ from closeout.journal.events import (
     ToolsChanged,
     ToolStarted,
 )
-from closeout.journal.run_journal import Journal, describe_damage
+from closeout.journal.run_journal import Journal, describe_damage, opened
 from closeout.journal.run_names import LAB
 from closeout.journal.store import Row, RunRecord, Store
 from closeout.journal.subscribers import Listener
@@ -134,7 +134,7 @@ async def resume_run(
             resumed = replace(resumed, overrides=plan.overrides)
         if decisions:
             await store.off_loop(record_decisions, store, run_id, decisions)
-        journal = await Journal.resume(store, run_id, despite_damage=despite_damage, resumed=resumed, seen=seen)
+        journal = await opened(Journal.reopen, store, run_id, despite_damage=despite_damage, resumed=resumed, seen=seen)
         return await execute_run(plan, task, journal, listeners)
 
 
@@ -197,7 +197,7 @@ async def _continued(
     if misfits:
         name, why = next(iter(misfits.items()))
         problem = f"tool {name} has changed, and the run has called it"
-        return replace(how, problem=problem, remedy=_sentence(why), event=_call_of(rows, name))
+        return replace(how, problem=problem, remedy=why[:1].upper() + why[1:], event=_call_of(rows, name))
     left = _differences(kept, rows, run_id, kept=True)
     if left:
         remedy = "Resume it with that agent, or let it take the changes: on_change='take', --on-change take."
@@ -262,10 +262,6 @@ def _refused(run_id: str, how: Continuation) -> ResumeRefused:
     where = "" if how.event is None else f" It would stop at event {how.event}."
     text = f"Run {run_id} was made by another agent: {how.problem}.{where} {how.remedy}"
     return ResumeRefused(text, how.differences or (how.problem,))
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 # ------------------------------------------------------------------------------------------------ what differs
