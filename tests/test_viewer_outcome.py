@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient
 
@@ -88,7 +89,7 @@ async def test_runs_are_listed_and_found_by_agent_user_and_age(client: TestClien
         assert [each["run_id"] for each in (await get(client, f"runs?{query}"))["runs"]] == names, query
 
 
-def test_a_failed_run_opens_with_its_reason_and_the_command_that_resumes_it(viewer: Viewer, home: Path) -> None:
+def test_a_run_without_an_answer_opens_with_what_happened_and_what_to_do(viewer: Viewer, home: Path) -> None:
     script = failing_once(AuthenticationFailed("Incorrect API key", status=401))
     run_id = run_apart(Agent(ScriptedClient(script), home=home, name="desk"), "How many?")
     page = viewer.open(f"#/run/{run_id}")
@@ -96,7 +97,15 @@ def test_a_failed_run_opens_with_its_reason_and_the_command_that_resumes_it(view
     shown.wait_for()
     command = f"closeout resume {run_id} --agent PACKAGE.MODULE:AGENT"
     says = "PACKAGE.MODULE:AGENT stands for your agent"
-    for part in ("This run failed", "Incorrect API key", "AuthenticationFailed", "With the right key:", command, says):
+    for part in (
+        "This run failed",
+        "Incorrect API key",
+        "Kind of failure: AuthenticationFailed",
+        "With the right key:",
+        "With the right key:",
+        command,
+        says,
+    ):
         assert part in shown.inner_text()
     tops = [page.locator(each).first.bounding_box()["y"] for each in (".run-outcome", ".item")]
     assert tops[0] < tops[1]
@@ -105,6 +114,28 @@ def test_a_failed_run_opens_with_its_reason_and_the_command_that_resumes_it(view
         "rgb(192, 52, 43)"
     )
     shown.get_by_role("button", name="Show where it failed").click()
+    page.wait_for_selector(".item.turn.selected")
+
+    @tool(destructive=True)
+    async def pay(key: str) -> str:
+        """Pay."""
+        paying.cancel()
+        return await asyncio.sleep(60, key)
+
+    clerk = Agent(ScriptedClient([call("pay", key="a"), answer("paid")]), [pay], home=home)
+
+    async def cancelled() -> None:
+        nonlocal paying
+        paying = asyncio.current_task()
+        await clerk.run("Pay.", run_id="cancelled")
+
+    paying: Any = None
+    with ThreadPoolExecutor(1) as pool, pytest.raises(asyncio.CancelledError):
+        pool.submit(asyncio.run, cancelled()).result()
+    page.goto(page.url.split("#")[0] + "#/run/cancelled")
+    page.wait_for_selector("text=This run was cancelled")
+    assert texts(page, ".call .state") == ["no result"]
+    page.click("text=1 call has no result, so it may have been done or not: pay")
     page.wait_for_selector(".item.turn.selected")
 
 

@@ -27,7 +27,7 @@ class EvaluationsPage {
     this.show(await listEvaluations());
     replaceChildren(this.main, h("div.evaluations-page", null,
       h("h1.unseen", null, t("Evaluations")),
-      h("div.evaluations-head", { "aria-hidden": "true" }, ["Evaluation", "Score", "Trials", "Tokens", "Cost"].map((name) => h("span", null, t(name)))),
+      h("div.evaluations-head", { "aria-hidden": "true" }, ["Evaluation", "Score", "Finished trials", "Tokens", "Cost"].map((name) => h("span", null, t(name)))),
       this.list, this.note));
     this.timer = setInterval(() => this.refresh(), EVALUATIONS_MS);
   }
@@ -84,9 +84,9 @@ class EvaluationsPage {
           failures.slice(0, 3).map(([kind, number]) => h("span.flag.flag-rollback", { dir: "auto" }, `${kind} ${count(number)}`)))),
       h("span.number", { "data-name": t("Score") }, score.mean === null ? "–" : h("b", null, share(score.mean)), h("small", null, score.error === null ? "" : ` ± ${share(score.error)}`),
         each.finished < each.planned ? h("small.below", null, t("of {n} finished trials", { n: count(each.finished) })) : null),
-      h("span.number", { "data-name": t("Trials") }, `${count(each.finished)} / ${count(each.planned)}`, done),
+      h("span.number", { "data-name": t("Finished trials") }, `${count(each.finished)} / ${count(each.planned)}`, done),
       h("span.number", { "data-name": t("Tokens"), title: count(each.tokens) }, short(each.tokens)),
-      h("span.number", { "data-name": t("Cost") }, cost(each.cost)));
+      h("span.number", { "data-name": t("Cost") }, each.cost ? cost(each.cost) : "–")); // without a price it is 0, too
   }
 
   key(key) {

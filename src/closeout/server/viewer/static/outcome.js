@@ -47,7 +47,7 @@ export class OutcomePanel {
     replaceChildren(this.element,
       h("h2", null, t(record.status === "interrupted" && record.reason ? "This run has not begun" : OUTCOME_TITLES[record.status])),
       record.reason && record.reason !== record.status ? longText(record.reason, { tag: "p.reason" }) : null,
-      record.error_kind ? h("p.quiet", null, h("code", null, record.error_kind)) : null,
+      record.error_kind ? h("p.quiet", null, `${t("Kind of failure")}: `, h("code", null, record.error_kind)) : null,
       continues ? h("div.buttons", null, resume) : null, continues ? problem : null,
       record.steps.map(([when, command]) => h("div", null, h("p.quiet", null, continues ? t("Or in a terminal:") : t(when)), commandLine(command))),
       record.steps.some(([, command]) => command.includes("PACKAGE.MODULE:AGENT")) ? h("p.quiet", null, t("PACKAGE.MODULE:AGENT stands for your agent, such as shop.agents:clerk.")) : null,

@@ -5,7 +5,7 @@ import { MessageBox } from "./messaging.js";
 import { OutcomePanel } from "./outcome.js";
 import { h, replaceChildren } from "./dom.js";
 import { cost, count, duration, moment, percent, short, fileSize } from "./format.js";
-import { itemElement, wasNotRun } from "./items.js";
+import { itemElement, wasCutOff, wasNotRun } from "./items.js";
 import { t } from "./language.js";
 import { LongList } from "./list.js";
 import { aboutRun, copyFrom, longText, statusChip } from "./parts.js";
@@ -186,7 +186,10 @@ class RunPage {
     const { totals } = story;
     const notRun = this.items.flatMap((item) => item.calls?.filter(wasNotRun) ?? []);
     const left = notRun.length;
-    const names = [...new Set(notRun.map((call) => textOf(call.name)))].slice(0, 3).join(", ");
+    const cut = this.isOver() && record.status !== "waiting" ? this.items.flatMap((item) => item.calls?.filter(wasCutOff) ?? []) : [];
+    const names = (calls) => [...new Set(calls.map((call) => textOf(call.name)))].slice(0, 3).join(", ");
+    const isOpen = (item) => item.kind === "turn" && !item.accepted && !item.rolledBack;
+    const open = record.status === "waiting" || !this.isOver() ? this.items.filter(isOpen).length : 0;
     const { input_tokens: input, output_tokens: written, cache_read_tokens: cached, cost_usd: price } = totals.usage;
     const started = story.started?.time ?? record.started;
     const seconds = Math.max(0, (this.isOver() ? story.lastTime : Date.now() / 1000) - started);
@@ -202,13 +205,14 @@ class RunPage {
       this.evaluationLink(),
       this.forkLink(),
       record.answer !== null && h("div.answer-line", null, h("span.label", null, t("Answer")), longText(record.answer, { tag: "b" })),
-      record.answer !== null && left > 0 && h("button.line.warning", { type: "button", dir: "auto", click: () => this.goToNext(this.items.filter(LANDMARKS.notRun[1])) }, `${t(left === 1 ? "1 call was not run" : "{n} calls were not run", { n: count(left) })}: ${names}`),
+      record.answer !== null && left > 0 && h("button.line.warning", { type: "button", dir: "auto", click: () => this.goToNext(this.items.filter(LANDMARKS.notRun[1])) }, `${t(left === 1 ? "1 call was not run" : "{n} calls were not run", { n: count(left) })}: ${names(notRun)}`),
+      cut.length > 0 && h("button.line.warning", { type: "button", dir: "auto", click: () => this.goToNext(this.items.filter((item) => item.calls?.some(wasCutOff))) }, `${t(cut.length === 1 ? "1 call has no result, so it may have been done or not" : "{n} calls have no result, so they may have been done or not", { n: count(cut.length) })}: ${names(cut)}`),
       h("dl.tiles", null,
-        tile("Turns", count(totals.turns)),
+        tile("Turns", count(totals.turns), open ? t("{n} under way", { n: count(open) }) : ""),
         tile("Calls", count(totals.tool_calls), [totals.tool_failures && `${count(totals.tool_failures)} ${t("failed")}`, left && `${count(left)} ${t("not run")}`].filter(Boolean).join(" · ")),
         tile("Tokens", short(input + written), `${short(input)} ${t("in")} · ${short(written)} ${t("out")}`),
         tile("Cached", percent(cached, input)),
-        tile("Cost", price === null ? t("unknown") : cost(price)),
+        tile("Cost", price === null ? t("unknown") : cost(price), price === null ? t("a price is missing") : ""),
         tile("Time", duration(seconds * 1000)),
         tile("Repairs", totals.repairs ? count(totals.repairs) : ""),
         tile("Rollbacks", totals.rollbacks ? count(totals.rollbacks) : ""),
