@@ -31,6 +31,7 @@ from closeout.evaluate import (
     rescore,
     write_html,
 )
+from closeout.evaluate.comparison import power_of_plan
 from closeout.evaluate.overview import list_evaluations, show_evaluation
 from closeout.evaluate.sweep import Sweep
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
@@ -396,6 +397,7 @@ def test_a_comparison_is_clustered_by_a_field_of_the_tasks() -> None:
 def test_a_comparison_names_its_power() -> None:
     found = compare(run(Scripted(lambda q, n: "1"), 8), run(Scripted(echo), 8, name="other"))
     assert "80 % power for 35.0 points; to see 3 points you need about 1,100 tasks" in str(found)
+    assert "no power to see any difference; to see 3 points" in power_of_plan(3)  # of 100 points at most
     power = found.to_dict()["power"]
     assert (power["detectable"], power["tasks_needed"]) == (pytest.approx(0.350198), pytest.approx(1090.1, abs=0.1))
 

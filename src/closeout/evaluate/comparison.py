@@ -208,10 +208,8 @@ def power_of_plan(tasks: int) -> str:
 def _power(detectable: float, needed: float) -> str:
     """Return the text for a smallest visible difference, and for the tasks that `SEEN` takes, in two digits."""
     scale = 10 ** max(math.floor(math.log10(needed)) - 1, 0)
-    return (
-        f"80 % power for {100 * detectable:.1f} points; "
-        f"to see {100 * SEEN:g} points you need about {amount(round(needed / scale) * scale, 'task')}"
-    )
+    power = f"80 % power for {100 * detectable:.1f} points" if detectable <= 1 else "no power to see any difference"
+    return f"{power}; to see {100 * SEEN:g} points you need about {amount(round(needed / scale) * scale, 'task')}"
 
 
 def task_means(report: EvalReport) -> dict[str, float]:

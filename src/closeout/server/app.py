@@ -50,7 +50,7 @@ def create_app(
 
 def error_response(status: int, message: str, kind: str) -> web.Response:
     """Return an error as JSON, in the shape that OpenAI clients read."""
-    return web.json_response({"error": {"message": message, "type": kind, "code": None}}, status=status)
+    return web.json_response({"error": {"message": message, "type": kind, "param": None, "code": None}}, status=status)
 
 
 def json_response(value: Any, headers: Mapping[str, str] | None = None, *, status: int = 200) -> web.Response:
