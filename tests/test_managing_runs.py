@@ -333,6 +333,7 @@ def test_prune_goes_by_filters_and_asks(home: Path) -> None:
     assert here("runs", "prune", "--status", "failed", "--dry-run").out == "third\n1 run would be deleted.\n"
     dry = here("runs", "prune", "--status", "failed", "--dry-run", "--yes", "--json")
     assert dry.json == {"would_delete": ["third"], "held": 0}
+    assert "--dry-run goes with prune" in here("runs", "delete", "third", "--dry-run").sentence
     assert len(listed()) == 3
     assert here("runs", "prune", "--status", "failed", "--yes", "--json").json == {"deleted": 1, "held": 0}
     assert here("runs", "prune", "--older-than", "1d", "--yes").out == "0 runs deleted.\n"

@@ -324,9 +324,11 @@ def runs(
     from closeout.cli.selecting import RunFilter
     from closeout.errors import UsageError
 
-    given = locals()
-    wanted = RunFilter(**{each.name: given[each.name] for each in fields(RunFilter)})
+    options = locals()
+    wanted = RunFilter(**{each.name: options[each.name] for each in fields(RunFilter)})
     word, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if dry_run and word != "prune":
+        raise UsageError("--dry-run goes with prune. Write: closeout runs prune --older-than 30d --dry-run")
     if word == "files":
         from closeout.cli.run_files import files_command
 

@@ -99,7 +99,7 @@ def _ended_calls(rows: Iterable[Row]) -> Iterator[tuple[str, bool]]:
         elif isinstance(event, DecisionRequested):
             asked[event.agent, event.request] = event.name
         elif isinstance(event, DecisionMade) and event.verdict == "deny":
-            yield asked[event.agent, event.request], False
+            yield asked.get((event.agent, event.request), ""), False
 
 
 def seconds_in(option: str, age: str) -> float:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, RunEnded, ToolFinished, ToolStarted
-from closeout.journal.run_journal import Journal, opened
+from closeout.journal.run_journal import Journal, open_journal
 from closeout.journal.store import Row, RunRecord, Store
 
 __all__ = ["MAX_INTERRUPTIONS", "ended_in_vain"]
@@ -45,7 +45,7 @@ async def ended_in_vain(store: Store, run_id: str, *, seen: RunRecord | None = N
         error=f"It was interrupted {count} times in a row{_where(rows)}, so it is not resumed automatically: it may be "
         f"what ends the process. To resume it: closeout resume {run_id}",
     )
-    journal = await opened(Journal.reopen, store, run_id, seen=seen)
+    journal = await open_journal(Journal.reopen, store, run_id, seen=seen)
     await journal.end(ended)
     log.warning("Run %s has failed. %s", run_id, ended.error)
     return ended

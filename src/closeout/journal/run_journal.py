@@ -39,7 +39,7 @@ from closeout.journal.subscribers import RunInfo, Subscribers
 from closeout.journal.usage_of_run import RunUsage, totals_kept
 from closeout.visible import visible
 
-__all__ = ["Journal", "cancel_again", "describe_damage", "opened"]
+__all__ = ["Journal", "cancel_again", "describe_damage", "open_journal"]
 
 logger = logging.getLogger("closeout")
 
@@ -52,7 +52,7 @@ LOGGED_LENGTH = 1000  # characters of a message in the log; the journal has all 
 class Journal:
     """The journal of one run. Not for use from several threads: a run lives in one event loop.
 
-    `start` and `reopen` make one, with `opened` in a running event loop. Without a store it is kept in memory.
+    `start` and `reopen` make one, with `open_journal` in a running event loop. Without a store it is kept in memory.
 
     Attributes:
         run_id: the name of the run.
@@ -571,7 +571,7 @@ async def _settled(future: Future[None]) -> None:
     settled.result()
 
 
-async def opened(
+async def open_journal(
     opens: Callable[Concatenate[Store, P], Journal], store: Store, *args: P.args, **kwargs: P.kwargs
 ) -> Journal:
     """Call `Journal.start` or `Journal.reopen` without stopping the event loop."""

@@ -10,7 +10,7 @@ from typing import Any
 from closeout.errors import JournalLocked
 from closeout.journal.events import Event, ModelFailed, ModelReplied, RunEnded
 from closeout.journal.retention import delete_runs
-from closeout.journal.run_journal import Journal, opened
+from closeout.journal.run_journal import Journal, open_journal
 from closeout.journal.run_names import LAB
 from closeout.journal.store import Store
 
@@ -64,7 +64,7 @@ class KeptLane:
             assert source.started is not None
             started = replace(source.started, name=LAB, origin={LAB: self._origin})
             model = str(started.fingerprint.get("model", ""))
-            self._journal = await opened(Journal.start, self._store, started, model, run_id=self._name)
+            self._journal = await open_journal(Journal.start, self._store, started, model, run_id=self._name)
             self.run_id = self._name
             for row in source.rows()[1:]:
                 self.add(row.event)

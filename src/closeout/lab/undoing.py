@@ -14,7 +14,7 @@ from typing import Any
 from closeout.codec import json_of_any
 from closeout.errors import RunExists, RunNotFound, UsageError
 from closeout.journal.events import Event, RunEnded, RunStarted, ToolFinished, ToolStarted
-from closeout.journal.run_journal import Journal, opened
+from closeout.journal.run_journal import Journal, open_journal
 from closeout.journal.run_names import call_id
 from closeout.journal.store import Row, RunRows, Store
 from closeout.results.tool_output import ToolOutput, ToolTelemetry
@@ -69,11 +69,11 @@ async def undo_call(plan: AgentPlan, store: Store, run_id: str, call: str) -> To
     for number in count(1):
         own_id = _undo_id(run_id, call, number)
         try:
-            journal = await opened(Journal.start, store, opening, run_id=own_id)
+            journal = await open_journal(Journal.start, store, opening, run_id=own_id)
         except RunExists:
             tried = _outcome(await store.off_loop(store.read, own_id))
             if tried is None:
-                journal = await opened(Journal.reopen, store, own_id)
+                journal = await open_journal(Journal.reopen, store, own_id)
             elif tried.success:
                 return tried
         if journal is not None:

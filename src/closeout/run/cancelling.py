@@ -16,7 +16,7 @@ from closeout.errors import JournalDamaged, JournalError, JournalLocked, RunNotF
 from closeout.journal.claims import CANCEL, HANDED_OVER
 from closeout.journal.events import RunEnded
 from closeout.journal.following import wait_until
-from closeout.journal.run_journal import Journal, opened
+from closeout.journal.run_journal import Journal, open_journal
 from closeout.journal.store import RunRecord, Store
 
 __all__ = [
@@ -71,7 +71,7 @@ async def _has_ended(store: Store, run_id: str, number: int) -> bool:
 async def _end(store: Store, seen: RunRecord) -> None:
     """End a run that nobody executes."""
     with suppress(JournalLocked):  # another process was faster
-        journal = await opened(Journal.reopen, store, seen.run_id, seen=seen)
+        journal = await open_journal(Journal.reopen, store, seen.run_id, seen=seen)
         await journal.end(RunEnded("main", "cancelled", "cancelled"))
 
 

@@ -15,7 +15,7 @@ from closeout.compat.task_log import TaskLog
 from closeout.errors import CloseoutError, Failure, JournalError, Suspended, ToolError, UsageError
 from closeout.file_values import File
 from closeout.journal.events import Noted, RunEnded, RunResumed, RunStarted
-from closeout.journal.run_journal import Journal, cancel_again, opened
+from closeout.journal.run_journal import Journal, cancel_again, open_journal
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Listener
@@ -74,7 +74,7 @@ async def start_journal(plan: AgentPlan, task: Task, store: Store | None, run_id
     started, model = new_started(plan, task), plan.client.name
     if store is None:
         return Journal.start(None, started, model, run_id=run_id, files=task.kept)
-    return await opened(Journal.start, store, started, model, run_id=run_id, files=task.kept)
+    return await open_journal(Journal.start, store, started, model, run_id=run_id, files=task.kept)
 
 
 async def submit_run(plan: AgentPlan, task: Task, store: Store, run_id: str = "", *, priority: int = 0) -> str:

@@ -28,7 +28,7 @@ from closeout.journal.events import (
     ToolsChanged,
     ToolStarted,
 )
-from closeout.journal.run_journal import Journal, describe_damage, opened
+from closeout.journal.run_journal import Journal, describe_damage, open_journal
 from closeout.journal.run_names import LAB
 from closeout.journal.store import Row, RunRecord, Store
 from closeout.journal.subscribers import Listener
@@ -134,7 +134,9 @@ async def resume_run(
             resumed = replace(resumed, overrides=plan.overrides)
         if decisions:
             await store.off_loop(record_decisions, store, run_id, decisions)
-        journal = await opened(Journal.reopen, store, run_id, despite_damage=despite_damage, resumed=resumed, seen=seen)
+        journal = await open_journal(
+            Journal.reopen, store, run_id, despite_damage=despite_damage, resumed=resumed, seen=seen
+        )
         return await execute_run(plan, task, journal, listeners)
 
 

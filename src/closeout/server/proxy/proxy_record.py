@@ -22,7 +22,7 @@ from closeout.journal.events import (
     TurnAccepted,
     TurnRolledBack,
 )
-from closeout.journal.run_journal import Journal, opened
+from closeout.journal.run_journal import Journal, open_journal
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Store
 from closeout.messages import Message, ModelReply, Repair, ToolSpec, Usage
@@ -160,7 +160,7 @@ class ProxyRecord:
             kept = asyncio.to_thread(with_conversation, self._started, self._events, *self._kept, self._model)
             self._started, self._events = await kept or (self._started, self._events)
         try:
-            journal = await opened(Journal.start, self._store, self._started, self._model, run_id=self.run_id)
+            journal = await open_journal(Journal.start, self._store, self._started, self._model, run_id=self.run_id)
             *events, last = self._events
             for event in events:
                 journal.append(event)

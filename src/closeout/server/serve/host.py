@@ -34,7 +34,7 @@ from closeout.journal.events import Noted, RunEnded, RunStarted
 from closeout.journal.following import Wakeup, follow, news_of, waited
 from closeout.journal.holds import check_not_held
 from closeout.journal.retention import delete_ended, delete_runs
-from closeout.journal.run_journal import Journal, opened
+from closeout.journal.run_journal import Journal, open_journal
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import SERVED, Row, Store, server_name
 from closeout.journal.subscribers import RunInfo
@@ -455,7 +455,7 @@ class AgentHost:
         if (await asyncio.to_thread(self.store.run, run_id)).status not in ("interrupted", "waiting"):
             return
         with suppress(JournalError):
-            journal = await opened(Journal.reopen, self.store, run_id)
+            journal = await open_journal(Journal.reopen, self.store, run_id)
             await journal.end(ended)
 
     async def cancel(self, run_id: str) -> None:

@@ -166,7 +166,9 @@ class _Runs:
             "answer": ended.answer if ended is not None and not state else None,
             "stop_reason": ended.stop_reason if ended is not None and not state else None,
             "error": (ended.error if ended is not None else self._host.failure(run_id)) or None,
-            "waiting": [asdict(each) for each in pending_decisions(rows)] if _waits(ended) and not state else [],
+            "waiting": [asdict(each) for each in pending_decisions(rows)]
+            if ended is not None and ended.status == "waiting" and not state
+            else [],
             "turns": totals.turns,
             "repairs": len(totals.repairs),
             "rollbacks": totals.rollbacks,
@@ -190,10 +192,6 @@ def _files_in(given: Any) -> list[File]:
     for each in given:
         found.append(file_in(each["data"], each.get("name"), "", place="files", files=found))
     return found
-
-
-def _waits(ended: RunEnded | None) -> bool:
-    return ended is not None and ended.status == "waiting"
 
 
 def _number(request: web.Request, name: str, default: float) -> float:
