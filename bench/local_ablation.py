@@ -116,6 +116,9 @@ def agents(client: LocalClient, folder: Path, options: argparse.Namespace) -> di
         for name, prompt in (("at-once", IN_WORDS), ("step-by-step", STEP_BY_STEP)):
             way = CallFirst(search.name, then=Alone(name + ending, prompt))
             found[name + ending] = Agent(client, [calculate, search, read], strategy=way, home=options.home)
+        found["shipped" + ending] = Agent(
+            client, [calculate, search, read], instructions=INSTRUCTIONS, strategy=SmallModel(), home=options.home
+        )
         unmarked, read = document_tools(folder, plain=True, embed=embed)
         unmarked.policy = replace(unmarked.policy, example=None)
         found["small-model" + ending] = Agent(
