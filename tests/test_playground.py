@@ -134,4 +134,4 @@ def test_a_task_with_a_file_is_run_and_the_next_one_continues_the_conversation(b
         page.click(".play-form button[type=submit]")
         page.wait_for_selector(".item.answer .final >> text=Tomorrow.")
         page.click("text=Earlier conversation")
-        assert "It is on its way." in page.locator(".item.task").inner_text()
+        page.wait_for_selector(".item.task >> text=It is on its way.")  # shown after the event of the opened fold
