@@ -107,7 +107,7 @@ def prepare(options: argparse.Namespace) -> tuple[list[EvalTask], Path]:
 
 
 def agents(client: LocalClient, folder: Path, options: argparse.Namespace) -> dict[str, Agent]:
-    """Return the agent of each way. The one that is an agent is not told that the search is one to begin with."""
+    """Return the agent of each way. In "small-model" the search tool is not marked as one to begin with."""
     found = {}
     for ending, embed in (("", None), ("-vectors", options.embed)):
         if embed is None and ending:
@@ -168,10 +168,6 @@ def show(options: argparse.Namespace) -> None:
     read = was_read(reports["at-once"], options.home)
     scores = {way: task_means(report) for way, report in reports.items()}
     shared = [task for task in read if all(task in each for each in scores.values())]
-    if "small-model" in reports:
-        scores["at once, then the agent where the answer is not in the results"] = {
-            task: scores["at-once" if read[task] else "small-model"][task] for task in shared
-        }
     sets = {task.id: task.metadata["dataset"] for task in reports["at-once"].tasks}
     for dataset in ("hotpotqa", "musique", ""):
         of = [task for task in shared if sets[task].startswith(dataset)]
@@ -199,7 +195,8 @@ def show(options: argparse.Namespace) -> None:
 
 def named(text: str) -> Embed:
     module, _, function = text.partition(":")
-    return getattr(importlib.import_module(module), function)
+    found: Embed = getattr(importlib.import_module(module), function)
+    return found
 
 
 def main() -> None:
@@ -212,7 +209,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=57)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument(
-        "--ways", nargs="+", default=["at-once", "step-by-step", "small-model"], help="the first is at-once"
+        "--ways", nargs="+", default=["at-once", "step-by-step", "shipped"], help="the first is at-once"
     )
     parser.add_argument(
         "--embed", type=named, help="MODULE:FUNCTION that embeds texts, for the ways that end with -vectors"
@@ -220,6 +217,8 @@ def main() -> None:
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--retrieval", action="store_true", help="ask no model: see what one search finds")
     options = parser.parse_args()
+    if options.embed is None and any(way.endswith("-vectors") for way in options.ways):
+        parser.error("ways that end with -vectors need --embed MODULE:FUNCTION")
     tasks, folder = prepare(options)
     if options.retrieval:
         retrieve(tasks, folder, options.embed)

@@ -102,7 +102,6 @@ def test_a_run_without_an_answer_opens_with_what_happened_and_what_to_do(viewer:
         "Incorrect API key",
         "Kind of failure: AuthenticationFailed",
         "With the right key:",
-        "With the right key:",
         command,
         says,
     ):

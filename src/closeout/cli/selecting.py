@@ -33,7 +33,7 @@ class RunFilter:
         older_than: An age such as "30d"; the run began earlier.
         newer_than: The run began later.
         tool: The name of a tool that the run called.
-        failed_call: A call of the run, or of this tool, failed or was refused.
+        failed_call: A call of the run, or of this tool, failed, or a person denied it.
     """
 
     status: str = ""

@@ -30,7 +30,7 @@ _PLAN = re.compile(r"(?P<kind>\w+)(?:@(?P<at>\d+))?(?:x(?P<times>\d+|\*))?(?:%(?
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve until SIGINT or SIGTERM. The first line of output is the address, with /v1."""
     parser = argparse.ArgumentParser(prog="python -m closeout.testing.serve", description=__doc__.partition("\n")[0])
-    parser.add_argument("script", nargs="?", type=Path, help='[{"calls": [{"name", "arguments"}]}, {"answer"}]')
+    parser.add_argument("script", nargs="?", type=Path, help='JSON: [{"calls": [{"name", "arguments"}]}, {"answer"}]')
     parser.add_argument("--calls", type=int, default=1, help="without a script: this many tool calls, then an answer")
     parser.add_argument("--tool", default="lookup", help="the tool that is called, with {key: 'k1'}, {key: 'k2'}, …")
     parser.add_argument("--answer", default="42")

@@ -160,15 +160,14 @@ class _Runs:
             if row.event.agent == "main":
                 ended = row.event if isinstance(row.event, RunEnded) else None
         state = await self._host.state(run_id)
+        waits = ended is not None and ended.status == "waiting" and not state
         found: dict[str, Any] = {
             "run_id": run_id,
             "status": state or (ended.status if ended is not None else "interrupted"),
             "answer": ended.answer if ended is not None and not state else None,
             "stop_reason": ended.stop_reason if ended is not None and not state else None,
             "error": (ended.error if ended is not None else self._host.failure(run_id)) or None,
-            "waiting": [asdict(each) for each in pending_decisions(rows)]
-            if ended is not None and ended.status == "waiting" and not state
-            else [],
+            "waiting": [asdict(each) for each in pending_decisions(rows)] if waits else [],
             "turns": totals.turns,
             "repairs": len(totals.repairs),
             "rollbacks": totals.rollbacks,

@@ -136,7 +136,7 @@ export function wasNotRun(call) {
   return Boolean(call.shown && !call.started && (!call.decided || call.decided.verdict === "deny"));
 }
 
-/** Whether a call was begun and has no outcome. Of a run that is over: nobody knows whether it was done. */
+/** Whether a call has begun and has no outcome. If its run has ended, nobody knows whether it was done. */
 export function wasCutOff(call) {
   return Boolean(call.started && !call.finished);
 }
@@ -146,7 +146,7 @@ function callElement(call, item, page) {
   const waits = call.decision && !call.decided && !finished && !call.shown && page.mayContinue();
   const isQuestion = call.decision?.kind === "question";
   const state = call.passedOn ? "passed-on" : waits ? "waits" : !started ? "not-run" : !finished ? "running" : finished.ok ? "ok" : "failed";
-  const label = { "passed-on": t("passed to the client"), waits: t(WAITS[call.decision?.kind] ?? "waits for approval"), "not-run": t(call.decided?.verdict === "deny" ? "denied" : "not run"), running: t(page.isOver() ? "no result" : "running …"), ok: "", failed: t("failed") }[state];
+  const label = { "passed-on": t("passed to the client"), waits: t(WAITS[call.decision?.kind] ?? "waits for approval"), "not-run": t(call.decided?.verdict === "deny" ? "denied" : "not run"), running: t(page.hasEnded() ? "no result" : "running …"), ok: "", failed: t("failed") }[state];
   const head = h(
     "header", null,
     h("span.tool-name", { dir: "auto" }, textOf(call.name) || "?"),

@@ -179,17 +179,31 @@ class RunPage {
     return this.record.status !== "running";
   }
 
+  /** Whether what is open stays open. A waiting run continues where it is. */
+  hasEnded() {
+    return this.isOver() && this.record.status !== "waiting";
+  }
+
+  callsWhere(test) {
+    return this.items.flatMap((item) => item.calls?.filter(test) ?? []);
+  }
+
   // ---------------------------------------------------------------------------------------------- what is shown
+
+  /** A line with the names of some calls, which leads to them. */
+  callsWarning(test, text) {
+    const names = [...new Set(this.callsWhere(test).map((call) => textOf(call.name)))].slice(0, 3).join(", ");
+    const show = () => this.goToNext(this.items.filter((item) => item.calls?.some(test)));
+    return h("button.line.warning", { type: "button", dir: "auto", click: show }, `${text}: ${names}`);
+  }
 
   drawHead() {
     const { record, story } = this;
     const { totals } = story;
-    const notRun = this.items.flatMap((item) => item.calls?.filter(wasNotRun) ?? []);
-    const left = notRun.length;
-    const cut = this.isOver() && record.status !== "waiting" ? this.items.flatMap((item) => item.calls?.filter(wasCutOff) ?? []) : [];
-    const names = (calls) => [...new Set(calls.map((call) => textOf(call.name)))].slice(0, 3).join(", ");
+    const left = this.callsWhere(wasNotRun).length;
+    const cutOff = this.hasEnded() ? this.callsWhere(wasCutOff).length : 0;
     const isOpen = (item) => item.kind === "turn" && !item.accepted && !item.rolledBack;
-    const open = record.status === "waiting" || !this.isOver() ? this.items.filter(isOpen).length : 0;
+    const open = this.hasEnded() ? 0 : this.items.filter(isOpen).length;
     const { input_tokens: input, output_tokens: written, cache_read_tokens: cached, cost_usd: price } = totals.usage;
     const started = story.started?.time ?? record.started;
     const seconds = Math.max(0, (this.isOver() ? story.lastTime : Date.now() / 1000) - started);
@@ -205,8 +219,8 @@ class RunPage {
       this.evaluationLink(),
       this.forkLink(),
       record.answer !== null && h("div.answer-line", null, h("span.label", null, t("Answer")), longText(record.answer, { tag: "b" })),
-      record.answer !== null && left > 0 && h("button.line.warning", { type: "button", dir: "auto", click: () => this.goToNext(this.items.filter(LANDMARKS.notRun[1])) }, `${t(left === 1 ? "1 call was not run" : "{n} calls were not run", { n: count(left) })}: ${names(notRun)}`),
-      cut.length > 0 && h("button.line.warning", { type: "button", dir: "auto", click: () => this.goToNext(this.items.filter((item) => item.calls?.some(wasCutOff))) }, `${t(cut.length === 1 ? "1 call has no result, so it may have been done or not" : "{n} calls have no result, so they may have been done or not", { n: count(cut.length) })}: ${names(cut)}`),
+      record.answer !== null && left > 0 && this.callsWarning(wasNotRun, t(left === 1 ? "1 call was not run" : "{n} calls were not run", { n: count(left) })),
+      cutOff > 0 && this.callsWarning(wasCutOff, t(cutOff === 1 ? "1 call has no result, so it may have been done or not" : "{n} calls have no result, so they may have been done or not", { n: count(cutOff) })),
       h("dl.tiles", null,
         tile("Turns", count(totals.turns), open ? t("{n} under way", { n: count(open) }) : ""),
         tile("Calls", count(totals.tool_calls), [totals.tool_failures && `${count(totals.tool_failures)} ${t("failed")}`, left && `${count(left)} ${t("not run")}`].filter(Boolean).join(" · ")),
@@ -346,7 +360,7 @@ class RunPage {
       return h("button.jump", { type: "button", class: `jump-${name}`, click: () => this.goToNext(found) },
         t(label), h("b", null, count(total)));
     });
-    const last = h("button.jump", { type: "button", click: () => this.select(this.items.length - 1) }, this.record.answer !== null ? t("Answer") : this.isOver() && this.record.status !== "waiting" ? t("End") : t("Latest"));
+    const last = h("button.jump", { type: "button", click: () => this.select(this.items.length - 1) }, this.record.answer !== null ? t("Answer") : this.hasEnded() ? t("End") : t("Latest"));
     replaceChildren(this.jumps, buttons, last);
   }
 
