@@ -3,6 +3,8 @@
  * Counted: writes, truncations, renames and removals of files below $CRASH_HOME, and messages to the sockets in
  * $CRASH_POSTGRES_SOCKET. The number is in the file $CRASH_COUNTER, which all processes of a case share.
  * CRASH_WRITE_KILL=N: SIGKILL directly after number N.   CRASH_WRITE_FULL=N: from number N on, "No space left".
+ * CRASH_SYNCED=FOLDER: a copy of each file as it was when it was last synced or renamed, for power cuts. The name of a
+ * copy is the path below $CRASH_HOME with backslashes.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -14,6 +16,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -21,7 +24,7 @@
 static pid_t ready;
 static long kill_at, full_at;
 static volatile long *count;
-static const char *home, *peer;
+static const char *home, *peer, *synced;
 static size_t home_length, peer_length;
 
 static int setup(void) {
@@ -29,6 +32,7 @@ static int setup(void) {
     const char *path = getenv("CRASH_COUNTER"), *k = getenv("CRASH_WRITE_KILL"), *f = getenv("CRASH_WRITE_FULL");
     home = getenv("CRASH_HOME");
     peer = getenv("CRASH_POSTGRES_SOCKET");
+    synced = getenv("CRASH_SYNCED");
     if (!path || !home) return 0;
     home_length = strlen(home);
     peer_length = peer ? strlen(peer) : 0;
@@ -45,14 +49,37 @@ static int kept_path(const char *path) {
     return setup() && !strncmp(path, home, home_length) && !strstr(path, "-shm");
 }
 
-static int kept_file(int fd) {
-    char link[64], name[4096];
-    if (!setup()) return 0;
+static int path_of(int fd, char name[4096]) {
+    char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, name, sizeof name - 1);
+    ssize_t length = readlink(link, name, 4095);
     if (length <= 0) return 0;
     name[length] = 0;
-    return kept_path(name);
+    return 1;
+}
+
+static int kept_file(int fd) {
+    char name[4096];
+    return setup() && path_of(fd, name) && kept_path(name);
+}
+
+/* Copy a file that is on the disk now. It is read through its own descriptor where that is possible: to close another
+ * one would drop the locks that the process has on the file. */
+static void copy_synced(int fd, const char *path) {
+    char part[4096], name[4096], data[65536];
+    struct stat about;
+    if (!synced || !kept_path(path) || stat(path, &about) || !S_ISREG(about.st_mode)) return;
+    int own = fd < 0 || pread(fd, data, 1, 0) < 0 ? open(path, O_RDONLY) : -1, from = own < 0 ? fd : own;
+    snprintf(part, sizeof part, "%s/part-%d-%d", synced, getpid(), gettid());
+    int length = snprintf(name, sizeof name, "%s/", synced);
+    snprintf(name + length, sizeof name - length, "%s", path + home_length + 1);
+    for (char *each = name + length; *each; each++) if (*each == '/') *each = '\\';
+    int to = open(part, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    ssize_t got;
+    for (off_t at = 0; (got = pread(from, data, sizeof data, at)) > 0; at += got) write(to, data, got);
+    close(to);
+    if (own >= 0) close(own);
+    rename(part, name);
 }
 
 static int kept_socket(int fd) {
@@ -86,7 +113,19 @@ ssize_t pwrite(int fd, const void *d, size_t n, off_t o) { REAL(pwrite); GUARD(k
 ssize_t pwrite64(int fd, const void *d, size_t n, off64_t o) { REAL(pwrite64); GUARD(kept_file(fd), 1, real(fd, d, n, o)); }
 int ftruncate(int fd, off_t size) { REAL(ftruncate); GUARD(kept_file(fd), 0, real(fd, size)); }
 int ftruncate64(int fd, off64_t size) { REAL(ftruncate64); GUARD(kept_file(fd), 0, real(fd, size)); }
-int rename(const char *a, const char *b) { REAL(rename); GUARD(kept_path(b), 0, real(a, b)); }
+static int renamed(const char *a, const char *b) { REAL(rename); GUARD(kept_path(b), 0, real(a, b)); }
+int rename(const char *a, const char *b) {
+    int got = renamed(a, b);
+    if (!got && synced && kept_path(b)) copy_synced(-1, b);
+    return got;
+}
+static int sync_and_copy(int got, int fd) {
+    char name[4096];
+    if (!got && setup() && synced && path_of(fd, name)) copy_synced(fd, name);
+    return got;
+}
+int fsync(int fd) { REAL(fsync); return sync_and_copy(real(fd), fd); }
+int fdatasync(int fd) { REAL(fdatasync); return sync_and_copy(real(fd), fd); }
 int unlink(const char *path) { REAL(unlink); GUARD(kept_path(path), 0, real(path)); }
 ssize_t send(int fd, const void *d, size_t n, int f) { REAL(send); GUARD(kept_socket(fd), 0, real(fd, d, n, f)); }
 ssize_t sendto(int fd, const void *d, size_t n, int f, const struct sockaddr *a, socklen_t l) {

@@ -158,6 +158,8 @@ class Case:
         self.home.mkdir()
         self.counter = self.folder / "counter"
         self.counter.write_bytes(bytes(8))
+        self.synced = self.folder / "synced"
+        self.synced.mkdir()
         self.verdict = Verdict(scenario, cut)
         self._roles = 0
         self._shown: list[dict[str, Any]] = []
@@ -208,6 +210,8 @@ class Case:
         }
         if self.cut is not None and self.cut.at == "write" and not self._cut_off:
             env["CRASH_WRITE_KILL" if self.cut.how == "kill" else "CRASH_WRITE_FULL"] = str(self.cut.number)
+        if self.cut is not None and self.cut.how == "power" and not self._cut_off:
+            env["CRASH_SYNCED"] = str(self.synced)
         if not self._cut_off:
             self.world.pid = 0
         process = self.runtime.spawn(call, env)
@@ -222,6 +226,8 @@ class Case:
         if self.cut is not None and (
             self.world.cut_off.is_set() or (self.cut.at == "write" and self._writes() >= self.cut.number)
         ):
+            if self.cut.how == "power" and not self._cut_off:
+                self._lose_unsynced()
             self._cut_off = True
             self.world.cut_off.set()
         file = self.folder / f"shown-{role}"
@@ -233,6 +239,12 @@ class Case:
             self.runtime.modules |= modules
         self._shown.append(shown)
         return shown
+
+    def _lose_unsynced(self) -> None:
+        """Leave each file as it was when it was last synced or renamed, empty if it never was."""
+        for file in [each for each in self.home.rglob("*") if each.is_file()]:
+            kept = self.synced / str(file.relative_to(self.home)).replace("/", "\\")
+            file.write_bytes(kept.read_bytes() if kept.exists() else b"")
 
     def _execute(self, call: str) -> dict[str, Any] | None:
         """Have one process do something, or two at once where the scenario says so."""

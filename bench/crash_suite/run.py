@@ -81,6 +81,9 @@ def cuts(scenario: str, counts: dict[str, int], writes: int, *, files: bool) -> 
     made = counts.get("write", 0)
     yield from (Cut("write", number) for number in spread(made, writes))
     if files:
+        for at, whens in (("request", ("before", "after")), ("pay", ("during", "after")), ("read", ("after",))):
+            for number in range(1, counts.get(at, 0) + 1):
+                yield from (Cut(at, number, when, "power") for when in whens)
         yield from (Cut("write", number, "after", "full") for number in spread(made, FULL))
 
 
@@ -173,10 +176,11 @@ def record(place: Path, head: dict[str, Any], not_offered: dict[str, str], verdi
     """Keep the verdicts of a scenario: how many cells, and each faulty one."""
     scenarios: dict[str, Any] = {}
     for verdict in verdicts:
-        entry = scenarios.setdefault(verdict.scenario, {"cut": 0, "paused": 0, "keyed_twice": 0, "faults": {}})
+        fresh = {"cut": 0, "paused": 0, "power": 0, "keyed_twice": 0, "faults": {}}
+        entry = scenarios.setdefault(verdict.scenario, fresh)
         if verdict.cut is None or not verdict.reached:
             continue
-        entry["paused" if verdict.cut.how == "stop" else "cut"] += 1
+        entry[{"stop": "paused", "power": "power"}.get(verdict.cut.how, "cut")] += 1
         entry["keyed_twice"] += bool(verdict.keyed_twice)
         if verdict.faults:
             entry["faults"][str(verdict.cut)] = verdict.faults

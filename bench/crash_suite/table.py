@@ -41,16 +41,10 @@ def row(cells: Iterable[object]) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def counted(result: dict[str, Any], *, paused: bool) -> tuple[int, dict[str, int]]:
-    """Return how many cells there are, and how many have each fault: those of SIGSTOP, or all others."""
-    total, faults = 0, dict.fromkeys(FAULTS, 0)
-    for entry in result["scenarios"].values():
-        total += entry["paused" if paused else "cut"]
-        for cell, found in entry["faults"].items():
-            if cell.startswith("stop") == paused:
-                for kind in found:
-                    faults[kind] += 1
-    return total, faults
+def faulty(result: dict[str, Any], *kinds: str) -> list[dict[str, str]]:
+    """Return the faults of each faulty cell whose cut is of one of these kinds."""
+    entries = result["scenarios"].values()
+    return [found for entry in entries for cell, found in entry["faults"].items() if cell.split()[0] in kinds]
 
 
 def summary(found: list[dict[str, Any]]) -> Iterator[str]:
@@ -58,6 +52,8 @@ def summary(found: list[dict[str, Any]]) -> Iterator[str]:
         "scenarios",
         "cuts",
         *FAULTS,
+        "power cuts",
+        "of them faulty",
         "pauses",
         "of them faulty",
         "CPU s to resume",
@@ -67,11 +63,12 @@ def summary(found: list[dict[str, Any]]) -> Iterator[str]:
     yield row(["", *heads])
     yield row(["---", *["--:"] * len(heads)])
     for result in found:
-        cuts, faults = counted(result, paused=False)
-        pauses, _ = counted(result, paused=True)
-        faulty = sum(cell.startswith("stop") for entry in result["scenarios"].values() for cell in entry["faults"])
+        total = {kind: sum(entry[kind] for entry in result["scenarios"].values()) for kind in ("cut", "power", "paused")}
+        cuts = faulty(result, "kill", "full")
         name = f"[{result['title']}]({result['documentation']})"
-        cells = [len(result["scenarios"]), cuts, *(faults[kind] for kind in FAULTS), pauses, faulty]
+        cells = [len(result["scenarios"]), total["cut"], *(sum(kind in each for each in cuts) for kind in FAULTS)]
+        power = [total["power"], len(faulty(result, "power"))] if total["power"] else ["–", "–"]
+        cells += [*power, total["paused"], len(faulty(result, "stop"))]
         yield row([name, *cells, result.get("resume_cpu", ""), result.get("import_cpu", ""), result["shim_lines"]])
 
 
@@ -83,7 +80,7 @@ def by_scenario(found: list[dict[str, Any]]) -> Iterator[str]:
         for result in found:
             entry = result["scenarios"].get(name)
             no_cells = "–" if name in result["not_offered"] else ""
-            cells.append(f"{len(entry['faults'])} of {entry['cut'] + entry['paused']}" if entry else no_cells)
+            cells.append(f"{len(entry['faults'])} of {entry['cut'] + entry['power'] + entry['paused']}" if entry else no_cells)
         yield row([text, *cells])
 
 

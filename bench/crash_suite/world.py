@@ -46,7 +46,8 @@ class Cut:
         at: request, pay, read (a call without an effect), or write (something made durable).
         number: which one, from 1
         when: before, during or after it; "during" a payment is after its effect, and during a request amid the reply.
-        how: kill, stop (SIGSTOP, continued when another process has resumed the run), or full (no space from then on).
+        how: kill, stop (SIGSTOP, continued when another process has resumed the run), full (no space from then on), or
+            power (killed, and what was not synced is lost).
     """
 
     at: str
@@ -97,7 +98,7 @@ class World:
         except ProcessLookupError:  # it has ended before
             self.cut_off.clear()
             raise CutOff from None
-        if cut.how == "kill":
+        if cut.how != "stop":
             raise CutOff
 
     def count(self, at: str, pid: int) -> int:
