@@ -17,7 +17,7 @@ from closeout import Agent, Decision, tool
 from closeout.errors import CloseoutError, ResumeRefused
 from closeout.journal import events as ev
 from closeout.journal.store import Store, close_store, open_store
-from closeout.run.waits.waiting import call_digest, pending_decisions
+from closeout.run.waits.decisions import call_digest, pending_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from closeout.tools.tool import Tool
 

@@ -380,7 +380,7 @@ async def test_a_run_waits_for_the_next_period_if_the_limit_says_so(
     home: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_ledger(home), "clock", clock)
-    monkeypatch.setattr("closeout.run.reserves.LONGEST_SLEEP", 0.01)
+    monkeypatch.setattr("closeout.run.reservations.LONGEST_SLEEP", 0.01)
 
     def pass_a_minute(event: Any) -> None:
         if isinstance(event, Noted) and "Waiting for the next period" in event.message:
@@ -654,7 +654,7 @@ def test_a_run_without_a_budget_loads_and_writes_nothing(home: Path) -> None:
     script = (
         "import sys; from closeout import Agent; from closeout.testing import ScriptedClient, answer\n"
         "print(Agent(ScriptedClient([answer('1')])).run_sync('How many?').answer)\n"
-        "print([name for name in sys.modules if 'ledger' in name or 'reserves' in name or 'budget_limits' in name])"
+        "print([name for name in sys.modules if 'ledger' in name or 'reservations' in name or 'budget_limits' in name])"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout.split("\n")[:2] == ["1", "[]"]

@@ -36,7 +36,7 @@ from closeout.evaluate.overview import list_evaluations, show_evaluation
 from closeout.evaluate.sweep import Sweep
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
 from closeout.journal.store import open_store
-from closeout.run.waits.waiting import record_decisions
+from closeout.run.waits.decisions import record_decisions
 from closeout.testing import RequestView, ScriptedClient, answer, call
 from scripted_answers import Scripted, echo, tasks, until
 

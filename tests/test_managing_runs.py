@@ -17,7 +17,7 @@ from closeout.cli.run_ids import complete_run_id
 from closeout.errors import JournalLocked, RunNotFound
 from closeout.journal.check import check_home
 from closeout.journal.store import Store, close_stores, open_store
-from closeout.run.waits.waiting import pending_decisions
+from closeout.run.waits.decisions import pending_decisions
 from closeout.testing import ScriptedClient, Turn, answer, call, serve_script
 
 LONG = "a shared text that is stored apart because it is long. " * 40

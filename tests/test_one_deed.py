@@ -15,7 +15,7 @@ from closeout import Agent, tool
 from closeout.cli.approve import approve_command
 from closeout.cli.sending import cancel_command
 from closeout.errors import CloseoutError, PermanentModelError
-from closeout.run.waits.waiting import pending_decisions
+from closeout.run.waits.decisions import pending_decisions
 from closeout.server.viewer.decision_requests import pending_shape
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from serving import Served, serving

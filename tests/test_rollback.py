@@ -21,7 +21,7 @@ EMPTY = RollBack("empty", "Your last reply was empty.")
 
 def test_nothing_is_changed_before_the_first() -> None:
     policy = RollbackPolicy(temperature=0.0)
-    assert (policy.note, policy.withheld, policy.spent) == ("", frozenset(), False)
+    assert (policy.note, policy.withheld, policy.exhausted) == ("", frozenset(), False)
     assert policy.adjust(ModelRequest(temperature=0.0)).temperature == 0.0
 
 
@@ -50,12 +50,12 @@ def test_success_drops_all_of_it_but_the_total() -> None:
     policy = RollbackPolicy(max_consecutive=2, max_total=3, temperature=0.0)
     policy.roll_back(EMPTY)
     policy.roll_back(EMPTY)
-    assert policy.spent
+    assert policy.exhausted
     policy.succeed()
-    assert (policy.note, policy.spent, policy.total) == ("", False, 2)
+    assert (policy.note, policy.exhausted, policy.total) == ("", False, 2)
     assert policy.adjust(ModelRequest(temperature=0.0)).temperature == 0.0
     policy.roll_back(EMPTY)
-    assert policy.spent, "the cap in all"
+    assert policy.exhausted, "the cap in all"
 
 
 def test_a_tool_that_keeps_failing_is_withheld_if_there_are_others() -> None:

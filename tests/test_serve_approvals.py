@@ -18,7 +18,7 @@ from closeout.errors import JournalError
 from closeout.journal.events import DecisionMade
 from closeout.journal.sent_signals import send_signal
 from closeout.journal.store import Store
-from closeout.run.waits.waiting import record_decisions
+from closeout.run.waits.decisions import record_decisions
 from closeout.server.serve.response_state import ResponseId
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once, serve_script
 from closeout.tools.builtin import ask_tool
@@ -399,7 +399,7 @@ async def test_a_server_wakes_runs_by_the_clock_and_by_signals_of_other_processe
 async def test_a_server_looks_again_after_an_error_but_not_at_once_and_says_it_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("closeout.fleet.lookout.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("closeout.fleet.work_poller.LOOK_SECONDS", 0.1)
     async with serving(waiter()) as served:
         run_id = await submitted(served)
         await served.host.wait(run_id)

@@ -268,7 +268,7 @@ async def test_a_conversation_survives_a_kill(home: Path, caplog: pytest.LogCapt
         agent = Agent("openai:scripted", [weight], base_url=server.base_url, api_key="key")
         session = agent.session("zoo")
         assert (await session.run("Next")).answer == "Hello | Next"
-        assert "Message zoo.2 was interrupted, so the conversation goes on without it" in caplog.text
+        assert "Message zoo.2 was interrupted, so the conversation continues without it" in caplog.text
         result = await session.resume()
         assert (result.run_id, result.answer) == ("zoo.2", "Hello | And a whale?")
         assert [each.text for each in session.messages if each.role == "user"] == ["Hello", "Next", "And a whale?"]

@@ -18,7 +18,7 @@ import pytest
 from cli_process import here
 from closeout import Agent, RunContext, tool
 from closeout.errors import DecisionRefused, RateLimited, RunNotFound, SignalRefused, ToolError, UsageError
-from closeout.fleet.due import DueRuns, due_runs
+from closeout.fleet.due_runs import DueRuns, due_runs
 from closeout.homes import DatabaseHome, Home
 from closeout.journal import events as ev
 from closeout.journal.sent_signals import MAX_PAYLOAD, open_signals
@@ -26,7 +26,7 @@ from closeout.journal.store import open_store
 from closeout.models.openai import OpenAIClient
 from closeout.models.retry import RetryPolicy
 from closeout.run.lifecycle import replay_run
-from closeout.run.waits.waiting import awaited, record_decisions
+from closeout.run.waits.decisions import awaited, record_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from raw_server import chat, http, raw_server
 

@@ -15,7 +15,7 @@ from closeout.journal.store import open_store
 from closeout.messages import ToolCall
 from closeout.run import offered_tools
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
-from closeout.tools.search_tools import ToolIndex, called_through, definition_tokens, written_through
+from closeout.tools.search_tools import ToolIndex, as_written, definition_tokens, inner_call
 from closeout.tools.tool import Tool
 
 SUBJECTS = ("moon", "river", "stock", "recipe", "flight", "museum", "planet", "bridge", "island", "castle")
@@ -216,16 +216,16 @@ async def test_text_dialects_search_too(home: Path, dialect: str) -> None:
     ],
 )
 def test_what_call_tool_calls_is_read_tolerantly(written: Any, name: str, arguments: Any) -> None:
-    made = called_through(ToolCall("call_tool", written, "id"))
+    made = inner_call(ToolCall("call_tool", written, "id"))
     assert (made.name, made.arguments) == (name, arguments)
 
 
 def test_a_call_is_shown_as_written_unless_it_was_repaired() -> None:
     outer = ToolCall("call_tool", {"name": "f", "arguments": {"a": 1}}, "id", text="as written")
-    assert written_through(outer, called_through(outer)) is outer
-    assert written_through(outer, ToolCall("f", {"a": 2}, "id")).arguments == {"name": "f", "arguments": {"a": 2}}
+    assert as_written(outer, inner_call(outer)) is outer
+    assert as_written(outer, ToolCall("f", {"a": 2}, "id")).arguments == {"name": "f", "arguments": {"a": 2}}
     direct = ToolCall("f", {"a": 1}, "id")
-    assert written_through(direct, direct) is direct
+    assert as_written(direct, direct) is direct
 
 
 def spec(name: str, description: str, **parameters: str) -> ToolSpec:

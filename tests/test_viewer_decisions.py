@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from closeout import Agent, RunContext, tool
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
-from closeout.run.waits.waiting import pending_decisions
+from closeout.run.waits.decisions import pending_decisions
 from closeout.server.serve.host import AgentHost
 from closeout.server.serving import agent_app
 from closeout.server.viewer.decision_requests import TOKEN_HEADER

@@ -24,7 +24,7 @@ from closeout.journal.run_journal import Journal
 from closeout.journal.store import Store, open_store
 from closeout.messages import ToolCall
 from closeout.run.lifecycle import replay_run
-from closeout.run.waits.waiting import PendingDecision, call_digest, pending_decisions, record_decisions
+from closeout.run.waits.decisions import PendingDecision, call_digest, pending_decisions, record_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
 from closeout.testing.scripted_server import ScriptedServer
 from closeout.tools.builtin import ask_tool, ask_user

@@ -237,7 +237,7 @@ async def test_the_clock_of_the_database_decides(database: DatabaseHome, monkeyp
 
 
 async def test_news_of_a_database_come_without_polling(database: DatabaseHome, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("fleet.lookout.LOOK_SECONDS", "journal.following.FIRST_LOOK", "journal.following.LAST_LOOK"):
+    for name in ("fleet.work_poller.LOOK_SECONDS", "journal.following.FIRST_LOOK", "journal.following.LAST_LOOK"):
         monkeypatch.setattr(f"closeout.{name}", 600.0)
     with closing(Store(database)) as store:
         paid: list[str] = []
@@ -333,7 +333,7 @@ async def test_a_run_that_waited_and_was_continued_is_one_run(any_home: Home) ->
     assert +worker.outcomes == {"waiting": 1, "refused": 1}
     assert "dependencies cannot be made" in worker.failures[closed].error
     shops[closed] = "open"
-    worker._lookout._not_before.clear()  # a minute later
+    worker._poller._not_before.clear()  # a minute later
     await agent.signal(waiting, "money", 5)
     await worker.work(asyncio.Event(), until_idle=True)
     assert (+worker.outcomes, worker.ended["answered"], worker.failures) == ({"answered": 2}, 2, {})
@@ -415,7 +415,7 @@ def noted_look(looks: list[Store], store: Store, *args: Any, **options: Any) -> 
 async def test_a_submission_wakes_one_of_the_idle_workers(
     database: DatabaseHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("closeout.fleet.lookout.LOOK_SECONDS", 600.0)
+    monkeypatch.setattr("closeout.fleet.work_poller.LOOK_SECONDS", 600.0)
     monkeypatch.setattr("closeout.journal.postgres_link.IDLE", 0.0)
     paid: list[str] = []
     agent = paying_agent(database, paid)

@@ -63,7 +63,9 @@ def summary(found: list[dict[str, Any]]) -> Iterator[str]:
     yield row(["", *heads])
     yield row(["---", *["--:"] * len(heads)])
     for result in found:
-        total = {kind: sum(entry[kind] for entry in result["scenarios"].values()) for kind in ("cut", "power", "paused")}
+        total = {
+            kind: sum(entry[kind] for entry in result["scenarios"].values()) for kind in ("cut", "power", "paused")
+        }
         cuts = faulty(result, "kill", "full")
         name = f"[{result['title']}]({result['documentation']})"
         cells = [len(result["scenarios"]), total["cut"], *(sum(kind in each for each in cuts) for kind in FAULTS)]
@@ -80,7 +82,9 @@ def by_scenario(found: list[dict[str, Any]]) -> Iterator[str]:
         for result in found:
             entry = result["scenarios"].get(name)
             no_cells = "–" if name in result["not_offered"] else ""
-            cells.append(f"{len(entry['faults'])} of {entry['cut'] + entry['power'] + entry['paused']}" if entry else no_cells)
+            cells.append(
+                f"{len(entry['faults'])} of {entry['cut'] + entry['power'] + entry['paused']}" if entry else no_cells
+            )
         yield row([text, *cells])
 
 

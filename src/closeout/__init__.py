@@ -122,7 +122,7 @@ if TYPE_CHECKING:
     from closeout.run.middleware.chain import AgentPlace, Calling, Middleware, Sending
     from closeout.run.result import RunResult
     from closeout.run.strategy import AskOnce, CallFirst, Majority, ModelTurn, RequireCall, Strategy
-    from closeout.run.waits.waiting import Decision, PendingDecision
+    from closeout.run.waits.decisions import Decision, PendingDecision
     from closeout.server.asgi import AgentApp
     from closeout.strategies.small_model import SmallModel
     from closeout.tools.flow import CallLabels, Flow
@@ -226,7 +226,7 @@ _HOMES = {
     "run.middleware.chain": "AgentPlace Calling Middleware Sending",
     "run.result": "RunResult",
     "run.strategy": "AskOnce CallFirst Majority ModelTurn RequireCall Strategy",
-    "run.waits.waiting": "Decision PendingDecision",
+    "run.waits.decisions": "Decision PendingDecision",
     "server.asgi": "AgentApp",
     "strategies.small_model": "SmallModel",
     "compat.tool_executor": "DEMO_SCRAPE_MAX_LENGTH ToolExecutor",

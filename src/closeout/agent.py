@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from closeout.run.plan import AgentPlan, OnChange
     from closeout.run.result import RunResult
     from closeout.run.strategy import Strategy
-    from closeout.run.waits.waiting import Decisions, PendingDecision
+    from closeout.run.waits.decisions import Decisions, PendingDecision
     from closeout.tools.approval_rules import ApprovalRule
     from closeout.tools.flow import Flow
     from closeout.tools.manager import AnyTool, ToolManager
@@ -866,7 +866,7 @@ class Agent(Generic[Deps, Value]):
             RunNotFound: No run in the home has this id.
             JournalLocked: The run is being executed. Decide when it waits.
         """
-        from closeout.run.waits.waiting import record_decisions
+        from closeout.run.waits.decisions import record_decisions
 
         store = self._kept_runs()
         return await store.off_loop(record_decisions, store, run_id, decisions, by=by)
@@ -880,7 +880,7 @@ class Agent(Generic[Deps, Value]):
         Raises:
             JournalError: The runs cannot be read.
         """
-        from closeout.fleet.due import ready_runs
+        from closeout.fleet.due_runs import ready_runs
 
         store = self._kept_runs()
         return list(await store.off_loop(ready_runs, self.plan(), store))
@@ -1062,7 +1062,7 @@ class Agent(Generic[Deps, Value]):
             UsageError: An argument is not valid, or the agent keeps its runs in memory.
             JournalError: The runs cannot be read.
         """
-        from closeout.fleet.due import resume_due
+        from closeout.fleet.due_runs import resume_due
 
         store = self._kept_runs()
         listeners = checks.check_listeners(listeners)
@@ -1205,7 +1205,7 @@ class Agent(Generic[Deps, Value]):
             description: When the other agent should call it.
             task: A function that writes the task. Its parameters are those of the tool, as in `@tool`; one annotated
                 `RunContext` receives the run of the caller. Defaults to a tool with one parameter, the task as a text.
-            background: Let a call return a handle at once, so that the caller goes on. A message tells it when the
+            background: Let a call return a handle at once, so that the caller continues. A message tells it when the
                 agent has ended, and the tool `wait`, which it then has too, waits and returns the reports.
             policy: Fields of `ToolPolicy`, such as `approval="always"` or `gives_answer=True`.
 

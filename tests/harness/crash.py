@@ -38,7 +38,7 @@ from closeout.journal.events import DecisionMade, DecisionRequested, Event
 from closeout.journal.sent_signals import send_signal
 from closeout.journal.store import Row, Store, close_stores, open_store
 from closeout.run.result import RunResult
-from closeout.run.waits.waiting import pending_decisions
+from closeout.run.waits.decisions import pending_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 from closeout.tools.builtin import ask_user
 

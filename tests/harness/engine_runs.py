@@ -24,7 +24,7 @@ from typing import Any
 from closeout import Agent, RunContext, tool
 from closeout.errors import JournalLocked
 from closeout.journal.sent_signals import send_signal
-from closeout.run.waits.waiting import pending_decisions, record_decisions
+from closeout.run.waits.decisions import pending_decisions, record_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 
 KINDS = ("approval", "timer", "signal", "plain")

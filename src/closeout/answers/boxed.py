@@ -280,7 +280,7 @@ def _pieces(text: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _cut(braces: bytes) -> Iterator[tuple[int, bytes]]:
-    """Braces that are at hand, in the same form."""
+    """Return the brace positions inside the window, in the same form."""
     return ((offset, braces[offset : offset + _CHUNK]) for offset in range(0, len(braces), _CHUNK))
 
 

@@ -91,7 +91,7 @@ class _Worker:
             text=True,
             encoding="ascii",
         )
-        reader = threading.Thread(target=_read, args=(self._process, self._lines), daemon=True)
+        reader = threading.Thread(target=_read_lines, args=(self._process, self._lines), daemon=True)
         reader.start()
         ready = self._line(_START_SECONDS)
         if "error" in ready:
@@ -112,7 +112,7 @@ class _Worker:
         return reply
 
 
-def _read(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
+def _read_lines(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
     """Pass on the process's lines; "" when there are no more."""
     assert process.stdout is not None
     with suppress(OSError, ValueError):  # closed while reading

@@ -59,7 +59,9 @@ def picture_of(plan: AgentPlan) -> list[AgentBox]:
         tools += [(server.name, "MCP server", None) for server in each.manager.servers if server.name not in shown]
         handoffs = frozenset(name for name, tool in local.items() if isinstance(tool, Handoff))
         rules = () if each.spec.flow is None else tuple(_rules(each.spec.flow))
-        boxes.append(AgentBox(each.name, each.client.name, tuple(tools), handoffs, rules, columns.get(number, 0)))
+        boxes.append(
+            AgentBox(each.name, each.client.name, tuple(tools), handoffs, rules=rules, column=columns.get(number, 0))
+        )
     return boxes
 
 

@@ -24,7 +24,7 @@ from closeout.messages import NO_RESULT, Capabilities, Message
 from closeout.results.budgets import largest_fit
 from closeout.results.escape import break_markers, escape_markers
 from closeout.results.tokens import count_tokens
-from closeout.run.kept_files import later_files
+from closeout.run.files_of_run import later_files
 from closeout.run.plan import AgentPlan
 from closeout.run.task import FileText, Task
 from closeout.tools.running import MAX_IMAGE_BYTES
@@ -232,7 +232,7 @@ def prepare(
     capabilities = capabilities or Capabilities()
     names = kept_names(files) if reader else [Path(path).name or str(path) for path in files]
     read = [
-        _read(f"file{number}", Path(path), capabilities, name=name, reader=reader, openers=openers)
+        _read_file(f"file{number}", Path(path), capabilities, name=name, reader=reader, openers=openers)
         for number, (path, name) in enumerate(zip(files, names, strict=True), 1)
     ]
     budget = file_budget(capabilities.max_context) if budget_tokens is None else max(budget_tokens, 1)
@@ -364,7 +364,7 @@ def _kept(files: Sequence[str | Path]) -> tuple[tuple[File, ...], list[str]]:
     return tuple(found), notes
 
 
-def _read(
+def _read_file(
     handle: str, path: Path, capabilities: Capabilities, *, name: str, reader: str, openers: Mapping[str, str]
 ) -> _ReadFile:
     """Read one file.

@@ -14,7 +14,7 @@ from closeout.errors import UsageError
 
 if TYPE_CHECKING:
     from closeout.cli.options import RunOptions
-    from closeout.run.waits.waiting import Decision, PendingDecision
+    from closeout.run.waits.decisions import Decision, PendingDecision
 
 __all__ = ["approve_command", "list_waiting"]
 
@@ -39,7 +39,7 @@ def approve_command(
     from closeout.config import home_folder
     from closeout.journal.next_steps import agent_option
     from closeout.journal.store import open_store
-    from closeout.run.waits.waiting import pending_decisions, record_decisions
+    from closeout.run.waits.decisions import pending_decisions, record_decisions
 
     store = open_store(home_folder())
     pending = pending_decisions(store.rows(run_id))
@@ -85,7 +85,7 @@ def list_waiting(*, as_json: bool) -> int:
     from closeout.config import home_folder
     from closeout.journal.next_steps import agent_option
     from closeout.journal.readonly import open_to_read
-    from closeout.run.waits.waiting import pending_decisions
+    from closeout.run.waits.decisions import pending_decisions
 
     with open_to_read(home_folder()) as store:
         found = [
@@ -114,7 +114,7 @@ def _only(run_id: str, pending: Sequence[PendingDecision]) -> str:
 
 def _decision(edit: str | None, deny: str | None, answer: str | None, digest: str | None) -> Decision:
     """Return the decision that the options describe: approval without any."""
-    from closeout.run.waits.waiting import Decision
+    from closeout.run.waits.decisions import Decision
 
     if sum(option is not None for option in (edit, deny, answer)) > 1:
         raise UsageError("Give only one of --edit, --deny and --answer.")

@@ -108,13 +108,13 @@ class _Typing:
         if self._before is None:
             return await work
         loop = asyncio.get_running_loop()
-        loop.add_reader(sys.stdin, self._read)
+        loop.add_reader(sys.stdin, self._read_keys)
         try:
             return await work
         finally:
             loop.remove_reader(sys.stdin)
 
-    def _read(self) -> None:
+    def _read_keys(self) -> None:
         data = os.read(sys.stdin.fileno(), 4096)
         if not data:
             asyncio.get_running_loop().remove_reader(sys.stdin)
@@ -254,7 +254,7 @@ class _TerminalChat:
                 self._say(f"{PROMPT}{text}")
                 yield text
             try:
-                yield self._read()
+                yield self._read_message()
             except EOFError:
                 if self._is_terminal:
                     print(file=sys.stderr)
@@ -262,7 +262,7 @@ class _TerminalChat:
             except KeyboardInterrupt:
                 self._say("\nCtrl-D or /exit leaves.")
 
-    def _read(self) -> str:
+    def _read_message(self) -> str:
         lines = [self._line(PROMPT)]
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]

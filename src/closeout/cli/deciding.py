@@ -13,7 +13,7 @@ from closeout.parsing.numbers import exact_json
 from closeout.visible import visible
 
 if TYPE_CHECKING:
-    from closeout.run.waits.waiting import Decision, PendingDecision
+    from closeout.run.waits.decisions import Decision, PendingDecision
 
 __all__ = ["ask_at_terminal", "can_ask", "describe_pending", "read_arguments", "read_json"]
 
@@ -26,7 +26,7 @@ def describe_pending(run_id: str, pending: Sequence[PendingDecision], agent: str
         pending: What it waits for; empty if all is decided.
         agent: The option that names its agent; see `agent_option`.
     """
-    from closeout.run.waits.waiting import awaited
+    from closeout.run.waits.decisions import awaited
 
     lines = [] if pending else [f"All is decided. Resume it: closeout resume {run_id}{agent}"]
     for each in pending:
@@ -86,36 +86,36 @@ def ask_at_terminal(pending: Sequence[PendingDecision]) -> dict[str, Decision]:
 
 def _ask_together(calls: Sequence[PendingDecision]) -> dict[str, Decision]:
     """Ask about several calls in one question. Empty if a person wants to decide on each."""
-    from closeout.run.waits.waiting import Decision
+    from closeout.run.waits.decisions import Decision
 
     for number, each in enumerate(calls, 1):
         _say(f"\n{number}. {_call(each)}\n{each.reason}")
     while True:
-        reply = _read(f"Approve all {len(calls)}? [y]es, [n]o, [e]ach by itself: ").lower()
+        reply = _read_line(f"Approve all {len(calls)}? [y]es, [n]o, [e]ach by itself: ").lower()
         if reply in ("y", "yes"):
             return {each.id: Decision(verdict="approve", hash=each.hash) for each in calls}
         if reply in ("n", "no"):
-            why = _read("Why not? (the model reads it) ")
+            why = _read_line("Why not? (the model reads it) ")
             return {each.id: Decision(verdict="deny", text=why, hash=each.hash) for each in calls}
         if reply in ("e", "each"):
             return {}
 
 
 def _ask_approval(pending: PendingDecision) -> Decision | None:
-    from closeout.run.waits.waiting import Decision
+    from closeout.run.waits.decisions import Decision
 
     _say(f"\n{_call(pending)}\n{pending.reason}")
     while True:
-        reply = _read("Approve? [y]es, [n]o, [e]dit, [l]ater: ").lower()
+        reply = _read_line("Approve? [y]es, [n]o, [e]dit, [l]ater: ").lower()
         if reply in ("y", "yes"):
             return Decision(verdict="approve", hash=pending.hash)
         if reply in ("n", "no"):
-            return Decision(verdict="deny", text=_read("Why not? (the model reads it) "), hash=pending.hash)
+            return Decision(verdict="deny", text=_read_line("Why not? (the model reads it) "), hash=pending.hash)
         if reply in ("l", "later"):
             return None
         if reply in ("e", "edit"):
             try:
-                arguments = read_arguments(_read("All arguments as JSON: "))
+                arguments = read_arguments(_read_line("All arguments as JSON: "))
             except UsageError as error:
                 _say(str(error))
                 continue
@@ -123,11 +123,11 @@ def _ask_approval(pending: PendingDecision) -> Decision | None:
 
 
 def _ask_answer(pending: PendingDecision) -> Decision | None:
-    from closeout.run.waits.waiting import Decision
+    from closeout.run.waits.decisions import Decision
 
     _say(f"\n{_question(pending)}")
     options = pending.arguments.get("options") or ()
-    reply = _read("Answer (empty: later): ")
+    reply = _read_line("Answer (empty: later): ")
     if reply.isdecimal() and 1 <= int(reply) <= len(options):
         reply = str(options[int(reply) - 1])
     return Decision(verdict="answer", text=reply, hash=pending.hash) if reply else None
@@ -135,12 +135,12 @@ def _ask_answer(pending: PendingDecision) -> Decision | None:
 
 def _ask_form(pending: PendingDecision, form: Mapping[str, Any]) -> Decision | None:
     """Ask for a form field by field, until the values fit."""
-    from closeout.run.waits.waiting import Decision
+    from closeout.run.waits.decisions import Decision
     from closeout.tools.mcp.mcp_questions import field_value, read_form
 
     _say(f"\n{_question(pending)}")
     while True:
-        reply = _read("Answer? [y]es, [n]o, [l]ater: ").lower()
+        reply = _read_line("Answer? [y]es, [n]o, [l]ater: ").lower()
         if reply in ("n", "no"):
             return Decision(verdict="deny", hash=pending.hash)
         if reply in ("l", "later"):
@@ -149,7 +149,7 @@ def _ask_form(pending: PendingDecision, form: Mapping[str, Any]) -> Decision | N
             continue
         given: dict[str, Any] = {}
         for name, field in form["properties"].items():
-            text = _read(visible(f"{name} (empty: {_empty(field)}): "))
+            text = _read_line(visible(f"{name} (empty: {_empty(field)}): "))
             if text:
                 given[name] = field_value(field, text)
         answer = json.dumps(given)
@@ -181,7 +181,7 @@ def _say(text: str) -> None:
     print(visible(text, keep="\n"), file=sys.stderr, flush=True)
 
 
-def _read(prompt: str) -> str:
+def _read_line(prompt: str) -> str:
     print(prompt, end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline()
     if not line:

@@ -30,7 +30,7 @@ def encode_command(file: str, format: str, budget: int | None, json: bool) -> in
     Raises:
         UsageError: The file cannot be read.
     """
-    value = _read(file)
+    value = _read_value(file)
     encoded = encode(value, format, budget)
     tokens = compare_formats(value)
     if json:
@@ -57,7 +57,7 @@ def compare_formats(value: Any) -> dict[str, int | None]:
     return tokens
 
 
-def _read(file: str) -> Any:
+def _read_value(file: str) -> Any:
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as source:
             data = source.read(MAX_FILE_BYTES + 1)  # a device may have no end

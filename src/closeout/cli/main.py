@@ -213,7 +213,7 @@ def resume(
     from closeout.errors import UsageError
 
     if due:
-        from closeout.cli.waking import resume_due_runs
+        from closeout.cli.signal_command import resume_due_runs
 
         if force or now or run_id is not None:
             raise UsageError("--due resumes all that can continue. Leave out the RUN_ID, --force and --now, or --due.")
@@ -223,7 +223,7 @@ def resume(
     run_id = full_run_id(run_id)
     options = recorded_options(run_id, agent=agent).with_model(model, base_url)
     if now:
-        from closeout.cli.waking import end_waits
+        from closeout.cli.signal_command import end_waits
 
         end_waits(run_id)
     return resume_run(run_id, options, on_change=on_change, force=force, as_json=json, quiet=quiet)
@@ -419,7 +419,7 @@ def send_signal(
     json: Json = False,
 ) -> int:
     """Send a signal to a run. It is kept until the run waits for it; `closeout resume --due` then continues the run."""
-    from closeout.cli.waking import signal_command
+    from closeout.cli.signal_command import signal_command
 
     return signal_command(full_run_id(run_id), name, payload, id=id, as_json=json)
 

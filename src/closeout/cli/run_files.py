@@ -10,7 +10,7 @@ from closeout.config import home_folder
 from closeout.errors import UsageError
 from closeout.file_values import File, shown_size
 from closeout.journal.readonly import open_to_read
-from closeout.run.kept_files import files_of
+from closeout.run.files_of_run import files_of
 
 __all__ = ["files_command"]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from closeout.journal.subscribers import Listener
     from closeout.run.conversation import Session
     from closeout.run.result import RunResult
-    from closeout.run.waits.waiting import Decisions
+    from closeout.run.waits.decisions import Decisions
 
 __all__ = ["read_result", "replay_command", "resume_run", "run_agent", "run_command"]
 

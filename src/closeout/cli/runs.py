@@ -49,7 +49,7 @@ from closeout.journal.totals import RunTotals
 __all__ = ["list_runs", "print_difference", "show_run"]
 
 if TYPE_CHECKING:
-    from closeout.run.waits.waiting import PendingDecision
+    from closeout.run.waits.decisions import PendingDecision
 
 SHOWN_DIFFERENCE = 400  # characters of a value that differs
 
@@ -151,7 +151,7 @@ def show_run(run_id: str, *, as_json: bool) -> int:
 
 
 def _waits(store: Store, record: RunRecord, *, brief: bool) -> str:
-    from closeout.run.waits.waiting import awaited, pending_decisions
+    from closeout.run.waits.decisions import awaited, pending_decisions
 
     if record.status == "interrupted":
         return "" if store.rows_from(record.run_id, 1, 1) else "not begun"
@@ -200,7 +200,7 @@ def _print_outcome(console: Console, record: RunRecord, rows: Sequence[Row]) -> 
     if advice := next_step(record.status, kind, record.run_id, agent):
         console.print(advice)
     if record.status == "waiting":
-        from closeout.run.waits.waiting import pending_decisions
+        from closeout.run.waits.decisions import pending_decisions
 
         console.print(Text(describe_pending(record.run_id, pending_decisions(rows), agent)))
 

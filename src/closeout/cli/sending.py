@@ -47,8 +47,8 @@ def cancel_command(run_id: str, *, as_json: bool) -> int:
         asyncio.run(cancel_run(store, run_id, PATIENCE))
     except TimeoutError:
         print(
-            f"Run {run_id} has not ended within {PATIENCE:.0f} seconds: its process is stopped, or a tool goes on. The "
-            "request stays. To end it at once, press Ctrl-C twice in the program that executes it.",
+            f"Run {run_id} has not ended within {PATIENCE:.0f} seconds: its process is stopped, or a tool still runs. "
+            "The request stays. To end it at once, press Ctrl-C twice in the program that executes it.",
             file=sys.stderr,
         )
     status = store.run(run_id).status

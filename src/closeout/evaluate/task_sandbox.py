@@ -92,7 +92,7 @@ class TaskSandbox:
         writing = asyncio.create_task(_write(process, stdin))
         try:
             async with asyncio.timeout(seconds):
-                written = await _read(process)
+                written = await _read_output(process)
                 code = await process.wait()
         except TimeoutError:
             raise ToolError(f"The command ran longer than {seconds:g} s and was stopped.") from None
@@ -132,7 +132,7 @@ def remove_sandboxes(home: Home, run_ids: Iterable[str]) -> None:
         remove_folder(home / FOLDER / run_id)
 
 
-async def _read(process: asyncio.subprocess.Process) -> bytes:
+async def _read_output(process: asyncio.subprocess.Process) -> bytes:
     assert process.stdout is not None
     written = bytearray()
     while part := await process.stdout.read(65_536):

@@ -176,7 +176,7 @@ def unsent_ends(store: Store, run_id: str = "", *, retry: bool = False) -> list[
 
 def _notice(store: Store, place: int) -> tuple[str, dict[str, Any]] | None:
     """Return the id and the content of what is sent of an event; None if its run was deleted."""
-    from closeout.run.waits.waiting import pending_decisions
+    from closeout.run.waits.decisions import pending_decisions
 
     seq = place & ((1 << SEQ_BITS) - 1)
     for (run_id,) in store.query("SELECT run_id FROM runs WHERE id=?", (place >> SEQ_BITS,)):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from closeout.errors import UsageError
-from closeout.fleet.due import DueRuns
+from closeout.fleet.due_runs import DueRuns
 from closeout.fleet.interruptions import ended_in_vain
 from closeout.journal.events import DecisionRequested
 from closeout.journal.locks import locked
@@ -22,7 +22,7 @@ from closeout.run.loading import load_result
 from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import resume_run
-from closeout.run.waits.waiting import Decisions, PendingDecision, due_time, pending_decisions, pending_of
+from closeout.run.waits.decisions import Decisions, PendingDecision, due_time, pending_decisions, pending_of
 
 __all__ = ["Leg", "check_same_run", "execute_leg", "next_leg", "recorded_result"]
 

@@ -197,7 +197,7 @@ def delete_data(
         UsageError: Nothing is named, runs wait and `waiting` is not set, there are runs of others that repeat the
             person's messages and `leave_others` is not set, or a run is on hold. Nothing is deleted.
         JournalLocked: A run is being executed; nothing is deleted. Or the runs are deleted, and the files could not be
-            written anew because another process reads them.
+            rewritten because another process reads them.
         JournalError: The files cannot be written.
     """
     data = find_data(user, session=session, home=home)

@@ -14,8 +14,8 @@ from closeout.errors import CloseoutError, JournalLocked, LeaseLost, RunNotFound
 from closeout.fleet.chores import Chores
 from closeout.fleet.interruptions import ended_in_vain
 from closeout.fleet.legs import execute_leg, recorded_result
-from closeout.fleet.lookout import Lookout
 from closeout.fleet.made_deps import DepsMaker
+from closeout.fleet.work_poller import WorkPoller
 from closeout.journal.claims import ClaimedRun
 from closeout.journal.events import RunEnded, RunStarted
 from closeout.journal.following import follow, news_of, wait_until
@@ -85,10 +85,10 @@ class AgentWorker:
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _open: dict[str, str] = field(default_factory=dict)  # run → the outcome that another one may replace
     _left: set[str] = field(default_factory=set)  # runs that are handed over
-    _lookout: Lookout = field(init=False)
+    _poller: WorkPoller = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lookout = Lookout(self.store, self.plan, self._tasks, self._take)
+        self._poller = WorkPoller(self.store, self.plan, self._tasks, self._take)
 
     @property
     def executing(self) -> int:
@@ -98,7 +98,7 @@ class AgentWorker:
     @property
     def problem(self) -> str:
         """Why no runs can be found at the moment; empty if they can."""
-        return self._lookout.problem
+        return self._poller.problem
 
     async def work(self, stop: asyncio.Event, *, until_idle: bool = False) -> None:
         """Execute runs until the event is set.
@@ -107,22 +107,22 @@ class AgentWorker:
             stop: Begins the end: no more runs are taken, and those at work have `drain_seconds`.
             until_idle: Return when there is nothing to do.
         """
-        lookout = self._lookout
+        poller = self._poller
         if self.chores is not None:
             await self.chores.begin()
             await self.chores.fire()
         async with self.plan.manager:
-            with lookout.informed():
+            with poller.informed():
                 beside = [asyncio.create_task(self._wake_at(stop))]
                 if self.chores is not None and not until_idle:
                     beside.append(asyncio.create_task(self.chores.keep()))
                 try:
                     while not stop.is_set():
                         was_busy = bool(self._tasks)  # then there may have been no place for a run
-                        await lookout.look()
+                        await poller.look()
                         if until_idle and not was_busy and not self._tasks:
                             return
-                        await lookout.wait()
+                        await poller.wait()
                 finally:
                     for task in beside:
                         task.cancel()
@@ -132,11 +132,11 @@ class AgentWorker:
 
     async def _wake_at(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self._lookout.news.set()
+        self._poller.news.set()
 
     async def _take(self) -> Collection[str]:
         """Begin to execute runs, as many as there are places. Returns the runs that somebody asked to cancel."""
-        claims, cancelled = await self._lookout.claim(self.limit - len(self._tasks))
+        claims, cancelled = await self._poller.claim(self.limit - len(self._tasks))
         for claim in claims:
             task = self._tasks[claim.run_id] = asyncio.create_task(self._execute(claim), name=f"run {claim.run_id}")
             task.add_done_callback(self._forget)
@@ -145,7 +145,7 @@ class AgentWorker:
     def _forget(self, task: asyncio.Task[None]) -> None:
         run_id = task.get_name().removeprefix("run ")
         self._tasks.pop(run_id, None)
-        self._lookout.forget(run_id)
+        self._poller.forget(run_id)
         if self.chores is not None:
             self.chores.tell()
 
@@ -173,7 +173,7 @@ class AgentWorker:
             pass
         except CloseoutError as error:
             self._count(run_id, "refused", str(error), type(error).__name__)
-            self._lookout.put_off(run_id, REFUSED_SECONDS)
+            self._poller.put_off(run_id, REFUSED_SECONDS)
             log.warning("Run %s cannot be executed: %s", run_id, error)
         finally:
             self.store.submit(self.store.unclaim, claim.number)

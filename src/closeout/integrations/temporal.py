@@ -134,7 +134,7 @@ class TemporalRuns:
         )
 
     async def sweep(self) -> list[str]:
-        """Wake each run that can continue, whoever submitted, signalled or decided it. Returns their ids."""
+        """Wake each run that can continue, whichever process submitted, signalled or decided it. Returns their ids."""
         ready = await self.agent.ready_runs()
         for run_id in ready:
             await self.wake(run_id)

@@ -27,7 +27,7 @@ CANCEL, HANDED_OVER, IMPORTED = "cancel ", "handed over ", "imported "
 
 # Where runs that were interrupted repeatedly come among those of their priority, or that none is claimed.
 SuspectsGo: TypeAlias = Literal["nowhere", "first", "last"]
-# The types of the events with which a run makes progress: what interrupts it afterwards is counted anew.
+# The types of the events with which a run makes progress: interruptions are counted from zero afterwards.
 PROGRESS = ("ModelReplied", "ToolFinished", "DecisionMade")
 
 

@@ -241,7 +241,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def wipe(path: Path) -> None:
-    """Write an SQLite file anew, without the bytes of what was deleted, and empty its log. Takes as long as a copy.
+    """Rewrite an SQLite file without the bytes of what was deleted, and empty its log. Takes as long as a copy.
 
     Raises:
         JournalError: Another process uses the file, or it cannot be written.

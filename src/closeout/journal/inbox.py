@@ -31,7 +31,7 @@ __all__ = ["Inbox", "Mailbox", "SentMessage", "check_message", "mailbox_of"]
 MAIN = "main"
 RUNTIME = "closeout"  # who sends the messages of the run itself
 MAX_LENGTH = 1_000_000  # characters
-PATIENCE = 3.0  # seconds that a sender waits for a run which gives its answer, to see whether it goes on
+PATIENCE = 3.0  # Seconds that a sender waits while a run gives its answer, to see whether it continues.
 _LOOK_AGAIN = 0.02  # seconds
 _RESUMABLE = {"failed": "failed", "cancelled": "was cancelled"}
 

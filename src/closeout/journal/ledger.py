@@ -284,14 +284,14 @@ def _settle(db: SqlConnection, *, request: str, amount: Amount | None) -> None:
 def spent_by_day(home: Home) -> list[Spent]:
     """Return what the keys of a home have spent, by day, and what is reserved. A home without budgets has nothing."""
     found: dict[tuple[float, str], list[Amount]] = {}
-    for kind, key, at, *amounts in _read(home, _USED_BY_DAY):
+    for kind, key, at, *amounts in _query(home, _USED_BY_DAY):
         pair = found.setdefault((period_start("day", at), key), [Amount(requests=0), Amount(requests=0)])
         sums = zip((pair[kind].usd, pair[kind].tokens, pair[kind].requests), amounts, strict=True)
         pair[kind] = Amount(*(before + more for before, more in sums))
     return [Spent(key, day, *pair) for (day, key), pair in sorted(found.items())]
 
 
-def _read(home: Home, statement: str) -> list[Any]:
+def _query(home: Home, statement: str) -> list[Any]:
     if isinstance(home, DatabaseHome):
         return open_store(home).query(statement)
     path = home / LEDGER_NAME

@@ -58,7 +58,7 @@ class LedgerFile:
         return time.time()
 
     def wipe(self) -> None:
-        """Write the file anew, without the bytes of what was deleted."""
+        """Rewrite the file without the bytes of what was deleted."""
         wipe(self.path)
 
     def close(self) -> None:

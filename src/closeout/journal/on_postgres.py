@@ -4,7 +4,7 @@ A process has three connections: one writes, in the store's thread, one reads, o
 listens for news if something waits for them. An idle worker keeps two: that which reads, and that which listens.
 
 Every commit waits for the disk of the server: a commit that a crash of the server took back would leave a gap in a run
-that goes on.
+that continues.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ class PostgresJournal:
             self._link.execute(_DELETE_BODIES)
 
     def wipe(self) -> None:
-        """Write the tables anew, without what was deleted. Others wait meanwhile."""
+        """Rewrite the tables without what was deleted. Others wait meanwhile."""
         try:
             with self.writing, explained_postgres(self.home):
                 if (
@@ -331,7 +331,7 @@ class PostgresJournal:
                 for table in _TABLES:
                     self._link.execute(f"VACUUM FULL {table}")
         except JournalLocked as error:
-            raise JournalLocked(f"Everything was deleted, but the tables were not written anew. {error}") from error
+            raise JournalLocked(f"Everything was deleted, but the tables were not rewritten. {error}") from error
 
     # -------------------------------------------------------------------------------------------- lifetime
 

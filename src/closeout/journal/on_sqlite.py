@@ -213,7 +213,7 @@ class SqliteJournal:
         """Nothing: others see it when they look."""
 
     def subscribe(self, act: Callable[[int], object], *, as_worker: bool = False) -> Callable[[], None]:
-        """Nothing: whoever waits looks from time to time."""
+        """Do nothing: waiting processes poll."""
         return lambda: None
 
     def examine(self) -> tuple[str, ...]:
@@ -273,7 +273,7 @@ class SqliteJournal:
                 return
 
     def wipe(self) -> None:
-        """Write the file anew, without the bytes of what was deleted."""
+        """Rewrite the file without the bytes of what was deleted."""
         wipe(self.path)
 
     # -------------------------------------------------------------------------------------------- lifetime

@@ -65,7 +65,7 @@ class PostgresLedger:
         return float(db.execute(_ADMIT, (self._home.schema, list(keys))).fetchone()[1])
 
     def wipe(self) -> None:
-        """Nothing: the journal's `wipe` writes all tables of the schema anew."""
+        """Nothing: the journal's `wipe` rewrites all tables of the schema."""
 
     def close(self) -> None:
         """Give the lease back and close the connections."""

@@ -77,7 +77,7 @@ class PostgresNews:
             while not self._closing.is_set():
                 with suppress(JournalError), self._link.lock, explained_postgres(self._home):
                     raw = self._link.raw
-                    if self._link.pooled:  # it would give the news to whoever has the connection then
+                    if self._link.pooled:  # news would reach the next user of the connection
                         logger.warning(
                             "%s is behind a connection pooler, which passes no notifications on: other processes are "
                             "noticed when this one looks, after a second or later. For immediate notifications use the "

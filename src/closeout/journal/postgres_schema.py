@@ -96,12 +96,12 @@ _STEPS = (
     """,
 )
 VERSION = len(_STEPS)
-OLDEST = 1  # the oldest version of Closeout's tables whose workers may go on using those of this one
+OLDEST = 1  # the oldest version of Closeout's tables whose workers may still use those of this one
 _LOCK = 0x636C6F73656F7574  # the advisory lock of everybody who changes tables of Closeout
 
 
 def prepare_schema(link: PostgresLink) -> None:
-    """Create the schema and its tables, or bring them up to date. Workers of older versions may go on meanwhile.
+    """Create the schema and its tables, or bring them up to date. Workers of older versions may continue meanwhile.
 
     Raises:
         JournalError: A newer version of Closeout made the tables, and this one cannot use them.

@@ -30,7 +30,7 @@ __all__ = ["CANCELLED", "REPLY_INTERRUPTED", "RecordedRun"]
 
 # The kind of a ModelFailed whose request was cancelled: a cost, but not an outcome.
 CANCELLED = "CancelledError"
-# The kind of a ModelFailed whose request a message of the user's interrupted: an outcome, from which the run goes on.
+# The kind of a ModelFailed whose request a message of the user's interrupted: an outcome; the run continues.
 REPLY_INTERRUPTED = "ReplyInterrupted"
 _MEASURES = frozenset({"messages", "size", "shared", "kept"})  # of a request: they differ because its texts do
 _DECIDED = (FlowDecided, CallDecided)
@@ -186,7 +186,7 @@ class RecordedRun:
         recorded = self._events.get(event.agent, {}).pop(self._place(event), None)
         if recorded is None:
             return None
-        if _same(recorded, event):
+        if recorded == event or _fields(recorded) == _fields(event):
             return recorded
         self._depart(recorded, event)
         # A request that differs is still that request: the run continued from its reply.
@@ -283,10 +283,6 @@ def _same_call(recorded: Event, event: Event) -> bool:
 
 def _decides(outcome: Event, request: DecisionRequested) -> bool:
     return isinstance(outcome, DecisionMade) and outcome.digest == request.digest
-
-
-def _same(recorded: Event, event: Event) -> bool:
-    return recorded == event or _fields(recorded) == _fields(event)
 
 
 def _fields(event: Event) -> list[bytes]:

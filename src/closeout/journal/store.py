@@ -441,7 +441,7 @@ class Store:
         with self._writing:
             self.database.locks.take(run_id, number)
             try:
-                record = self._read(number)
+                record = self._read_run(number)
                 at = self.clock()
                 seq = record.rows[-1].seq + 1 if record.rows else 0
                 entries = [(seq + n, at, event) for n, event in enumerate(make(record.rows, at))]
@@ -998,7 +998,7 @@ class Store:
         """Return a run's events and what is wrong with its record. Raises RunNotFound, JournalError."""
         number = self.number_of(run_id)
         self._flush_run(number)
-        return self._read(number)
+        return self._read_run(number)
 
     def rows_from(self, run_id: str, seq: int, limit: int = _ALL) -> list[Row]:
         """Return a run's events from a place on, all of them committed, without reading what is before it.
@@ -1053,7 +1053,7 @@ class Store:
         if unwritten:
             self.flush()
 
-    def _read(self, number: int) -> RunRows:
+    def _read_run(self, number: int) -> RunRows:
         start = number << SEQ_BITS
         # Read before the events: another process may write some, and the end of the run, at any moment.
         synced, status = self.database.synced.of(number), self._status(number)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from closeout.journal.events import RunStarted
 from closeout.run.plan import AgentPlan
-from closeout.tools.kept_tools import keep_tools
+from closeout.tools.pinned_tools import pin_tools
 
 __all__ = ["CONVERSATION", "as_client"]
 
@@ -18,7 +18,7 @@ def as_client(plan: AgentPlan, started: RunStarted) -> AgentPlan:
     """Return the plan with the client's tools, which cannot be called, and its instructions unless it has its own."""
     if started.name != CONVERSATION:
         return plan
-    manager, _ = keep_tools(plan.manager, started.own_tools or "[]", ())
+    manager, _ = pin_tools(plan.manager, started.own_tools or "[]", ())
     if plan.instructions or plan.write_instructions is not None:
         return replace(plan, manager=manager)
     return replace(plan, manager=manager, instructions=started.instructions)

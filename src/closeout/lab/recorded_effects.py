@@ -29,10 +29,10 @@ from closeout.journal.events import (
 from closeout.journal.recorded import CANCELLED, REPLY_INTERRUPTED
 from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import new_run_id
-from closeout.lab.kept_lanes import KeptLane
+from closeout.lab.saved_lanes import SavedLane
 from closeout.messages import ToolSpec, Usage
 from closeout.run.agent_tool import SubAgentTool
-from closeout.run.kept_files import Load
+from closeout.run.files_of_run import Load
 from closeout.run.middleware.background import wait_tool
 from closeout.run.plan import MAX_DEPTH, AgentPlan
 from closeout.run.programs import program_tool
@@ -246,7 +246,7 @@ class WhatIfJournal(Journal):
         started: RunStarted,
         recorded: RecordedEffects,
         tools: KnownTools,
-        lane: KeptLane,
+        lane: SavedLane,
         *,
         load: Load,
         allow_read_only: bool = False,

@@ -30,7 +30,7 @@ __all__ = ["undo_call", "undoable_calls"]
 
 _NOT_IN_NAMES = re.compile(r"\W+")
 
-CUT_OFF = "Interrupted: the program stopped while the call was being undone. Look at what is there before you go on."
+CUT_OFF = "Interrupted: the program stopped while the call was being undone. Look at what is there before you continue."
 
 
 async def undo_call(plan: AgentPlan, store: Store, run_id: str, call: str) -> ToolOutput:

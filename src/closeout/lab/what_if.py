@@ -31,8 +31,8 @@ from closeout.journal.store import Row, Store
 from closeout.journal.totals import RunTotals
 from closeout.lab.client_conversation import CONVERSATION, as_client
 from closeout.lab.compare import agent_differences, first_difference
-from closeout.lab.kept_lanes import KeptLane, delete_lanes
 from closeout.lab.recorded_effects import CostLimit, KnownTools, RecordedEffects, WhatIfJournal, shown
+from closeout.lab.saved_lanes import SavedLane, delete_lanes
 from closeout.models.base import price_of
 from closeout.records import record
 from closeout.run.lifecycle import as_recorded, beginning, execute_run, new_started, recorded_task
@@ -307,15 +307,15 @@ class _Lab:
             lane.abandon()
         return replace(case, baseline=again)
 
-    def _kept_lane(self, run_id: str, lane: str) -> KeptLane:
-        return KeptLane(self._store, f"{self._name}.{run_id}.{lane}", origin={"run": run_id, "lane": lane})
+    def _kept_lane(self, run_id: str, lane: str) -> SavedLane:
+        return SavedLane(self._store, f"{self._name}.{run_id}.{lane}", origin={"run": run_id, "lane": lane})
 
     async def _lane(
         self,
         run_id: str,
         rows: Sequence[Row],
         plan: AgentPlan,
-        lane: KeptLane,
+        lane: SavedLane,
         *,
         ask_from: int | None = None,
         names: KnownTools | None = None,
@@ -356,7 +356,7 @@ class _Lab:
         return then, now, journal
 
 
-async def _kept(lane: KeptLane, found: Lane, journal: WhatIfJournal, *, differs: bool) -> Lane:
+async def _kept(lane: SavedLane, found: Lane, journal: WhatIfJournal, *, differs: bool) -> Lane:
     """Keep a lane that differs or was paid for. Return it with its run."""
     if differs and not lane.run_id and found.status != "stopped":
         await lane.begin(journal)

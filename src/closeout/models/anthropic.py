@@ -215,7 +215,7 @@ class AnthropicClient(HTTPClient):
 
     # -------------------------------------------------------------------------------- replies
 
-    def _read(self, value: Any) -> ModelReply | None:
+    def _read_reply(self, value: Any) -> ModelReply | None:
         return read_message(value)
 
     def _stream_reader(self, builder: ReplyBuilder) -> StreamReader:

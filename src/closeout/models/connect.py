@@ -81,7 +81,7 @@ def connect(
     if isinstance(model, list | tuple):
         model = Fallback(model)
     if isinstance(model, Fallback):
-        return _fallback(model, base_url, api_key, settings or LLMSettings(), environment, later)
+        return _fallback(model, base_url, api_key, settings or LLMSettings(), environment=environment, later=later)
     if model is not None and not isinstance(model, str):
         return _wrapped(model)
     settings = settings or LLMSettings()

@@ -287,7 +287,7 @@ class FallbackClient(BaseClient):
                 warnings.append(f"{following} was asked instead of {asked} ({condition}).")
                 self._asked = chosen[place + 1]
                 if on_retry is not None:
-                    on_retry(_note(why, place, len(chosen), asked, following, spent))
+                    on_retry(_note(why, place, len(chosen), asked=asked, following=following, spent=spent))
         found = list(errors.values())
         last = next((error for error in found if isinstance(error, TransientModelError)), found[-1])
         last.usage = spent

@@ -150,7 +150,7 @@ class HTTPClient(BaseClient):
         """
         search = self._new_search(request)
         search.known = (status, said)
-        if status == 500:  # it may also be down: whoever asked may ask again
+        if status == 500:  # it may also be down: the caller may ask again
             search.failed, search.may_have_passed = ServerRefusal(status, said).same, True
         return await HTTPClient.complete(self, request, on_delta=on_delta, search=search)
 
@@ -195,7 +195,7 @@ class HTTPClient(BaseClient):
     def _body(self, request: ModelRequest, *, stream: bool) -> bytes: ...
 
     @abstractmethod
-    def _read(self, value: Any) -> ModelReply | None:
+    def _read_reply(self, value: Any) -> ModelReply | None:
         """Return the reply in a response's body; None if the body does not follow the protocol."""
 
     @abstractmethod
@@ -273,7 +273,8 @@ class HTTPClient(BaseClient):
                 if request.tools and refuses_tools(said, body):
                     self.capabilities = replace(self.capabilities, native_tools=False)
                     raise error
-                found = self._after(ServerRefusal(status, said), client.rules, request, search, on_delta, sent)
+                refusal = ServerRefusal(status, said)
+                found = self._after(refusal, client.rules, request, search, on_delta=on_delta, sent=sent)
                 if search.is_over and isinstance(error, ServerFailed):  # it may also be down: the policy decides
                     raise RequestFailed(str(error), status=error.status, retry_after=error.retry_after)
                 if found is None:
@@ -409,7 +410,7 @@ class HTTPClient(BaseClient):
     def _read_whole(self, data: bytes, sent: int, origin: str) -> ModelReply:
         try:
             value = _decoded(data)
-            reply = self._read(value)
+            reply = self._read_reply(value)
         except ValueError:
             value = reply = None
         if reply is None and isinstance(value, dict) and (written := rejected_text(500, data)) is not None:

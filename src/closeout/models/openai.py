@@ -274,7 +274,7 @@ class OpenAIClient(HTTPClient):
         is_tried = self.capabilities.weak and request.constraint is not None and request.constraint.kind == "grammar"
         return () if is_tried else super()._warnings(request)
 
-    def _read(self, value: Any) -> ModelReply | None:
+    def _read_reply(self, value: Any) -> ModelReply | None:
         reply = read_completion(value)
         if reply is None and self._kind == "ollama":
             reply = read_generated(value)

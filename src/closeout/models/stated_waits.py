@@ -15,7 +15,7 @@ __all__ = ["is_daily", "stated_wait"]
 
 # Times since the epoch, in seconds and in milliseconds: nobody asks to wait for 30 years.
 _EPOCH, _EPOCH_MS = 1e9, 1e11
-_HOUR = 3600.0  # until a quota of a day is asked for again, if the server does not say when it begins anew
+_HOUR = 3600.0  # until a quota of a day is asked for again, if the server does not say when it is reset
 _READ = 8192  # bytes of a body that are looked at
 _DEEPEST = 6
 _UNITS: Mapping[str, float] = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}

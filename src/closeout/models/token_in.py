@@ -1,6 +1,6 @@
 """The client for servers that take and return token ids: vLLM, SGLang and llama.cpp.
 
-A chat server writes every prompt anew from messages. It may leave out the thinking of earlier turns, write calls in its
+A chat server builds every prompt from messages. It may leave out the thinking of earlier turns, write calls in its
 own way, and tokenize what the model sampled differently. Here a prompt is, id for id, the prompt before it, the sampled
 reply, and the tokens of what was added.
 """
@@ -33,7 +33,7 @@ class TokenClient(OpenAIClient):
     """A model that is asked with token ids and answers with them, so that a run is one sequence of tokens.
 
     The ids of earlier turns are in the messages, as what the server attached to them, so they survive a crash, and a
-    fork has its own. If earlier messages have changed, after an eviction for example, the conversation is written anew.
+    fork has its own. If earlier messages have changed, as after an eviction, the conversation is written again.
 
     For another server, or the engine of a trainer, override `tokenize` and `generate`.
 
@@ -137,7 +137,7 @@ class TokenClient(OpenAIClient):
                 if kept is not None and kept.get("seen") == seen.digest() and (ids or kept.get("anew")):
                     ids = [*([] if kept.get("anew") else ids), *kept["prompt"], *kept["reply"]]
                     last = place
-                else:  # such as a reply to a hint; a later request, which was written anew, is known again
+                else:  # such as a reply to a hint; a later request, which was written again, is known
                     ids, last = [], -1
             seen.add(message)
         return ids, last
@@ -178,7 +178,7 @@ class TokenClient(OpenAIClient):
             "return_logprob": True,
         })  # fmt: skip
 
-    def _read(self, value: Any) -> ModelReply | None:
+    def _read_reply(self, value: Any) -> ModelReply | None:
         if self._kind == "llama.cpp":
             return _read_llama_cpp(value)
         return read_completion(value) if self._kind == "vllm" else _read_generated(value)

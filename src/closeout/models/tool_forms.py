@@ -19,7 +19,7 @@ Schema = Mapping[str, Any]
 
 _COMBINED = ("anyOf", "oneOf", "allOf", "not", "enum", "$ref")
 _DEEPEST_PLAIN = 6  # levels of a schema that is reduced: it may refer to itself
-# Rules on a value that are told in words where they cannot be told in the schema.
+# Rules on a value that are put into words where the schema cannot hold them.
 _TOLD = ("pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
          "maxLength", "minItems", "maxItems", "uniqueItems", "default")  # fmt: skip
 _CUT = " …"
@@ -109,14 +109,14 @@ def _renamed(schema: Schema, valid: re.Pattern[str], keys: dict[str, str]) -> Sc
 
 
 def _titled(schema: Any, own: str, sent: Mapping[str, str]) -> Any:
-    """Return the schema of a property whose own name is told in its description if another one is sent."""
+    """Return the schema of a property whose own name is in its description if another one is sent."""
     if sent[own] == own or not isinstance(schema, Mapping):
         return schema
     return {**schema, "description": " ".join(filter(None, (own, str(schema.get("description") or ""))))}
 
 
 def _without_combinations(schema: Schema) -> Schema:
-    """Return an object's schema without combinations at its root, which are told in its description."""
+    """Return an object's schema without combinations at its root, which are in its description."""
     kept = {key: value for key, value in schema.items() if key not in _COMBINED}
     properties, required = dict(kept.get("properties") or {}), list(kept.get("required") or ())
     parts = [_resolved(schema, schema), *(_resolved(each, schema) for each in _branches(schema))]

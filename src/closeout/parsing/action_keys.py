@@ -106,7 +106,7 @@ def read_action(raw: str, *, closing: bool = False) -> ActionReading:
     action, answered = _unwrap(value)
     if not isinstance(action, dict):
         return ActionReading(code="broken_action", hint=f"The Action has no tool name. {_FORM}")
-    return _read(action, repairs, answered)
+    return _read_action(action, repairs, answered)
 
 
 def read_input(raw: str, *, closing: bool = False) -> ActionReading:
@@ -216,7 +216,7 @@ def _is_named(action: dict[str, Any]) -> bool:
     return any(isinstance(action.get(key), str) for key in NAME_KEYS) or any(map(is_final_answer, action))
 
 
-def _read(action: dict[str, Any], repairs: tuple[Repair, ...], answered: bool) -> ActionReading:
+def _read_action(action: dict[str, Any], repairs: tuple[Repair, ...], answered: bool) -> ActionReading:
     name_key = next((key for key in NAME_KEYS if isinstance(action.get(key), str)), None)
     if name_key is None:
         final = next((key for key in action if is_final_answer(key)), None)

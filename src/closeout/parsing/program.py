@@ -71,10 +71,10 @@ class ProgramReader:
             return [ReadEvent(delta.kind, delta.text, delta.index)] if delta.text else []
         events: list[ReadEvent] = []
         for thinking, piece in self._splitter.feed(delta.text):
-            events += [ReadEvent("reasoning", piece)] if thinking else self._read(piece)
+            events += [ReadEvent("reasoning", piece)] if thinking else self._read_piece(piece)
         return events
 
-    def _read(self, piece: str) -> Iterator[ReadEvent]:
+    def _read_piece(self, piece: str) -> Iterator[ReadEvent]:
         """Announce what is new and certain: text, that a program begins, and its lines."""
         certain: list[str] = []
         for part, fence in self._lines.feed(piece) if not self._ended else ():

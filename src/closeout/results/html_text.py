@@ -69,12 +69,12 @@ def main_text(html: str) -> str:
 
 def html_title(html: str) -> str:
     """Return the text of <title>, or ""."""
-    return _read(html[:200_000]).title
+    return _read_page(html[:200_000]).title
 
 
 def plain_text(html: str) -> str:
     """Return all readable text; only that of <main> or <article> if the page marks one of some length."""
-    page = _read(html)
+    page = _read_page(html)
     main = _tidy("".join(page.main))
     return main if len(main) > 200 else _tidy("".join(page.pieces))
 
@@ -84,7 +84,7 @@ def _tidy(text: str) -> str:
     return _LINES.sub("\n\n", "\n".join(lines)).strip()
 
 
-def _read(html: str) -> _Page:
+def _read_page(html: str) -> _Page:
     """Walk the tags once. Every search for an end starts where the last one stopped, so the walk is linear."""
     page = _Page()
     lower = html.replace("\u0130", "I").lower()  # the one letter that gets longer: positions must agree

@@ -47,7 +47,7 @@ from closeout.run.review import (
 )
 from closeout.run.session import ModelSession
 from closeout.tools.executor import CallExecutor, CallOutcome
-from closeout.tools.search_tools import called_through, written_through
+from closeout.tools.search_tools import as_written, inner_call
 
 __all__ = ["AgentWork", "Attempt", "AttemptTurn"]
 
@@ -113,7 +113,7 @@ class AttemptTurn:
         """Return the event that adds the turn to the history."""
         calls, returns = [], []
         for index, outcome in enumerate(self.outcomes):
-            call = written_through(self.reading.calls[index], outcome.call)
+            call = as_written(self.reading.calls[index], outcome.call)
             calls.append(
                 {
                     "id": call.id,
@@ -306,10 +306,10 @@ class Attempt:
                 return await self._answered(turn)
             turn.outcomes = await self.agent.tool_calls.execute(
                 self._executor,
-                [called_through(call) for call in reading.calls],
+                [inner_call(call) for call in reading.calls],
                 turn=turn.number,
                 agent=self._path,
-                allow_duplicates=self._rollbacks.spent,
+                allow_duplicates=self._rollbacks.exhausted,
                 shows=self._history.shows,
             )
             self._note_outcomes(turn.outcomes)
@@ -354,7 +354,7 @@ class Attempt:
         return Stop(reason="check_failed", reading=turn.reading, failure=Failure("", objection.problem))
 
     async def _objection(self, text: str, turn: AttemptTurn) -> Objection | None:
-        found, may_ask = self.agent.answers.read_final(text), not self._rollbacks.spent
+        found, may_ask = self.agent.answers.read_final(text), not self._rollbacks.exhausted
         return await self._checks.objection(found, self._outcomes, turn.reading.calls, may_ask=may_ask)
 
     async def checked(self, result: AgentResult) -> AgentResult:
@@ -443,7 +443,7 @@ class Attempt:
         if self._non_answers >= MAX_NON_ANSWERS:
             self._non_answers = 0
             return Stop(reason="insisted", reading=reading)
-        if self._rollbacks.spent:
+        if self._rollbacks.exhausted:
             told = f"The model's replies were rolled back {self._rollbacks.total} times. It was told last: {back.hint}"
             return Stop(reason="rollbacks", failure=Failure("", back.detail or told))
         change = self._rollbacks.roll_back(back)
@@ -481,7 +481,7 @@ class Attempt:
     def _circles(self) -> bool:
         """Return whether the agent is in a loop again after one warning."""
         step = self._history.steps[-1]
-        finding = self._loops.see([called_through(call) for call in step.calls], step.returns)
+        finding = self._loops.see([inner_call(call) for call in step.calls], step.returns)
         if not finding:
             return False
         self._loops_found += 1

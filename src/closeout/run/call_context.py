@@ -20,9 +20,9 @@ from closeout.run.middleware.call_logins import LoginMiddleware
 from closeout.run.middleware.call_secrets import secrets_in
 from closeout.run.middleware.chain import found_in
 from closeout.run.plan import Scope
+from closeout.run.waits.decisions import decide, must_rerun, question_digest
 from closeout.run.waits.server_questions import CallQuestions
 from closeout.run.waits.timers import CallWaits, Memo
-from closeout.run.waits.waiting import decide, must_rerun, question_digest
 from closeout.tools.run_context import BudgetLeft, RunContext, Sample
 from closeout.tools.secrets import Secrets
 

@@ -26,7 +26,7 @@ from closeout.messages import ToolCall, ToolSpec, Usage
 from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput, ToolTelemetry
 from closeout.run.call_context import CallContexts
-from closeout.run.middleware.chain import Calling, CallLabels, Middleware, called_through, overrides
+from closeout.run.middleware.chain import Calling, CallLabels, Middleware, overrides, wrap_call
 from closeout.run.middleware.own_decisions import deciders
 from closeout.run.plan import Scope, enter, leave
 from closeout.tools.call_records import CallOutcome
@@ -61,7 +61,7 @@ class ToolCalls:
         self._begin = overrides(chain, "begin")
         self._deciders = deciders(scope)
         self._approved = overrides(chain, "approved")
-        self._call = called_through(chain, _start)
+        self._call = wrap_call(chain, _start)
         self._record = overrides(chain, "record")
         self._read = overrides(chain, "read") if reads else []
         self._contexts = CallContexts(scope, sampling)
@@ -140,7 +140,7 @@ class ToolCalls:
         # The record may say what its server offered at an earlier time.
         served, started = executor.as_served(plan), partial(self._started, handle=plan.handle)
         perform = partial(self._run, executor, labels, plan)
-        calling = decided or Calling(plan, served, executor, started, perform, labels)
+        calling = decided or Calling(plan, served, executor, started, perform=perform, labels=labels)
         for decide in self._deciders if decided is None else ():
             await decide(calling)
             if calling.output is not None:
@@ -148,8 +148,8 @@ class ToolCalls:
         for approved in self._approved:
             approved(calling)
         journal, plan = self._scope.journal, calling.plan
-        # A process that wakes from a pause after its lease cannot call back what it has begun, and whoever has taken
-        # its run over can look for one such call, not for several. So only calls that may be repeated run together.
+        # A process that wakes from a pause after its lease cannot call back what it has begun, and its successor can
+        # look for one such call, not for several. So only calls that may be repeated run together.
         alone = None if plan.tool.policy.crash_rule == "rerun" else self._alone
         async with alone or nullcontext():
             finished = await journal.effect(

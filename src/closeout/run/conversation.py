@@ -22,9 +22,9 @@ from closeout.messages import Message
 from closeout.notebook import html_table
 from closeout.results.tokens import estimate_tokens
 from closeout.run.event_stream import RunStream
+from closeout.run.files_of_run import files_of
 from closeout.run.flow_watch import labels_of_events, written_labels
 from closeout.run.handoff import handed_to_of
-from closeout.run.kept_files import files_of
 from closeout.run.lifecycle import recorded_task, run_here
 from closeout.run.result import RunResult, conversation_of, state_of
 
@@ -119,19 +119,19 @@ class Session(Generic[Value, Deps]):
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation so far, with the calls and results of its runs."""
-        self._read(self.runs)
+        self._read_messages(self.runs)
         return self._messages
 
     @property
     def state(self) -> Mapping[str, Any]:
         """The state that tools of earlier messages kept with `ToolOutput(state_update={…})`, merged by key."""
-        self._read(self.runs)
+        self._read_messages(self.runs)
         return self._state
 
     @property
     def files(self) -> tuple[File, ...]:
         """The files of the conversation: those of its tasks and those that its runs left, in their latest versions."""
-        self._read(self.runs)
+        self._read_messages(self.runs)
         return self._files
 
     @property
@@ -197,7 +197,7 @@ class Session(Generic[Value, Deps]):
                     )
                 for left in (record.run_id for record in runs if record.status == "interrupted"):
                     log.warning(
-                        "Message %s was interrupted, so the conversation goes on without it. To continue it: "
+                        "Message %s was interrupted, so the conversation continues without it. To continue it: "
                         "session.resume(), or closeout resume %s",
                         left,
                         left,
@@ -271,11 +271,11 @@ class Session(Generic[Value, Deps]):
         while True:
             runs = await self._store.off_loop(lambda: self.runs)
             if all(record.status != "running" for record in runs):
-                await self._store.off_loop(self._read, runs)
+                await self._store.off_loop(self._read_messages, runs)
                 return runs
             await asyncio.sleep(BUSY_SECONDS)
 
-    def _read(self, runs: Sequence[RunRecord]) -> None:
+    def _read_messages(self, runs: Sequence[RunRecord]) -> None:
         """Take over what another process, or an earlier one, has said.
 
         The last message that has its reply began with those before it. An earlier one that was interrupted, and got

@@ -26,9 +26,9 @@ from closeout.results.artifacts import Artifact
 from closeout.run.cancelling import CancelWatch
 from closeout.run.closing import with_summary
 from closeout.run.collecting import run_telemetry
+from closeout.run.files_of_run import Load, RunFiles, no_content
 from closeout.run.flow_watch import labels_of_task, written_labels
 from closeout.run.handoff import plan_after
-from closeout.run.kept_files import Load, RunFiles, no_content
 from closeout.run.limits import Budget
 from closeout.run.middleware.chain import found_in
 from closeout.run.middleware.flow_rules import FlowMiddleware
@@ -39,9 +39,9 @@ from closeout.run.plan import AgentPlan, RunParts, Scope
 from closeout.run.result import AgentResult, RunResult, Status
 from closeout.run.subagents import check_flow_names, read_result_tool
 from closeout.run.task import Task, dump_texts, load_texts
+from closeout.run.waits.decisions import noted_due, pending_of
 from closeout.run.waits.logins import begin_servers, recall_logins
 from closeout.run.waits.timers import wait_for_start
-from closeout.run.waits.waiting import noted_due, pending_of
 from closeout.tools.manager import ToolManager
 
 __all__ = [
@@ -89,7 +89,7 @@ async def submit_run(plan: AgentPlan, task: Task, store: Store, run_id: str = ""
 def _check_budget(plan: AgentPlan) -> None:
     """Check that the budget of a run can be kept. Raises UsageError."""
     if plan.settings.budget:
-        from closeout.run.reserves import check_replies  # only runs with a budget pay for it
+        from closeout.run.reservations import check_replies  # only runs with a budget pay for it
 
         check_replies(plan.settings.budget, plan.client, plan.llm.max_tokens)
 

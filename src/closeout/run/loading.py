@@ -14,9 +14,9 @@ from closeout.journal.totals import RunTotals
 from closeout.messages import Usage
 from closeout.results.telemetry import TelemetryCollector
 from closeout.run.calls import refused_calls
+from closeout.run.files_of_run import Load, files_of
 from closeout.run.flow_watch import labels_of_events
 from closeout.run.handoff import handed_to_of
-from closeout.run.kept_files import Load, files_of
 from closeout.run.result import RunResult, Status, outputs_of, state_of
 
 __all__ = ["load_result"]

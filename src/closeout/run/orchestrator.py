@@ -85,7 +85,7 @@ class AgentLoop:
         tool_calls = ToolCalls(scope, first_call, sampling=sampling)
         executor = plan.executor(tool_calls.publish_progress, scope)
         executor.offer(tools.specs)
-        session = ModelSession(plan, scope, task or question, tools, keeper, answers)
+        session = ModelSession(plan, scope, task or question, tools, keeper=keeper, answers=answers)
         generator = None
         if plan.make_generator is not None:
             generator = plan.make_generator(

@@ -32,7 +32,7 @@ from closeout.journal.events import (
 )
 from closeout.journal.run_names import call_id
 from closeout.journal.subscribers import Progress
-from closeout.run.waits.waiting import PendingDecision, awaited, pending_of
+from closeout.run.waits.decisions import PendingDecision, awaited, pending_of
 
 __all__ = ["Chunk", "PageStream", "page_messages", "rest_of"]
 

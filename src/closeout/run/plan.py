@@ -35,8 +35,8 @@ from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
 from closeout.run.earlier_calls import CallsWithEffects
+from closeout.run.files_of_run import RunFiles
 from closeout.run.gate import RequestGate
-from closeout.run.kept_files import RunFiles
 from closeout.run.limits import Budget, Limits
 from closeout.run.strategy import Strategy
 from closeout.spec import AgentSpec

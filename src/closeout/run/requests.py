@@ -30,7 +30,7 @@ from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, Us
 from closeout.models.base import BaseClient, OnDelta, RunRequest, price_of
 from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
 from closeout.redaction import mask, redact
-from closeout.run.middleware.chain import Sending, sent_through
+from closeout.run.middleware.chain import Sending, wrap_send
 from closeout.run.plan import Scope
 from closeout.run.request_deadline import ReplyInterrupted, RequestDeadline
 
@@ -78,7 +78,7 @@ class ModelCalls:
         self._budget = scope.budget
         self._keeper = keeper
         self._record_prompts = scope.run.record_prompts
-        self._send = sent_through(scope.chain, self._send_request)
+        self._send = wrap_send(scope.chain, self._send_request)
         self._prices = scope.prices
         self._price = price_of(client, scope.prices)
         self._budget.tariff = price_of(client, scope.prices, "least_price")

@@ -33,7 +33,7 @@ from closeout.notebook import html_table
 from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
-from closeout.run.waits.waiting import PendingDecision
+from closeout.run.waits.decisions import PendingDecision
 from closeout.spelling import unknown_attribute
 
 if TYPE_CHECKING:

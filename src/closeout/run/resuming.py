@@ -34,13 +34,13 @@ from closeout.journal.store import Row, RunRecord, Store
 from closeout.journal.subscribers import Listener
 from closeout.records import record
 from closeout.run.agent_tool import SubAgentTool
-from closeout.run.kept_files import Load, no_content
+from closeout.run.files_of_run import Load, no_content
 from closeout.run.lifecycle import as_recorded, beginning, execute_on, execute_run, recorded_task
 from closeout.run.offered_tools import dump_definitions, load_specs, with_server_tools
 from closeout.run.plan import AgentPlan, OnChange, check_on_change, differences, missing_servers
 from closeout.run.result import RunResult
-from closeout.run.waits.waiting import Decisions, record_decisions
-from closeout.tools.kept_tools import RemovedTool, keep_tools
+from closeout.run.waits.decisions import Decisions, record_decisions
+from closeout.tools.pinned_tools import RemovedTool, pin_tools
 
 __all__ = ["Continuation", "check_same", "continuation", "plan_at", "resume_run"]
 
@@ -337,7 +337,7 @@ def _kept(plan: AgentPlan, rows: Sequence[Row]) -> tuple[AgentPlan, dict[str, st
     if not agent.own_tools:
         return plan, {}
     used = (row.event.name for row in rows if isinstance(row.event, (ToolStarted, DecisionRequested)))
-    manager, misfits = keep_tools(plan.manager, agent.own_tools, used)
+    manager, misfits = pin_tools(plan.manager, agent.own_tools, used)
     return replace(plan, manager=manager), misfits
 
 

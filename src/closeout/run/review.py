@@ -269,7 +269,7 @@ class RollbackPolicy:
     _rejected: bool = False  # whether the server could not read a reply of the row
 
     @property
-    def spent(self) -> bool:
+    def exhausted(self) -> bool:
         """True if no further rollback is allowed for now."""
         return self.consecutive >= self.max_consecutive or self.total >= self.max_total
 

@@ -48,7 +48,7 @@ from closeout.run.reply_listener import ReplyListener
 from closeout.run.requests import ModelCalls
 from closeout.run.review import Answers, RollbackPolicy
 from closeout.run.strategy import ModelTurn, Strategy
-from closeout.run.waits.waiting import wait_until
+from closeout.run.waits.decisions import wait_until
 
 __all__ = ["ModelSession", "with_draft"]
 

@@ -13,7 +13,7 @@ from closeout.errors import RunNotFound
 from closeout.file_values import File
 from closeout.journal.events import Event
 from closeout.journal.store import Store
-from closeout.run.kept_files import RunFiles, files_of
+from closeout.run.files_of_run import RunFiles, files_of
 
 __all__ = ["file_response", "files_shape", "find_file", "run_files"]
 

@@ -94,11 +94,8 @@ def facts_in(steps: Sequence[Step]) -> str:
 
 
 def _answers(tree: ast.Module) -> bool:
-    return any(isinstance(each, ast.Call) and _name(each) == FINAL_ANSWER for each in ast.walk(tree))
-
-
-def _name(call: ast.Call) -> str:
-    return call.func.id if isinstance(call.func, ast.Name) else ""
+    names = (each.func for each in ast.walk(tree) if isinstance(each, ast.Call))
+    return any(isinstance(name, ast.Name) and name.id == FINAL_ANSWER for name in names)
 
 
 def _calculates(tree: ast.Module) -> bool:

@@ -91,7 +91,7 @@ class PlannedCall:
     again: bool = False  # it was made before, and something has changed since: a person is asked
     earlier: CallOutcome | None = None
     made: EarlierCall | None = None  # an earlier attempt made it, and this one has not seen its result
-    twin: int = -1  # index of the same call in the same reply
+    same_as: int = -1  # index of the same call in the same reply
     handle: str = ""
     note: str = ""  # what the model sees beside the result
     agent: str = "main"
@@ -258,7 +258,7 @@ class CallExecutor:
         ]
         return [
             replace(plan, agent=agent, turn=turn, runs=True) if _is_to_run(plan, allow_duplicates) else plan
-            for plan in _with_twins(plans)
+            for plan in _marking_same(plans)
         ]
 
     def _plan(self, call: ToolCall, agent: str, handle: str) -> PlannedCall:
@@ -395,7 +395,7 @@ class CallExecutor:
         for index, plan in enumerate(plans):
             if index in ran:
                 outcomes.append(await self._finish(*ran[index], agent, allow_duplicates))
-            elif plan.made is not None and plan.twin < 0:
+            elif plan.made is not None and plan.same_as < 0:
                 outcomes.append(await self._made_before(plan, plan.made, agent, allow_duplicates))
             else:
                 outcomes.append(self._without_running(plan, outcomes, allow_duplicates))
@@ -570,8 +570,8 @@ class CallExecutor:
         if plan.refusal or spec is None:
             rolled_back = plan.code in ("UnknownTool", SPENT)
             return self._refused(plan, "refused", plan.refusal, plan.code, rollback=rolled_back)
-        if plan.twin >= 0:
-            first = outcomes[plan.twin]
+        if plan.same_as >= 0:
+            first = outcomes[plan.same_as]
             text = f"The same call as {first.handle or 'one above'} in this reply: its result counts for both."
             return replace(
                 first, call=plan.call, text=text, status="duplicate", reason=text, repairs=plan.repairs, tokens=20
@@ -722,7 +722,7 @@ def _again_if_left_out(plan: PlannedCall, shows: Callable[[str], bool] | None) -
 
 
 def _is_to_run(plan: PlannedCall, allow_duplicates: bool) -> bool:
-    if plan.refusal or plan.spec is None or plan.twin >= 0 or plan.made is not None or plan.left_out:
+    if plan.refusal or plan.spec is None or plan.same_as >= 0 or plan.made is not None or plan.left_out:
         return False
     policy = plan.spec.policy
     if plan.earlier is not None and policy.read_only:
@@ -735,15 +735,15 @@ def _is_to_run(plan: PlannedCall, allow_duplicates: bool) -> bool:
     return not plan.repeated or (allow_duplicates and may_repeat)
 
 
-def _with_twins(plans: Sequence[PlannedCall]) -> list[PlannedCall]:
+def _marking_same(plans: Sequence[PlannedCall]) -> list[PlannedCall]:
     """The plans of one reply, in which a call that occurs twice runs once."""
     if len(plans) == 1:
         return list(plans)
     first: dict[str, int] = {}
     marked = []
     for index, plan in enumerate(plans):
-        is_twin = plan.query is not None and first.setdefault(plan.query, index) != index
-        marked.append(replace(plan, twin=first[plan.query or ""]) if is_twin else plan)
+        is_same = plan.query is not None and first.setdefault(plan.query, index) != index
+        marked.append(replace(plan, same_as=first[plan.query or ""]) if is_same else plan)
     return marked
 
 

@@ -21,10 +21,10 @@ __all__ = [
     "CALL_TOOL",
     "FIND_TOOLS",
     "ToolIndex",
-    "called_through",
+    "as_written",
     "definition_tokens",
+    "inner_call",
     "make_search_tools",
-    "written_through",
 ]
 
 FIND_TOOLS, CALL_TOOL = "find_tools", "call_tool"
@@ -93,7 +93,7 @@ def definition_tokens(specs: Iterable[ToolSpec]) -> int:
 # ------------------------------------------------------------------------------------------------ calls through it
 
 
-def called_through(call: ToolCall) -> ToolCall:
+def inner_call(call: ToolCall) -> ToolCall:
     """Return the call that a call of `call_tool` makes; the call itself if it calls another tool, or names none.
 
     The arguments may be written beside the name instead of inside `arguments`, or as a JSON text.
@@ -116,9 +116,9 @@ def called_through(call: ToolCall) -> ToolCall:
     return ToolCall(given[key], arguments, call.id)
 
 
-def written_through(outer: ToolCall, made: ToolCall) -> ToolCall:
+def as_written(outer: ToolCall, made: ToolCall) -> ToolCall:
     """Return a call as the history shows it: as the model wrote it through `call_tool`, with what was repaired."""
-    inner = called_through(outer)
+    inner = inner_call(outer)
     if inner is outer or outer.name == made.name:
         return made
     if (inner.name, inner.arguments) == (made.name, made.arguments):

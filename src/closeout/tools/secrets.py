@@ -57,7 +57,7 @@ class Secret:
             the name in capitals, such as CRM_TOKEN.
         tools: The tools that may have it: "tool", "server" (all tools of an MCP server) or "server/tool".
         hosts: If any, every address in a call's arguments must be on one of these hosts, and there must be one.
-            "*.crm.example" stands for every host below crm.example.
+            "*.crm.example" means every host below crm.example.
         description: What it is for, told to the model.
 
     Raises:

@@ -37,7 +37,7 @@ MAX_TEXT = 1_000_000  # the longest file that is shown to the model
 MAX_SKILLS = 200
 MAX_FRONT = 65_536  # characters of front matter
 MAX_DEPTH = 20  # folders in one another
-MAX_LISTED = 100  # files that the model is told of
+MAX_LISTED = 100  # files that are listed for the model
 MAX_FOR_SCRIPTS = 100  # files of a skill that scripts are given; a run keeps twice as many
 FOLDER = "skills"  # The folder of the skills for scripts.
 _FOR_SCRIPTS = "Scripts find them in the folder {}/{} and cannot change them."
@@ -90,7 +90,7 @@ class Skills:
         places: dict[str, Path] = {}
         for folder in folders:
             for place in _skill_folders(Path(folder).expanduser()):
-                skill = _read(place)
+                skill = _read_skill(place)
                 if skill.name in found:
                     raise UsageError(
                         f"Two skills have the name {skill.name}: {places[skill.name]} and {place}. Leave one out."
@@ -109,7 +109,7 @@ class Skills:
         return {name: skill.digest for name, skill in self._skills.items()}
 
     def instruction(self) -> str:
-        """Return what the model is told of the skills, empty without skills."""
+        """Return the text about the skills for the model, empty without skills."""
         if not self._skills:
             return ""
         lines = [f"- {name}: {_one_line(skill.description)}" for name, skill in self._skills.items()]
@@ -217,7 +217,7 @@ def _skill_folders(folder: Path) -> list[Path]:
     return [each.absolute() for each in found]
 
 
-def _read(folder: Path) -> Skill:
+def _read_skill(folder: Path) -> Skill:
     """Return the skill in a folder.
 
     Raises:

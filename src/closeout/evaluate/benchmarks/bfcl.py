@@ -165,7 +165,7 @@ def _simulated_tools(entry: Mapping[str, Any], category: str) -> list[Tool[..., 
 
     def method(name: str) -> Any:
         async def call(context: RunContext, **arguments: Any) -> ToolOutput:
-            place = f"call {context.agent} {context.handle}"  # handles of programs begin anew
+            place = f"call {context.agent} {context.handle}"  # each program numbers its own handles
             async with in_turn:
                 earlier = [each for each in context.state if each.startswith("call ") and each not in done]
                 for each in earlier:

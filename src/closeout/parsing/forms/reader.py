@@ -114,7 +114,7 @@ def _first_with_calls(forms: Iterable[Form], text: str, toolbox: OfferedNames, t
     for form in forms:
         if form is UNMARKED and found and not may_hold(thinking.content, found[0][1]):
             break
-        read, blocks = _read(form, text, toolbox, thinking)
+        read, blocks = _read_form(form, text, toolbox, thinking)
         if _first_call(blocks) >= 0:
             found.append((read, blocks))
         fallback = fallback or (read if read.defects else None)
@@ -146,7 +146,7 @@ def _first_call(blocks: tuple[Block, ...]) -> int:
     return min((block.start for block in blocks if block.calls or block.refuses), default=-1)
 
 
-def _read(form: Form, text: str, toolbox: OfferedNames, thinking: Thinking) -> _Read:
+def _read_form(form: Form, text: str, toolbox: OfferedNames, thinking: Thinking) -> _Read:
     if form.channels:
         found = form.find(Source(text), toolbox)
         # From its first mark on, what is not a call there is content or reasoning.

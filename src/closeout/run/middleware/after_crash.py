@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from closeout.journal.events import CallRepeated, DecisionMade, DecisionRequested, ToolStarted
 from closeout.run.middleware.chain import Calling, ScopeMiddleware
+from closeout.run.waits.decisions import AGAIN, call_digest, decide
 from closeout.run.waits.logins import awaits_login
 from closeout.run.waits.server_questions import may_continue
-from closeout.run.waits.waiting import AGAIN, call_digest, decide
 from closeout.tools.running import MAY_HAVE_EFFECT
 
 __all__ = ["CrashMiddleware"]

@@ -14,7 +14,7 @@ from closeout.overrides import returned
 from closeout.results.tool_output import ToolOutput
 from closeout.run.middleware.chain import AgentPlace, Calling, ScopeMiddleware
 from closeout.run.plan import Scope
-from closeout.run.waits.waiting import call_digest, decide
+from closeout.run.waits.decisions import call_digest, decide
 from closeout.tools.approval_rules import ApprovalRule, called
 from closeout.tools.running import stopped_output
 from closeout.tools.tool import takes_context

@@ -10,16 +10,16 @@ from closeout.messages import RequestInfo
 from closeout.run.middleware.chain import AgentPlace, Middleware, Send, Sending
 
 if TYPE_CHECKING:
-    from closeout.run.reserves import PromptBound, Reserves
+    from closeout.run.reservations import PromptBound, Reservations
 
 __all__ = ["BudgetMiddleware"]
 
 
 class BudgetMiddleware(Middleware):
-    """Reserves each request at its largest cost, and settles it after."""
+    """Reservations each request at its largest cost, and settles it after."""
 
-    def __init__(self, reserves: Reserves) -> None:
-        self._reserves = reserves
+    def __init__(self, reservations: Reservations) -> None:
+        self._reservations = reservations
         self._bound: PromptBound | None = None
 
     @classmethod
@@ -27,23 +27,23 @@ class BudgetMiddleware(Middleware):
         budget = {} if place.plan is None else place.plan.settings.budget
         if not budget or place.scope.journal.replay_only:
             return None
-        from closeout.run.reserves import open_reserves  # only runs with a budget pay for it
+        from closeout.run.reservations import open_reservations  # only runs with a budget pay for it
 
-        return cls(open_reserves(budget, place.scope.run.home()))
+        return cls(open_reservations(budget, place.scope.run.home()))
 
     def below(self, place: AgentPlace) -> BudgetMiddleware:
         budget = {} if place.plan is None else place.plan.settings.budget
-        return BudgetMiddleware(self._reserves.with_budget(budget) if budget else self._reserves)
+        return BudgetMiddleware(self._reservations.with_budget(budget) if budget else self._reservations)
 
     def start(self) -> None:
-        self._reserves.begin()
+        self._reservations.begin()
 
     async def send(self, sending: Sending, send: Send) -> ModelReplied | ModelFailed:
         if self._bound is None:
-            self._bound = self._reserves.prompt_bound(sending.client)
+            self._bound = self._reservations.prompt_bound(sending.client)
         closing = not RequestInfo(sending.intent.purpose).may_act
         try:
-            sending.request, held = await self._reserves.hold(
+            sending.request, held = await self._reservations.hold(
                 sending.client,
                 sending.request,
                 self._bound.tokens(sending.request),
@@ -67,7 +67,7 @@ class BudgetMiddleware(Middleware):
         return outcome
 
     async def end(self) -> None:
-        await self._reserves.end()
+        await self._reservations.end()
 
 
 def _refused(sending: Sending, error: LimitReached) -> ModelFailed:

@@ -38,10 +38,10 @@ __all__ = [
     "ScopeMiddleware",
     "Send",
     "Sending",
-    "called_through",
     "found_in",
     "overrides",
-    "sent_through",
+    "wrap_call",
+    "wrap_send",
 ]
 
 
@@ -244,7 +244,7 @@ def found_in(scope: Scope, kind: type[Kind]) -> Kind | None:
     return next((each for each in scope.chain if isinstance(each, kind)), None)
 
 
-def sent_through(chain: Iterable[Middleware], send: Send) -> Send:
+def wrap_send(chain: Iterable[Middleware], send: Send) -> Send:
     """Return what sends a request through the middleware, the first outermost.
 
     One that does not override `send` adds no frame.
@@ -260,8 +260,8 @@ def overrides(chain: Iterable[Middleware], name: str) -> list[Callable[..., Any]
     return [getattr(each, name) for each in chain if getattr(type(each), name) is not getattr(Middleware, name)]
 
 
-def called_through(chain: Iterable[Middleware], call: Call) -> Call:
-    """Return what makes a call through the middleware, as `sent_through` does for requests."""
+def wrap_call(chain: Iterable[Middleware], call: Call) -> Call:
+    """Return what makes a call through the middleware, as `wrap_send` does for requests."""
     for each in reversed(tuple(chain)):
         if type(each).call is not Middleware.call:
             call = partial(each.call, call=call)

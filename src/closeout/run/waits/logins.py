@@ -14,7 +14,7 @@ from closeout.errors import Suspended
 from closeout.journal.events import AnswerGiven, DecisionMade, DecisionRequested
 from closeout.journal.run_journal import Journal
 from closeout.run.plan import Scope, note_problems
-from closeout.run.waits.waiting import decide, login_digest, open_requests
+from closeout.run.waits.decisions import decide, login_digest, open_requests
 from closeout.tools.manager import ToolManager
 
 __all__ = ["awaits_login", "begin_servers", "login_request", "recall_logins", "take_logins"]

@@ -1,7 +1,7 @@
 """The questions of an MCP server during one call, as decisions of the run.
 
 A call that waits for a person is given up at the server and made again with the answer. So it may be repeated up to the
-question that it waited at, whatever its tool's rule says: whoever lets a server ask has agreed to that. What follows
+question that it waited at, whatever its tool's rule says: letting a server ask means agreeing to that. What follows
 the answer is not repeated: `AnswerGiven` is recorded before the server gets it.
 """
 
@@ -19,7 +19,7 @@ from closeout.journal.run_journal import Journal
 from closeout.messages import ToolSpec
 from closeout.run.cancelling import is_to_be_cancelled
 from closeout.run.plan import Scope
-from closeout.run.waits.waiting import decide, ended_timer, question_digest
+from closeout.run.waits.decisions import decide, ended_timer, question_digest
 from closeout.tools.run_context import ServerAnswer
 from closeout.tools.secrets import Secrets
 

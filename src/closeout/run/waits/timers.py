@@ -20,8 +20,8 @@ from closeout.journal.events import DecisionMade, DecisionRequested
 from closeout.journal.sent_signals import check_signal_name, mark_received, open_signals
 from closeout.messages import ToolSpec
 from closeout.run.plan import Scope
+from closeout.run.waits.decisions import decide, ended_timer, must_rerun, pending_of, question_digest, wait_until
 from closeout.run.waits.logins import login_request
-from closeout.run.waits.waiting import decide, ended_timer, must_rerun, pending_of, question_digest, wait_until
 
 __all__ = ["CallWaits", "Memo", "wait_for_start"]
 
@@ -150,7 +150,7 @@ class CallWaits:
 
     async def _received(self, request: DecisionRequested) -> DecisionMade | None:
         """Return the first signal that nothing in the run has received, or the timeout; None while neither is there."""
-        # Nothing is awaited here: when one of several waits of a call suspends the run, the others must not go on.
+        # Nothing is awaited here: when one of several waits of a call suspends the run, the others must not continue.
         journal, names = self._scope.journal, pending_of(request).signals
         store, is_single = journal.store, "signal" in json.loads(request.arguments)
         for each in open_signals(store, journal.run_id, *names) if store is not None else ():

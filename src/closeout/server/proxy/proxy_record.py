@@ -27,7 +27,7 @@ from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Store
 from closeout.messages import Message, ModelReply, Repair, ToolSpec, Usage
 from closeout.server.governing import Verdict, arguments_object, arguments_text
-from closeout.server.proxy.kept_conversation import with_conversation
+from closeout.server.proxy.conversation_run import with_conversation
 
 __all__ = ["KIND", "ProxyRecord"]
 

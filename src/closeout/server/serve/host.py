@@ -27,8 +27,8 @@ from closeout.errors import (
 )
 from closeout.file_values import File
 from closeout.fleet.interruptions import ended_in_vain
-from closeout.fleet.lookout import Lookout
 from closeout.fleet.made_deps import CLIENT_NOTE, ClientRequest
+from closeout.fleet.work_poller import WorkPoller
 from closeout.journal.claims import ClaimedRun
 from closeout.journal.events import Noted, RunEnded, RunStarted
 from closeout.journal.following import Wakeup, follow, news_of, waited
@@ -49,7 +49,7 @@ from closeout.run.cancelling import (
 from closeout.run.plan import AgentPlan
 from closeout.run.resuming import check_continues, resume_run
 from closeout.run.subagents import servers_of
-from closeout.run.waits.waiting import Decisions, PendingDecision, record_decisions
+from closeout.run.waits.decisions import Decisions, PendingDecision, record_decisions
 from closeout.server.admission import Busy
 from closeout.server.serve.client_request import RequestDeps
 from closeout.server.serve.reply_text import ReplyRecorder
@@ -137,7 +137,9 @@ class AgentHost:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wakeups: dict[str, Wakeup] = {}
         self._executing: set[str] = set()
-        self._lookout = Lookout(self.store, agent.plan(), self._tasks, self._take_runs, executor=server_name(self.name))
+        self._poller = WorkPoller(
+            self.store, agent.plan(), self._tasks, self._take_runs, executor=server_name(self.name)
+        )
         self._beside = agent.chores(self._begin_recurring)
         self._chores: list[asyncio.Task[None]] = []
         self._left_alone: set[str] = set()  # runs that no client comes back for
@@ -203,10 +205,10 @@ class AgentHost:
 
     async def _keep_looking(self) -> None:
         """Take the runs that can continue, also because of another process, and end those that it was asked to end."""
-        with self._lookout.informed():
+        with self._poller.informed():
             while True:
-                await self._lookout.look()
-                await self._lookout.wait()
+                await self._poller.look()
+                await self._poller.wait()
 
     async def _keep_pruning(self, days: float) -> None:
         """Delete the runs that ended so many days ago, now and every day."""
@@ -230,10 +232,10 @@ class AgentHost:
         """
         exclude = {*self._tasks, *self._failures}
         places = 0 if self.stopping else max(0, self._max_runs - len(self._tasks))
-        claims, cancelled = await self._lookout.claim(places, exclude=exclude, fresh_age=grace)
+        claims, cancelled = await self._poller.claim(places, exclude=exclude, fresh_age=grace)
         for claim in claims:
             if not await self._begin(claim):
-                self._lookout.forget(claim.run_id)
+                self._poller.forget(claim.run_id)
                 self.store.submit(self.store.unclaim, claim.number)
         return cancelled
 
@@ -245,7 +247,7 @@ class AgentHost:
             return False  # it was deleted meanwhile
         except JournalError as error:
             log.warning("Run %s cannot be read: %s", claim.run_id, error)
-            self._lookout.put_off(claim.run_id, RETRY_SECONDS)
+            self._poller.put_off(claim.run_id, RETRY_SECONDS)
             return False
         if not _is_awaited(rows):
             self._left_alone.add(claim.run_id)
@@ -386,7 +388,7 @@ class AgentHost:
         wakeup = self._wakeups.pop(run_id, None)
         if wakeup is not None:
             wakeup.wake()
-        self._lookout.forget(run_id)
+        self._poller.forget(run_id)
 
     async def _execute(self, run_id: str, claim: ClaimedRun | None, again: bool) -> None:
         try:
@@ -426,7 +428,7 @@ class AgentHost:
         except (JournalDamaged, ResumeRefused) as error:
             self._fail(run_id, error)
         except JournalError as error:  # a database that is away for a while
-            self._lookout.put_off(run_id, RETRY_SECONDS)
+            self._poller.put_off(run_id, RETRY_SECONDS)
             log.warning("Run %s is tried again in %g seconds: %s", run_id, RETRY_SECONDS, error)
         except Exception as error:
             self._fail(run_id, error)
@@ -499,7 +501,7 @@ class AgentHost:
         pending = await self._when_free(run_id, record)
         if not any(each.by_person for each in pending) and run_id not in self._tasks:
             self._launch(run_id, streamed=bool((notes or {}).get("stream")))
-        self._lookout.news.set()
+        self._poller.news.set()
         return pending
 
     async def resume(self, run_id: str) -> None:
@@ -516,7 +518,7 @@ class AgentHost:
     async def signal(self, run_id: str, name: str, payload: Any = None, *, id: str = "") -> bool:  # noqa: A002
         """Send a signal to a run, as `Agent.signal` does, and resume the run if it waits for it."""
         sent = await self.agent.signal(run_id, name, payload, id=id)
-        self._lookout.news.set()
+        self._poller.news.set()
         return sent
 
     async def _when_free(self, run_id: str, act: Callable[[], T]) -> T:
@@ -532,7 +534,7 @@ class AgentHost:
                 await asyncio.sleep(0.02)
 
     async def wait(self, run_id: str, timeout: float | None = None) -> None:
-        """Wait until a run is over or waits, whoever executes it, at most `timeout` seconds."""
+        """Wait until a run of any process is over or waits, at most `timeout` seconds."""
         number = await asyncio.to_thread(self.store.number_of, run_id)
         with news_of(self.store, number) as news, suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -548,7 +550,7 @@ class AgentHost:
     @property
     def problem(self) -> str:
         """Why no runs can be found at the moment; empty if they can."""
-        return self._lookout.problem
+        return self._poller.problem
 
     @property
     def active(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from closeout.errors import ToolError
-from closeout.run.waits.waiting import Decision, PendingDecision
+from closeout.run.waits.decisions import Decision, PendingDecision
 from closeout.tools.mcp.mcp_offers import InputNeeded
 from closeout.visible import visible
 

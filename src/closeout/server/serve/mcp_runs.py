@@ -14,9 +14,9 @@ from closeout.file_values import File
 from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted, ToolStarted
 from closeout.journal.store import Row
 from closeout.results.normal import compact_json
-from closeout.run.kept_files import files_of
+from closeout.run.files_of_run import files_of
 from closeout.run.subagents import may_destroy
-from closeout.run.waits.waiting import Decision, PendingDecision, awaited, pending_decisions
+from closeout.run.waits.decisions import Decision, PendingDecision, awaited, pending_decisions
 from closeout.server.admission import Busy
 from closeout.server.api_errors import ApiError
 from closeout.server.safety import client_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from closeout.file_values import File
-from closeout.run.waits.waiting import Decision, PendingDecision
+from closeout.run.waits.decisions import Decision, PendingDecision
 from closeout.server.api_errors import ApiError
 from closeout.server.serve.files_in import FILE_PARTS, file_of_part
 

@@ -21,7 +21,7 @@ from closeout.journal.subscribers import RunInfo
 from closeout.run.ag_ui import ag_ui_messages
 from closeout.run.page_stream import page_messages
 from closeout.run.sse_stream import ServerSentEvents, StreamForm
-from closeout.run.waits.waiting import Decision, PendingDecision, pending_decisions
+from closeout.run.waits.decisions import Decision, PendingDecision, pending_decisions
 from closeout.server.api_errors import ApiError, json_body
 from closeout.server.app import json_response
 from closeout.server.safety import client_of, seen_by
@@ -82,7 +82,7 @@ class _Chats:
         runs = await self._runs(request)
         found: list[dict[str, Any]] = []
         for run in runs:
-            messages, _ = await self._read(request, run.run_id)
+            messages, _ = await self._read_messages(request, run.run_id)
             under_way = run is runs[-1] and bool(await self._host.state(run.run_id))
             found += messages[:-1] if under_way else messages
         return json_response({"messages": found if self._form == "ai-sdk" else ag_ui_messages(found)})
@@ -92,7 +92,7 @@ class _Chats:
         runs = await self._runs(request)
         if not runs or not await self._host.state(runs[-1].run_id):
             return web.Response(status=204)
-        _, begin = await self._read(request, runs[-1].run_id)
+        _, begin = await self._read_messages(request, runs[-1].run_id)
         return await self._send(request, runs[-1].run_id, (request.match_info["id"], ""), begin)
 
     async def stop(self, request: web.Request) -> web.Response:
@@ -143,7 +143,7 @@ class _Chats:
             await self._host.find(run.run_id, seen_by(request))
         return runs
 
-    async def _read(self, request: web.Request, run_id: str) -> tuple[list[dict[str, Any]], int]:
+    async def _read_messages(self, request: web.Request, run_id: str) -> tuple[list[dict[str, Any]], int]:
         events = [row.event for row in await self._host.rows(run_id)]
         return page_messages(run_id, events, _file_url(request, run_id))
 

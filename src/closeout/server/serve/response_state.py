@@ -24,7 +24,7 @@ from closeout.journal.events import (
 from closeout.journal.store import Row
 from closeout.journal.story import Change, Story
 from closeout.journal.totals import RunTotals
-from closeout.run.waits.waiting import PendingDecision, awaited, pending_of
+from closeout.run.waits.decisions import PendingDecision, awaited, pending_of
 from closeout.server.formats.shared_fields import output_text
 from closeout.server.serve.answer_sources import url_citations
 from closeout.server.serve.reply_text import ReplyText

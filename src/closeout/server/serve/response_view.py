@@ -13,7 +13,7 @@ from typing import Any
 
 from closeout.journal.events import DecisionMade, Noted, RunEnded, RunResumed, RunStarted
 from closeout.journal.store import Row
-from closeout.run.waits.waiting import PendingDecision
+from closeout.run.waits.decisions import PendingDecision
 from closeout.server.serve.request_keys import REQUEST_NOTE
 from closeout.server.serve.response_state import Outcome, ResponseId, ResponseState
 

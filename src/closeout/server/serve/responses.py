@@ -204,7 +204,7 @@ class _ResponsesRoutes:
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         response = await self._asked(request)
         is_open = (await self._view(response)).outcome is None
-        # A run that waits has given a whole response, and goes on once somebody decides.
+        # A run that waits has given a whole response, and continues once somebody decides.
         if is_open or (await asyncio.to_thread(self._host.store.run, response.run_id)).status == "waiting":
             await self._host.cancel(response.run_id)
         return await self._response(response)

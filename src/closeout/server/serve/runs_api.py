@@ -14,8 +14,8 @@ from closeout.file_values import File
 from closeout.journal.events import RunEnded
 from closeout.journal.inbox import mailbox_of
 from closeout.journal.totals import RunTotals
-from closeout.run.kept_files import RunFiles
-from closeout.run.waits.waiting import pending_decisions
+from closeout.run.files_of_run import RunFiles
+from closeout.run.waits.decisions import pending_decisions
 from closeout.server.api_errors import ApiError, json_body, json_value
 from closeout.server.app import json_response
 from closeout.server.file_download import file_response, files_shape, find_file, run_files

@@ -14,7 +14,7 @@ from aiohttp import web
 from closeout.codec import decode_json
 from closeout.errors import UsageError
 from closeout.parsing.numbers import exact_json
-from closeout.run.waits.waiting import Decision, PendingDecision
+from closeout.run.waits.decisions import Decision, PendingDecision
 from closeout.visible import visible
 
 __all__ = [

@@ -44,7 +44,7 @@ from closeout.server.viewer.story_items import StoryItems
 from closeout.visible import visible
 
 if TYPE_CHECKING:
-    from closeout.run.waits.waiting import PendingDecision
+    from closeout.run.waits.decisions import PendingDecision
     from closeout.server.serve.host import AgentHost
     from closeout.server.viewer.sign_in import SignIns
 
@@ -154,7 +154,7 @@ class _Viewer:
         if self._index is not None:
             self._index[1].close()
 
-    async def _read(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _off_loop(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, lambda: act(*args, **kwargs))
 
@@ -286,8 +286,8 @@ class _Viewer:
         """List what the run waits for, and whether this server continues it once that is decided."""
 
         def read(store: Store, run_id: str) -> list[dict[str, Any]]:
-            from closeout.fleet.due import has_login, waits_since
-            from closeout.run.waits.waiting import pending_decisions
+            from closeout.fleet.due_runs import has_login, waits_since
+            from closeout.run.waits.decisions import pending_decisions
             from closeout.server.viewer.decision_requests import pending_shape
 
             rows = list(store.rows(run_id))
@@ -302,7 +302,7 @@ class _Viewer:
 
     async def decide(self, request: web.Request) -> web.Response:
         """Record a decision on what was shown. The run continues by itself if this server has its agent."""
-        from closeout.run.waits.waiting import record_decisions
+        from closeout.run.waits.decisions import record_decisions
         from closeout.server.viewer.decision_requests import check_own_page, pending_shape, read_decision
 
         check_own_page(request, self._token)
@@ -313,8 +313,8 @@ class _Viewer:
             if host is not None:
                 left = await host.decide(run_id, {name: decision})
             else:
-                store = await self._read(open_store, self._app[HOME])
-                left = await self._read(record_decisions, store, run_id, {name: decision})
+                store = await self._off_loop(open_store, self._app[HOME])
+                left = await self._off_loop(record_decisions, store, run_id, {name: decision})
         except (DecisionRefused, JournalLocked) as error:
             return error_response(409, str(error), "decision_refused")
         return json_response({"waiting": [pending_shape(each) for each in left], "continues": host is not None})
@@ -346,7 +346,7 @@ class _Viewer:
         found = await self._in_store(partial(rule_for, call=call), request)
         if found is None or visible(str(found.rule)) != rule:
             return error_response(409, "Decisions since then suggest another rule. Reload the page.", "rule_changed")
-        await self._read(add_to_settings, host.settings_file, found.rule)
+        await self._off_loop(add_to_settings, host.settings_file, found.rule)
         host.agent = host.agent.with_approved(found.rule)
         return json_response({"file": str(host.settings_file)})
 
@@ -373,7 +373,7 @@ class _Viewer:
 
     async def resume(self, request: web.Request) -> web.Response:
         """Continue a run that failed or was stopped, or one that waits for a time and need not."""
-        from closeout.run.waits.waiting import end_wait
+        from closeout.run.waits.decisions import end_wait
         from closeout.server.viewer.decision_requests import BY, check_own_page, read_name
 
         check_own_page(request, self._token)
@@ -381,8 +381,8 @@ class _Viewer:
         host = await self._host_of(request)
         try:
             if name:
-                store = await self._read(open_store, self._app[HOME])
-                await self._read(end_wait, store, run_id, name, by=BY)
+                store = await self._off_loop(open_store, self._app[HOME])
+                await self._off_loop(end_wait, store, run_id, name, by=BY)
             elif host is None:
                 raise DecisionRefused("This viewer does not have the run's agent. Resume the run with its command.")
         except (DecisionRefused, JournalLocked) as error:
@@ -393,7 +393,7 @@ class _Viewer:
 
     async def sign_in(self, request: web.Request) -> web.Response:
         """Begin to sign in to the MCP server that the run waits for. Returns the address of the page to open."""
-        from closeout.run.waits.waiting import pending_decisions
+        from closeout.run.waits.decisions import pending_decisions
         from closeout.server.viewer.decision_requests import check_own_page, read_name
         from closeout.server.viewer.sign_in import SignIns
 
@@ -428,13 +428,13 @@ class _Viewer:
 
         check_own_page(request, self._token)
         text, interrupt = read_message(await request.read())
-        store = await self._read(open_store, self._app[HOME])
+        store = await self._off_loop(open_store, self._app[HOME])
 
         def send() -> str:
             return mailbox_of(store, request.match_info["run_id"]).send(text, by=BY, interrupt=interrupt).id
 
         try:
-            return json_response({"id": await self._read(send)})
+            return json_response({"id": await self._off_loop(send)})
         except MessageRefused as error:
             return error_response(409, str(error), "message_refused")
 
@@ -443,8 +443,8 @@ class _Viewer:
         from closeout.server.viewer.decision_requests import check_own_page
 
         check_own_page(request, self._token)
-        store, paused = await self._read(open_store, self._app[HOME]), request.match_info["change"] == "pause"
-        await self._read(partial(change_schedule, store, request.match_info["name"], paused=paused))
+        store, paused = await self._off_loop(open_store, self._app[HOME]), request.match_info["change"] == "pause"
+        await self._off_loop(partial(change_schedule, store, request.match_info["name"], paused=paused))
         return json_response({"paused": paused})
 
     async def _host_of(self, request: web.Request) -> AgentHost | None:
@@ -463,14 +463,14 @@ class _Viewer:
         """The evaluations, the latest first."""
         from closeout.server.viewer.evaluations import evaluations_shape
 
-        return json_response({"evaluations": await self._read(evaluations_shape, self._app[HOME])})
+        return json_response({"evaluations": await self._off_loop(evaluations_shape, self._app[HOME])})
 
     async def show_evaluation(self, request: web.Request) -> web.Response:
         """One evaluation with its trials; only its state if `version` is still the latest."""
         from closeout.server.viewer.evaluations import evaluation_shape
 
         name, asked = request.match_info["name"], {key: request.query.get(key, "") for key in ("scorer", "version")}
-        return json_response(await self._read(evaluation_shape, self._app[HOME], name, **asked))
+        return json_response(await self._off_loop(evaluation_shape, self._app[HOME], name, **asked))
 
     async def show_usage(self, request: web.Request) -> web.Response:
         """The usage of the runs of the last `days`, in the groups of `by`, and what the keys of budgets have spent."""
@@ -489,7 +489,7 @@ class _Viewer:
                 "budgets": [row for spent in spent_by_day(home) if str((row := spent.to_dict())["day"]) >= since],
             }
 
-        return json_response(await self._read(read))
+        return json_response(await self._off_loop(read))
 
     # -------------------------------------------------------------------------------------------- events
 
@@ -564,7 +564,7 @@ class _Viewer:
         self._followers.add(task)
         try:
             with open_to_read(self._app[HOME]) as store:
-                await self._read(store.run, run_id)
+                await self._off_loop(store.run, run_id)
                 await response.prepare(request)
                 story = StoryItems()
                 async for row in _with_pauses(follow(store, run_id)):
@@ -576,7 +576,7 @@ class _Viewer:
                         story.take()
                     else:
                         await response.write(b"id: %d\ndata: %b\n\n" % (row.seq, encode_json(story.take())))
-                record = await self._read(ended_shape, store, run_id)
+                record = await self._off_loop(ended_shape, store, run_id)
                 await response.write(b"event: end\ndata: %b\n\n" % encode_json(record))
         except ConnectionError:
             pass  # the page is gone
@@ -628,7 +628,7 @@ class _Viewer:
             with open_to_read(self._app[HOME]) as store:
                 return read(store, run_id)
 
-        return await self._read(act)
+        return await self._off_loop(act)
 
 
 async def _with_pauses(rows: AsyncIterator[T]) -> AsyncIterator[T | None]:

@@ -64,7 +64,7 @@ def ended_shape(store: Store, run_id: str) -> dict[str, Any]:
 def run_reason(store: Store, record: RunRecord) -> str:
     """Return why a run has no answer: its error, why it stopped, or what it waits for; empty for other runs."""
     if record.status == "waiting":
-        from closeout.run.waits.waiting import awaited, pending_decisions  # imports much of the package
+        from closeout.run.waits.decisions import awaited, pending_decisions  # imports much of the package
 
         waits = ", ".join(map(awaited, pending_decisions(store.rows(record.run_id))))
         return f"Waits for {waits}."[:LONGEST_REASON] if waits else ""

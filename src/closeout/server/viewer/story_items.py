@@ -66,7 +66,7 @@ class StoryItems:
     def feed(self, rows: Iterable[Row]) -> None:
         """Read the next rows."""
         for row in rows:
-            self._read(row)
+            self._read_row(row)
 
     def take(self) -> dict[str, Any]:
         """Return the items that have changed since the last time; the number of events, the time and the totals."""
@@ -74,7 +74,7 @@ class StoryItems:
         items = [self._shape(item) for item in changed]
         return {"items": items, "count": self._count, "time": self._time, "totals": totals_shape(self._totals.counts)}
 
-    def _read(self, row: Row) -> None:
+    def _read_row(self, row: Row) -> None:
         self._count, self._time = row.seq + 1, row.time
         self._totals(row.event)
         event, change = row.event, self._story.feed(row.event)

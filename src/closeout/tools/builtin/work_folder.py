@@ -108,7 +108,7 @@ class WorkFolder:
         added = sum(file.size for file in found.values())
         if refusal := self._view.refusal(name, status.st_size, found, added):
             return refusal
-        data = _read(descriptor, status.st_size)
+        data = _read_bytes(descriptor, status.st_size)
         file, earlier = File(name, data), self._view.get(name)
         if earlier is None or earlier.sha256 != file.sha256:
             found[name] = file
@@ -182,7 +182,7 @@ def _opened(path: str, folder: int | None = None) -> int | None:
         return None
 
 
-def _read(descriptor: int, size: int) -> bytes:
+def _read_bytes(descriptor: int, size: int) -> bytes:
     parts = []
     left = min(size, MAX_FILE_SIZE)
     while left > 0 and (part := os.read(descriptor, left)):
@@ -198,6 +198,6 @@ def read_left_file(path: str, most: int) -> bytes:
         return b""
     try:
         status = os.fstat(descriptor)
-        return _read(descriptor, min(status.st_size, most)) if stat.S_ISREG(status.st_mode) else b""
+        return _read_bytes(descriptor, min(status.st_size, most)) if stat.S_ISREG(status.st_mode) else b""
     finally:
         os.close(descriptor)

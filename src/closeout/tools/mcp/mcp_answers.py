@@ -109,7 +109,7 @@ class CallAnswers:
         except (Exception, Suspended) as reason:
             if not self.stopped.done():
                 self.stopped.set_result(reason)
-            # An answer now, such as "cancel", would let the server go on.
+            # An answer now, such as "cancel", would let the server continue.
             await self.over.wait()
             return ErrorData(code=INVALID_REQUEST, message="The call was given up while its question was open.")
 

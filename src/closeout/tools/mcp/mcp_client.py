@@ -371,7 +371,7 @@ class _ServerSession:
         if client is None or self.ended:
             raise _Died(self._errors.quoted())
         if not self.config.may_ask:
-            return await self._call(client, name, arguments, timeout, receiver, None)
+            return await self._call(client, name, arguments, timeout, receiver, answers=None)
         answers = CallAnswers(self.config, RunContext.current())
         await answers.begin()
         # The questions of older protocols do not say which call they belong to.
@@ -379,7 +379,7 @@ class _ServerSession:
         async with turn:
             self._answers = answers
             try:
-                return await self._call(client, name, arguments, timeout, receiver, answers)
+                return await self._call(client, name, arguments, timeout, receiver, answers=answers)
             finally:
                 answers.over.set()
                 self._answers = None

@@ -138,7 +138,7 @@ def _read_all(entries: Any, *, is_foreign: bool) -> list[McpServerConfig]:
         return [entries]
     if isinstance(entries, str):
         file = _configuration_file(entries)
-        return [_read(entries, "")] if file is None else _read_all(_loaded(file), is_foreign=True)
+        return [_read_server(entries, "")] if file is None else _read_all(_loaded(file), is_foreign=True)
     if isinstance(entries, Mapping):
         listed = _listed_servers(entries)
         if listed is not None:
@@ -147,13 +147,13 @@ def _read_all(entries: Any, *, is_foreign: bool) -> list[McpServerConfig]:
             entries = [entries]
         else:
             named = [(str(name), entry) for name, entry in entries.items() if not _is_disabled(entry)]
-            return [_read(entry, name, is_foreign=is_foreign) for name, entry in named]
+            return [_read_server(entry, name, is_foreign=is_foreign) for name, entry in named]
     found: list[McpServerConfig] = []
     for entry in entries:
         if isinstance(entry, str | McpServerConfig) or (isinstance(entry, Mapping) and _listed_servers(entry)):
             found += _read_all(entry, is_foreign=is_foreign)
         elif not _is_disabled(entry):
-            found.append(_read(entry, "", is_foreign=is_foreign))
+            found.append(_read_server(entry, "", is_foreign=is_foreign))
     return found
 
 
@@ -208,7 +208,7 @@ def _loaded(file: Path) -> Any:
     return read.value
 
 
-def _read(entry: Any, name: str, *, is_foreign: bool = False) -> McpServerConfig:
+def _read_server(entry: Any, name: str, *, is_foreign: bool = False) -> McpServerConfig:
     if isinstance(entry, McpServerConfig):
         return entry
     if isinstance(entry, str):

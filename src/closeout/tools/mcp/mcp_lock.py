@@ -38,7 +38,7 @@ class PinnedTools:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
-        self._servers = _read(self.path)
+        self._servers = _read_digests(self.path)
 
     def problem(self, server: str, tool: ToolSpec) -> str:
         """Return why a tool must not be used, "" if its definition is the one that was accepted."""
@@ -71,7 +71,7 @@ def pin(path: Path, offers: Mapping[str, Iterable[ToolSpec]]) -> list[str]:
     Raises:
         ConfigError: The file cannot be written, or is not a lock file.
     """
-    known = _read(path) if path.exists() else {}
+    known = _read_digests(path) if path.exists() else {}
     written = {server: {tool.name: _digests(tool) for tool in tools} for server, tools in offers.items()}
     changes = [
         f"{sign} {server}/{name}"
@@ -104,7 +104,7 @@ def _digest(value: Any) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
-def _read(path: Path) -> Digests:
+def _read_digests(path: Path) -> Digests:
     try:
         lock = json.loads(path.read_bytes())
         servers = lock["servers"] if lock["version"] == _VERSION else None

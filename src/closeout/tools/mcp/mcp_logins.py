@@ -41,7 +41,7 @@ def same_address(url: str) -> str:
 
 def read_login(url: str) -> dict[str, Any] | None:
     """Return the login to a server, None without one. A file that is not one is no login."""
-    return _read(_file(url))
+    return _read_login(_file(url))
 
 
 def login_changed(url: str) -> float:
@@ -103,7 +103,7 @@ def delete_login(url: str) -> bool:
 
 def saved_logins() -> Iterator[dict[str, Any]]:
     """Yield every login, in the order of their addresses."""
-    read = (_read(file) for file in (home_folder() / FOLDER).glob("*.json"))
+    read = (_read_login(file) for file in (home_folder() / FOLDER).glob("*.json"))
     yield from sorted((login for login in read if login is not None), key=lambda login: str(login.get("url")))
 
 
@@ -122,7 +122,7 @@ def _not_kept(file: Path, error: OSError) -> ConfigError:
     )
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def _read_login(file: Path) -> dict[str, Any] | None:
     try:
         login = json.loads(file.read_bytes())
     except (OSError, ValueError):

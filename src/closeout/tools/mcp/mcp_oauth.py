@@ -280,7 +280,7 @@ class _KeptLogin(_Provider):
         return has_ended and self.context.can_refresh_token()
 
     def _must_refuse(self, response: httpx2.Response, request: httpx2.Request) -> bool:
-        """True if a request needs a scope that a person must grant: it waits alone, and the session goes on."""
+        """True if a request needs a scope that a person must grant: it waits alone, and the session continues."""
         if not (self._lacks_rights and self._auth.sign_in is None):
             return False
         if extract_field_from_www_auth(response, "error") == "insufficient_scope":

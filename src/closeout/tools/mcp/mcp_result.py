@@ -98,7 +98,7 @@ class McpResult:
         wanted = [self.structured]
         if isinstance(self.structured, Mapping) and set(self.structured) == {"result"}:
             wanted.append(self.structured["result"])
-        read = [_read(self.text), [_read(text) for text in texts], self.text]
+        read = [_read_json(self.text), [_read_json(text) for text in texts], self.text]
         return not texts or any(each == value for each in read for value in wanted)
 
     @property
@@ -207,7 +207,7 @@ def _file_name(part: Mapping[str, Any], inner: Mapping[str, Any]) -> str:
     return last or f"{part.get('type') or 'file'}{suffix}"
 
 
-def _read(text: str) -> Any:
+def _read_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

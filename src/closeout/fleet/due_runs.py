@@ -16,7 +16,7 @@ from closeout.run.handoff import is_run_of
 from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
 from closeout.run.resuming import resume_run
-from closeout.run.waits.waiting import PendingDecision, due_time, pending_decisions
+from closeout.run.waits.decisions import PendingDecision, due_time, pending_decisions
 from closeout.tools.mcp.mcp_logins import login_changed
 
 __all__ = ["DueRuns", "due_runs", "has_login", "name_executor", "ready_runs", "resume_due", "waits_since"]
@@ -62,13 +62,13 @@ class DueRuns:
         waits: dict[str, _Wait] = {}
         found = []
         for run_id, version, name in unsure:
-            wait = self._read(run_id, version, waits)
+            wait = self._read_wait(run_id, version, waits)
             if wait is not None and (any(name in each.signals for each in wait.pending) or _is_over(wait, now)):
                 found.append(run_id)
         self._waits = waits
         return found
 
-    def _read(self, run_id: str, version: int, waits: dict[str, _Wait]) -> _Wait | None:
+    def _read_wait(self, run_id: str, version: int, waits: dict[str, _Wait]) -> _Wait | None:
         """Return what a run waits for; None if it was deleted meanwhile, or cannot be read."""
         known = waits.get(run_id) or self._waits.get(run_id)
         if known is None or known.version != version:

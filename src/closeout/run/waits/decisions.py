@@ -289,7 +289,7 @@ def record_decisions(
             request = requests.get(name)
             if request is None:
                 raise DecisionRefused(_unknown(run_id, name, rows, requests))
-            made.append(_made(request, _read(pending_of(request), value), by, idle=0.0 if made else idle))
+            made.append(_made(request, _read_decision(pending_of(request), value), by, idle=0.0 if made else idle))
         return [*made, *also]
 
     recorded = store.add_events(run_id, events, lambda rows: noted_due(pending_decisions(rows)))
@@ -364,7 +364,7 @@ def _unknown(run_id: str, name: str, rows: Iterable[Row], requests: Mapping[str,
     return f"Run {run_id} does not wait for a decision on {name!r}. It waits for: {', '.join(requests)}."
 
 
-def _read(pending: PendingDecision, value: Any) -> Decision:
+def _read_decision(pending: PendingDecision, value: Any) -> Decision:
     """Read a decision as users write it, and check that it fits what is asked."""
     name = pending.id
     if isinstance(value, bool):

@@ -20,7 +20,7 @@ from closeout.models.catalog import Price
 from closeout.models.fallback import FallbackClient
 from closeout.run.limits import CLOSING_TOKENS
 
-__all__ = ["Held", "PromptBound", "Reserves", "check_replies", "open_reserves"]
+__all__ = ["PromptBound", "Reservation", "Reservations", "check_replies", "open_reservations"]
 
 # A token is at least one byte of the prompt. What a server adds itself: marks around messages, its own text on tools.
 TOKENS_OF_REQUEST = 1000
@@ -32,7 +32,7 @@ LONGEST_POLL_FOR_PLACE = 1.0  # seconds between looks at other runs
 LONGEST_SLEEP = 30.0  # a wait for the next period looks at the clock, which may be set meanwhile
 
 
-def open_reserves(budget: Mapping[str, str | list[str]], home: Home | None) -> Reserves:
+def open_reservations(budget: Mapping[str, str | list[str]], home: Home | None) -> Reservations:
     """Return the budgets of a run.
 
     Args:
@@ -46,7 +46,7 @@ def open_reserves(budget: Mapping[str, str | list[str]], home: Home | None) -> R
         raise UsageError(
             "A budget is kept in the agent's home, and home=False keeps runs in memory. Pass a home, or use max_cost."
         )
-    return Reserves(open_ledger(home), read_limits(budget))
+    return Reservations(open_ledger(home), read_limits(budget))
 
 
 def check_replies(budget: Mapping[str, str | list[str]], client: BaseClient, max_tokens: int | None) -> None:
@@ -90,7 +90,7 @@ def _tokens(message: Message) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reservation:
+class _LargestCost:
     """The largest cost of one request."""
 
     price: Price
@@ -106,8 +106,8 @@ class _Reservation:
         dearest = max(self.price.input, self.price.cache_read or 0.0, self.price.cache_write or 0.0)
         return math.ceil(self.prompt * dearest * NANO / 1e6)
 
-    def within(self, refusal: Refusal) -> _Reservation | None:
-        """Return the quote with a reply that the rest of a limit allows, None if that is too short for an answer."""
+    def within(self, refusal: Refusal) -> _LargestCost | None:
+        """Return the cost with a reply that the rest of a limit allows, None if that is too short for an answer."""
         left, unit = refusal.left, refusal.limit.unit
         if unit == "requests":
             return None
@@ -118,7 +118,7 @@ class _Reservation:
         return replace(self, reply=reply) if CLOSING_TOKENS <= reply < self.reply else None
 
 
-class Reserves:
+class Reservations:
     """The budgets that the requests of a run and of its sub-agents are charged to.
 
     Args:
@@ -137,10 +137,10 @@ class Reserves:
         self._agents = 0  # agents at work that share it
         self._counts_cost = any(limit.unit == "USD" for limit in limits)
 
-    def with_budget(self, budget: Mapping[str, str | list[str]]) -> Reserves:
+    def with_budget(self, budget: Mapping[str, str | list[str]]) -> Reservations:
         """Return the same for an agent below, whose requests are charged to further keys too."""
         limits = tuple(dict.fromkeys((*self._limits, *read_limits(budget))))
-        return Reserves(self._ledger, limits, self._above)
+        return Reservations(self._ledger, limits, self._above)
 
     def begin(self) -> None:
         """Note that an agent has begun. `end` follows."""
@@ -181,7 +181,7 @@ class Reserves:
         closing: bool,
         seconds_left: Callable[[], float | None],
         note: Callable[[str], object],
-    ) -> tuple[ModelRequest, Held]:
+    ) -> tuple[ModelRequest, Reservation]:
         """Reserve the largest cost of a request, and wait for it if its limits say so.
 
         Args:
@@ -211,7 +211,7 @@ class Reserves:
             if isinstance(found, str):
                 if quote.reply != (request.max_tokens or client.max_reply):
                     request = replace(request, max_tokens=quote.reply)
-                return request, Held(self, found, quote, price)
+                return request, Reservation(self, found, quote, price)
             seconds = poll = min(poll * 2, LONGEST_POLL)
             if not found.pending:
                 shorter = quote.within(found) if closing else None
@@ -242,7 +242,7 @@ class Reserves:
         """Return what bounds the prompts that an agent sends to a client."""
         return PromptBound(learns=not isinstance(client, FallbackClient))
 
-    def reserve(self, quote: _Reservation) -> str:
+    def reserve(self, quote: _LargestCost) -> str:
         """Reserve one more attempt of a request whose last one may have cost something."""
         found = self._ledger.reserve(self._limits, quote.amount)
         if isinstance(found, str):
@@ -258,7 +258,7 @@ class Reserves:
         settled = self._ledger.thread.submit(self._ledger.settle, request, amount)
         await asyncio.shield(asyncio.wrap_future(settled))
 
-    def _refuse_hopeless(self, refusal: Refusal, quote: _Reservation) -> None:
+    def _refuse_hopeless(self, refusal: Refusal, quote: _LargestCost) -> None:
         """Raise BudgetReached unless the request may be sent in the next period."""
         limit = refusal.limit
         asked = quote.amount.of(limit.unit)
@@ -281,7 +281,7 @@ class Reserves:
             )
         return price or Price(0.0, 0.0)
 
-    def _quote(self, client: BaseClient, request: ModelRequest, prompt: int, price: Price) -> _Reservation:
+    def _quote(self, client: BaseClient, request: ModelRequest, prompt: int, price: Price) -> _LargestCost:
         context = client.capabilities.max_context
         if context is not None:
             prompt = min(prompt, context)
@@ -289,16 +289,16 @@ class Reserves:
         if reply is None:
             _refuse_unknown_reply(self._limits, client)
             reply = 0
-        return _Reservation(price, prompt, reply)
+        return _LargestCost(price, prompt, reply)
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class Reservation:
     """The reserve of one request, with the attempts that were made for it."""
 
-    reserves: Reserves
+    reservations: Reservations
     current: str
-    quote: _Reservation
+    quote: _LargestCost
     price: Price
 
     def retried(self, error: Exception) -> None:
@@ -309,9 +309,9 @@ class Held:
         """
         if _is_free(error):
             return
-        self.reserves.settle(self.current, None)
+        self.reservations.settle(self.current, None)
         self.current = ""
-        self.current = self.reserves.reserve(self.quote)
+        self.current = self.reservations.reserve(self.quote)
 
     async def settle(self, outcome: ModelReplied | ModelFailed | None, error: Exception | None) -> None:
         """Settle the request: at the usage of its reply, or at all that was reserved if nobody knows what it cost."""
@@ -322,7 +322,7 @@ class Held:
             amount = self._amount(Usage(**outcome.usage))
         elif isinstance(outcome, ModelFailed) and error is not None and _is_free(error):
             amount = Amount()
-        await self.reserves.settle_off_loop(self.current, amount)
+        await self.reservations.settle_off_loop(self.current, amount)
 
     def _amount(self, usage: Usage) -> Amount:
         cost = usage.cost_usd if usage.cost_usd is not None else self.price.of(usage).cost_usd
@@ -344,7 +344,7 @@ def _is_free(error: Exception) -> bool:
     return isinstance(error, ModelUnreachable | CostReached) or refused
 
 
-def _reached(refusal: Refusal, quote: _Reservation) -> BudgetReached:
+def _reached(refusal: Refusal, quote: _LargestCost) -> BudgetReached:
     limit = refusal.limit
     used = replace(limit, amount=limit.amount - refusal.left, period="")
     said = f"The budget of {limit.key} ({limit}) has no room for another request: {used} are used"

@@ -30,7 +30,7 @@ def signal_command(run_id: str, name: str, payload: str, *, id: str, as_json: bo
     """Send a signal to a run. Return the exit code."""
     from closeout.journal.sent_signals import send_signal
     from closeout.journal.store import open_store
-    from closeout.run.waits.waiting import pending_decisions
+    from closeout.run.waits.decisions import pending_decisions
 
     value = read_json(f"The payload {payload[:60]!r}", sys.stdin.read() if payload == "-" else payload)
     store = open_store(home_folder())
@@ -55,7 +55,7 @@ def signal_command(run_id: str, name: str, payload: str, *, id: str, as_json: bo
 def end_waits(run_id: str) -> None:
     """End the waits of a run for a model's server, or for its own start. Raises UsageError if there are none."""
     from closeout.journal.store import open_store
-    from closeout.run.waits.waiting import end_wait, pending_decisions
+    from closeout.run.waits.decisions import end_wait, pending_decisions
 
     store = open_store(home_folder())
     waits = [each.id for each in pending_decisions(store.rows(run_id)) if each.may_end_early]
@@ -103,7 +103,7 @@ def resume_due_runs(source: str | None, model: str | None, base_url: str | None,
 
 
 def _due_runs() -> Sequence[str]:
-    from closeout.fleet.due import due_runs
+    from closeout.fleet.due_runs import due_runs
     from closeout.journal.readonly import open_to_read
 
     with open_to_read(home_folder()) as store:

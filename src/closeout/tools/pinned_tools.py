@@ -13,12 +13,12 @@ from closeout.tools.executor import renamed
 from closeout.tools.manager import AnyTool, ToolManager
 from closeout.tools.tool import Tool
 
-__all__ = ["KeptTool", "RemovedTool", "keep_tools"]
+__all__ = ["PinnedTool", "RemovedTool", "pin_tools"]
 
 _ANNOTATIONS = ("title", "description", "default", "examples", "deprecated")
 
 
-class KeptTool:
+class PinnedTool:
     """A tool under the name and definition that it had when the run began.
 
     Args:
@@ -39,7 +39,7 @@ class KeptTool:
 
 
 class RemovedTool:
-    """A tool that the agent no longer has. Its calls fail, and the model is told why.
+    """A tool that the agent no longer has. Its calls fail with the reason.
 
     Args:
         spec: What the model was shown.
@@ -54,7 +54,7 @@ class RemovedTool:
         raise ToolError(f"The tool {self.name} no longer exists. Continue without it.")
 
 
-def keep_tools(manager: ToolManager, recorded: str, used: Iterable[str]) -> tuple[ToolManager, dict[str, str]]:
+def pin_tools(manager: ToolManager, recorded: str, used: Iterable[str]) -> tuple[ToolManager, dict[str, str]]:
     """Return a manager that offers the agent's own tools as a run began with them.
 
     Args:
@@ -90,7 +90,7 @@ def keep_tools(manager: ToolManager, recorded: str, used: Iterable[str]) -> tupl
         aliases = {
             old: names for old, names in spec.policy.aliases.items() if old in (parameters.get("properties") or {})
         }
-        kept.append(KeptTool(tool, replace(then, policy=replace(spec.policy, aliases=aliases))))
+        kept.append(PinnedTool(tool, replace(then, policy=replace(spec.policy, aliases=aliases))))
     return manager.with_local(kept), {name: why for name, why in misfits.items() if name in called}
 
 

@@ -14,7 +14,7 @@ from closeout.journal.run_journal import Journal, open_journal
 from closeout.journal.run_names import LAB
 from closeout.journal.store import Store
 
-__all__ = ["KeptLane", "delete_lanes"]
+__all__ = ["SavedLane", "delete_lanes"]
 
 
 def delete_lanes(store: Store, comparison: str) -> None:
@@ -30,7 +30,7 @@ def delete_lanes(store: Store, comparison: str) -> None:
     delete_runs(store, [run.run_id for run in found])
 
 
-class KeptLane:
+class SavedLane:
     """One lane of a comparison, which is written to the home from its first request that is paid for.
 
     Args:

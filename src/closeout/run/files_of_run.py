@@ -117,7 +117,7 @@ def later_files(given: Sequence[File], earlier: Iterable[File]) -> tuple[File, .
 
 
 def no_content(sha256: str) -> bytes:
-    """Raise JournalError: only the events of a run are at hand."""
+    """Raise JournalError: only the events of a run are loaded."""
     raise JournalError(f"The content of a file ({sha256[:12]}…) is not in this record of the run.")
 
 

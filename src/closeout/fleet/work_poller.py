@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from closeout.errors import JournalError
-from closeout.fleet.due import DueRuns, name_executor
+from closeout.fleet.due_runs import DueRuns, name_executor
 from closeout.journal.claims import ClaimedRun, Look, SuspectsGo
 from closeout.journal.following import news_of, waited
 from closeout.journal.store import Store
 from closeout.run.cancelling import cancel_requests
 from closeout.run.plan import AgentPlan
 
-__all__ = ["Lookout"]
+__all__ = ["WorkPoller"]
 
 log = logging.getLogger("closeout")
 
@@ -26,7 +26,7 @@ log = logging.getLogger("closeout")
 LOOK_SECONDS, LOOK_SPACING = 0.5, 0.05
 
 
-class Lookout:
+class WorkPoller:
     """Finds the work of a process that executes runs: a worker, or a server.
 
     Args:

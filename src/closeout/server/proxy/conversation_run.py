@@ -132,7 +132,8 @@ def _turn(turn: int, said: Message, results: Sequence[str], handles: Sequence[st
             ToolFinished("main", handle, name, ok=True, record=record),
         ]
     accepted = tuple(
-        {**each, "arguments": _read(text), "text": text} for each, (*_, text) in zip(replied, calls, strict=True)
+        {**each, "arguments": _read_arguments(text), "text": text}
+        for each, (*_, text) in zip(replied, calls, strict=True)
     )
     returns = tuple(
         {"call": index, "text": result, "handle": handle, "ok": True, "tokens": 0, "images": []}
@@ -141,7 +142,7 @@ def _turn(turn: int, said: Message, results: Sequence[str], handles: Sequence[st
     return [*events, TurnAccepted("main", 0, turn, text=said.text, calls=accepted, returns=returns)]
 
 
-def _read(arguments: str) -> Any:
+def _read_arguments(arguments: str) -> Any:
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):
