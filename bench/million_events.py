@@ -1,8 +1,9 @@
-"""A million events in SQLite and in PostgreSQL: each page of the viewer, and commands, beside a home with few of them.
+"""A million events in SQLite and in PostgreSQL: each page of the viewer, commands and retention, as the home grows.
 
 The runs are appended as agents append them, several at once. What a page asks its server for is measured from the
-request to the last byte, with the index of the search made; a command, from its start to its end. The same questions to
-a home with a hundredth of the events are the baseline. Without PostgreSQL's programs, SQLite alone is measured.
+request to the last byte, with the index of the search made; a command, from its start to its end. The same is asked of
+homes with a hundredth and a tenth of the events. Then half of the runs are deleted, and the space is given back.
+Without PostgreSQL's programs, SQLite alone is measured.
 
     python bench/million_events.py [--quick] [--waiting 100000]
 """
@@ -27,6 +28,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from closeout.homes import Home, as_home
 from closeout.journal import events as ev
+from closeout.journal.retention import delete_runs
 from closeout.journal.store import Store, close_stores, open_store
 from closeout.journal.text_search import SearchIndex
 from closeout.server.serving import viewer_app
@@ -155,8 +157,27 @@ def measured(address: str, events: int, waiting: int) -> dict[str, float]:
     print(f"  {count:,} events of {runs:,} runs: appended in {written:.0f} s, indexed in {indexed:.0f} s")
     found = {**asyncio.run(pages(home, runs - 1, max(events // 10 - 100, 0))), **commands(address, runs - 1)}
     found["a worker's look for due runs"] = looks(store, waiting)
+    half = [
+        run_id for run_id, number in store.query("SELECT run_id, id FROM runs WHERE due IS NULL OR due=0") if number % 2
+    ]
+    found["MB in the files"] = size = megabytes(store)
+    began = time.perf_counter()
+    delete_runs(store, half)
+    found["delete half of the runs"] = (time.perf_counter() - began) * 1000
+    began = time.perf_counter()
+    store.database.wipe()
+    found["give the space back"] = (time.perf_counter() - began) * 1000
+    found["MB in the files after it"] = megabytes(store)
+    assert found["MB in the files after it"] < size
     close_stores()
     return found
+
+
+def megabytes(store: Store) -> float:
+    if isinstance(store.home, Path):
+        return sum(file.stat().st_size for file in store.home.glob("journal.sqlite3*")) / 2**20
+    sizes = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relkind='r' AND relname IN "
+    return float(store.query(f"{sizes} ('events', 'bodies', 'runs')")[0][0]) / 2**20
 
 
 def main() -> None:
@@ -176,12 +197,15 @@ def main() -> None:
         try:
             for name, address in homes.items():
                 print(f"{name}:")
-                small = f"{folder}/small" if "://" not in address else f"{address}_small"
-                few = measured(small, events // 100, options.waiting // 100)
-                many = measured(f"{folder}/large" if "://" not in address else address, events, options.waiting)
-                for what, ms in many.items():
-                    print(f"  {what:32} {ms:8.1f} ms   with a hundredth {few[what]:8.1f} ms")
-                slowest[name] = max(many.items(), key=lambda each: each[1])
+                grown = []
+                for share in (100, 10, 1):
+                    place = f"{address}_{share}" if "://" in address else f"{folder}/{share}"
+                    grown.append(measured(place, events // share, options.waiting // share))
+                print(f"  {'ms, with a hundredth, a tenth and all of the events':52}")
+                for what in grown[-1]:
+                    print(f"  {what:32} {' '.join(f'{each[what]:9.1f}' for each in grown)}")
+                asked = {what: grown[-1][what] for what in (*PAGES, *COMMANDS)}
+                slowest[name] = max(asked.items(), key=lambda each: each[1])
         finally:
             close_stores()
             if server is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ class _Endless(BaseClient):
 
     async def complete(self, request: Any, *, on_delta: Any = None, on_retry: Any = None) -> ModelReply:
         self._turns += 1
+        await asyncio.sleep(0)  # as any model server lets the event loop work
         usage = Usage(100, 5, requests=1)
         if request.tool_choice == "none":
             return ModelReply("\\boxed{done}", usage=usage)
