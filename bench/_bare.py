@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,8 +59,15 @@ def served(calls: int, by: str = "key") -> Iterator[str]:
         process.wait(timeout=20)
 
 
-async def bare_run(session: aiohttp.ClientSession, url: str, key: str, question: str = QUESTION) -> int:
-    """The same conversation as an agent has; returns the number of turns."""
+async def bare_run(
+    session: aiohttp.ClientSession,
+    url: str,
+    key: str,
+    question: str = QUESTION,
+    *,
+    call: Callable[..., Awaitable[str]] | None = None,
+) -> int:
+    """The same conversation as an agent has; returns the number of turns. `call` calls the tool instead."""
     head = json.dumps({"model": "scripted", "tools": TOOLS})[:-1].encode() + b', "messages": ['
     opening: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     parts = [json.dumps(message).encode() for message in opening]
@@ -76,6 +83,7 @@ async def bare_run(session: aiohttp.ClientSession, url: str, key: str, question:
         if not message.get("tool_calls"):
             return turns
         parts.append(json.dumps(message).encode())
-        for call in message["tool_calls"]:
-            result = found(**json.loads(call["function"]["arguments"]))
-            parts.append(json.dumps({"role": "tool", "tool_call_id": call["id"], "content": result}).encode())
+        for each in message["tool_calls"]:
+            arguments = json.loads(each["function"]["arguments"])
+            result = found(**arguments) if call is None else await call(**arguments)
+            parts.append(json.dumps({"role": "tool", "tool_call_id": each["id"], "content": result}).encode())

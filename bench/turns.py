@@ -13,7 +13,12 @@ Both are measured with one run, and with 100 and 1,000 at once.
 `--calls` counts the function calls of a turn, which is the same on every machine and at any load, and fails on the
 version of Python that it was recorded on if they are more than 5 % above the share of the bare loop's.
 
-    python bench/turns.py [--quick] [--long] [--calls]
+`--rooms` says which part of the code takes what of a turn, by a profile.
+
+The floor beside the figures is the bare loop with what a run cannot do without: two commits of the call to SQLite, one
+of them synced, and a thread for the tool.
+
+    python bench/turns.py [--quick] [--long] [--calls] [--rooms]
 """
 
 from __future__ import annotations
@@ -22,10 +27,12 @@ import argparse
 import asyncio
 import cProfile
 import pstats
+import sqlite3
 import sys
 import tempfile
 import time
 import tracemalloc
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -39,6 +46,7 @@ import aiohttp
 from _bare import QUESTION, bare_run, found, served
 from closeout import Agent, tool
 from closeout.journal import store
+from closeout.tools.threads import run_in_thread
 
 LENGTHS = (10, 50, 200)
 LONG = 1000
@@ -117,6 +125,39 @@ def measured(length: int, rounds: int, with_tool: Any = lookup, runs: int = 1) -
         return asyncio.run(measure(length, url, rounds, Path(home), with_tool, runs))
 
 
+class Recorded:
+    """Calls the tool as little as possible above the bare loop: in a thread, between two commits, the first synced."""
+
+    def __init__(self, home: Path) -> None:
+        self._db = sqlite3.connect(home / "floor.sqlite3", isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("CREATE TABLE events (place INTEGER PRIMARY KEY, body BLOB)")
+
+    def _commit(self, sync: str, body: str) -> None:
+        self._db.execute(f"PRAGMA synchronous={sync}")
+        self._db.execute("INSERT INTO events (body) VALUES (?)", (body,))
+
+    async def __call__(self, key: str) -> str:
+        self._commit("FULL", key * 100)  # about as long as the events of a call
+        text: str = await run_in_thread(partial(found, key))
+        self._commit("NORMAL", text * 20)
+        return text
+
+
+async def floor(length: int, url: str, rounds: int, home: Path) -> tuple[float, float]:
+    """Milliseconds of CPU a turn of the bare loop that records its calls, and the median of the ratios."""
+    spent = []
+    call = Recorded(home)
+    async with aiohttp.ClientSession() as session:
+        for number in range(rounds + 1):
+            bare, _ = await at_once(1, length, partial(bare_run, session, url, "k"), f"bare-{number}")
+            own, _ = await at_once(1, length, partial(bare_run, session, url, "k", call=call), f"floor-{number}")
+            if number:
+                spent.append((own, own / bare))
+    ms, ratio = (median(each) for each in zip(*spent, strict=True))
+    return ms, ratio
+
+
 def short_runs(quick: bool) -> None:
     work = 500 if quick else 2000  # turns of a measurement
     shares, found = [], dict[str, list[str]]()
@@ -124,6 +165,9 @@ def short_runs(quick: bool) -> None:
         bare, agent, ratio, _ = measured(length, max(9, work // length))
         shares.append((length, ratio, agent))
         print(f"{length:>4} turns: bare loop {bare:.3f} ms CPU a turn, Agent {agent:.3f} ms, {ratio:.2f} times")
+    with served(49, by="question") as url, tempfile.TemporaryDirectory() as home:
+        ms, ratio = asyncio.run(floor(50, url, max(9, work // 50), Path(home)))
+    print(f"  50 turns: bare loop with two commits and a thread for the call {ms:.3f} ms CPU a turn, {ratio:.2f} times")
     for runs, length in CROWDS.items():
         for kind, with_tool in TOOLS.items():
             bare, agent, ratio, speed = measured(length, max(1, work // length // runs), with_tool, runs)
@@ -179,6 +223,52 @@ def count_calls() -> None:
             )
 
 
+def room_of(place: tuple[str, int, str]) -> str:
+    """Return the package whose code a function of a profile is."""
+    file, _, name = place
+    if "sqlite3" in name:
+        return "SQLite"
+    for package in ("closeout", "aiohttp", "asyncio"):
+        inside = file.rpartition(f"/{package}/")[2]
+        if inside != file:
+            return f"closeout/{inside.partition('/')[0]}" if package == "closeout" else package
+    return "other libraries"
+
+
+async def profiled(url: str, home: Path, with_tool: Any, length: int) -> pstats.Stats:
+    agent = agent_for(url, home, length, with_tool)
+    await agent_turns(agent, f"{QUESTION} (warm)")
+    profile = cProfile.Profile()
+    profile.enable()
+    await agent_turns(agent, f"{QUESTION} (profiled)")
+    profile.disable()
+    return pstats.Stats(profile)
+
+
+def by_room(length: int = 400) -> None:
+    """Print what each room of the house takes of a turn. Built-in functions count where they are called."""
+    shares: dict[str, dict[str, float]] = defaultdict(dict)
+    for kind, with_tool in TOOLS.items():
+        with served(length - 1, by="question") as url, tempfile.TemporaryDirectory() as home:
+            stats = asyncio.run(profiled(url, Path(home), with_tool, length)).stats  # type: ignore[attr-defined]
+        seconds: Counter[str] = Counter()
+        for place, (_, _, own, _, callers) in stats.items():
+            if "poll" in place[2]:  # waiting
+                continue
+            if place[0] == "~" and "sqlite3" not in place[2]:
+                for caller, (_, _, of_caller, _) in callers.items():
+                    seconds[room_of(caller)] += of_caller
+            else:
+                seconds[room_of(place)] += own
+        for room, own in seconds.items():
+            shares[room][kind] = own / seconds.total()
+    print(f"{'':24}{''.join(f'{kind:>12}' for kind in TOOLS)}")
+    for room, parts in sorted(shares.items(), key=lambda each: -max(each[1].values())):
+        print(f"{room:24}{''.join(f'{parts.get(kind, 0):12.1%}' for kind in TOOLS)}")
+    outside = sum(parts["read-only"] for room, parts in shares.items() if not room.startswith("closeout/"))
+    print(f"bench turns --rooms: libraries take {outside:.0%} of a turn with a read-only tool")
+
+
 class Watch:
     """Hears of each turn that is accepted: how much memory of Python's was in use by then, in bytes."""
 
@@ -225,11 +315,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--calls", action="store_true")
+    parser.add_argument("--rooms", action="store_true")
     options = parser.parse_args()
     if options.long:
         long_run()
     elif options.calls:
         count_calls()
+    elif options.rooms:
+        by_room()
     else:
         short_runs(options.quick)
 
