@@ -481,7 +481,7 @@ class Agent(Generic[Deps, Value]):
 
         listeners = checks.check_listeners(listeners)
         checks.refuse_unfamiliar(settings)
-        plan = plan_after(self.plan(streamed=bool(listeners)).given(deps), handed_to)
+        plan = plan_after(self.plan(streamed=bool(listeners)).with_deps(deps), handed_to)
         plan = plan.overridden(settings, RunKeywords.__optional_keys__ | {"deps"})
         prepared = await prepare_task(plan, task, files, history, work_files=work_files)
         prepared = replace(
@@ -790,7 +790,7 @@ class Agent(Generic[Deps, Value]):
 
         store = self._kept_runs()
         listeners = checks.check_listeners(listeners)
-        plan = self.plan(streamed=bool(listeners)).given(deps)
+        plan = self.plan(streamed=bool(listeners)).with_deps(deps)
         forget_requests(store, run_id)  # a request that nobody waits for
         return await resume_run(
             plan,
@@ -847,7 +847,7 @@ class Agent(Generic[Deps, Value]):
                 await self.submit(task, run_id=run_id, user=user, **settings)
             except RunExists:
                 await store.off_loop(check_same_run, store, run_id, task, user)
-        plan = self.plan(streamed=bool(listeners)).given(deps)
+        plan = self.plan(streamed=bool(listeners)).with_deps(deps)
         return await next_leg(plan, store, run_id, listeners, decisions)
 
     async def decide(self, run_id: str, decisions: Decisions, *, by: str = "") -> tuple[PendingDecision, ...]:
@@ -998,7 +998,7 @@ class Agent(Generic[Deps, Value]):
         from closeout.lab.fork import fork_run
 
         store, plan = self._kept_runs(), self.plan()
-        plan.given(deps)
+        plan.with_deps(deps)
         found = await fork_run(
             plan,
             store,
@@ -1066,7 +1066,7 @@ class Agent(Generic[Deps, Value]):
 
         store = self._kept_runs()
         listeners = checks.check_listeners(listeners)
-        plan = self.plan(streamed=bool(listeners)).given(deps)
+        plan = self.plan(streamed=bool(listeners)).with_deps(deps)
         limit, now = checks.check_limit(limit), checks.check_time("now", now)
         chores, at = self.chores(), None if now is None else now.timestamp()
         await chores.begin()
@@ -1111,7 +1111,7 @@ class Agent(Generic[Deps, Value]):
         store, listeners = self._kept_runs(), checks.check_listeners(listeners)
         plan = self.plan(streamed=bool(listeners))
         worker = AgentWorker(
-            plan if make_deps is not None else plan.given(deps),
+            plan if make_deps is not None else plan.with_deps(deps),
             store,
             limit=checks.check_limit(limit),
             drain_seconds=drain_seconds,

@@ -251,7 +251,7 @@ class Assembler:
         Raises:
             UsageError: They are not of the agent's `deps_type`.
         """
-        return self._planned(self.plan().given(deps))
+        return self._planned(self.plan().with_deps(deps))
 
     def approving(self, rule: ApprovalRule) -> Assembler:
         """Return the same with a rule that approves calls."""

@@ -262,7 +262,7 @@ async def with_own_deps(agent: Agent, stack: AsyncExitStack, run_id: str) -> Age
             rows = store.rows_from(run_id, 0, 1)
             user = rows[0].event.user if rows and isinstance(rows[0].event, RunStarted) else ""
     made = DepsMaker(named_object(name))
-    return agent.with_deps((await made.given(agent.plan(), stack, run_id, {"user": user})).deps)
+    return agent.with_deps((await made.provide(agent.plan(), stack, run_id, {"user": user})).deps)
 
 
 def _python_agent(source: str, options: RunOptions) -> Agent:

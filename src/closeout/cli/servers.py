@@ -128,7 +128,7 @@ def serve_mcp(options: RunOptions, *, name: str | None, description: str | None)
     from closeout.tools.tool import tool
 
     agent = make_agent(options)
-    agent.plan().given(None)  # refuses an agent without the dependencies that it needs
+    agent.plan().with_deps(None)  # refuses an agent without the dependencies that it needs
     offered_name = tool_name(name or name_of(agent, options.agent))
     templates = task_templates(agent.config.agent)
 

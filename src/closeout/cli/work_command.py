@@ -63,7 +63,7 @@ def work_command(
     if store is None:
         raise UsageError("This agent keeps its runs in memory (home: false), so others cannot submit any.")
     make = DepsMaker(servers.deps_maker(deps, agent.config))
-    plan = agent.plan() if make else agent.plan().given(None)
+    plan = agent.plan() if make else agent.plan().with_deps(None)
     figures = RunFigures()
     worker = AgentWorker(
         plan, store, limit=limit, drain_seconds=drain, deps=make, listeners=[figures], chores=agent.chores()

@@ -270,7 +270,7 @@ class Judge:
         self.agent: Agent[None, str] = Agent(
             model, instructions=instructions, answer=Choice(["right", "wrong"]), home=home, **options
         )
-        self.agent.plan().given(None)  # refuses a model whose key is missing
+        self.agent.plan().with_deps(None)  # refuses a model whose key is missing
         self.name = name or f"judge:{model if isinstance(model, str) else model.name}"
 
     async def score(self, attempt: Attempted) -> Score:

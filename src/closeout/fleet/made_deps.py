@@ -56,14 +56,14 @@ class DepsMaker:
     def __bool__(self) -> bool:
         return self._make is not None
 
-    async def given(self, plan: AgentPlan, stack: AsyncExitStack, run_id: str, notes: Mapping[str, Any]) -> AgentPlan:
+    async def provide(self, plan: AgentPlan, stack: AsyncExitStack, run_id: str, notes: Mapping[str, Any]) -> AgentPlan:
         """Return the plan of a run with its dependencies; the arguments are those of `entered`.
 
         Raises:
             UsageError: They cannot be made, or are not those that the agent needs. The cause is what was raised.
         """
         try:
-            return plan.given(await self.entered(stack, run_id, notes))
+            return plan.with_deps(await self.entered(stack, run_id, notes))
         except Exception as error:
             raise UsageError(f"Its dependencies cannot be made: {error or type(error).__name__}") from error
 

@@ -130,7 +130,7 @@ class OnceRunner(Generic[Value]):
         run_id, store = record.run_id, self.store
         identity = await _identity(task, options)
         rows = (await store.off_loop(store.read, run_id)).rows
-        plan = as_recorded(self.plan.given(options.get("deps")), rows)
+        plan = as_recorded(self.plan.with_deps(options.get("deps")), rows)
         async with plan.manager:
             if not self.despite_changes:
                 check_same(plan, rows, run_id)

@@ -198,7 +198,7 @@ class AgentWorker:
             return self.plan
         started = (await self.store.off_loop(self.store.rows_from, run_id, 0, 1))[0].event
         user = started.user if isinstance(started, RunStarted) else ""
-        return await self.deps.given(self.plan, stack, run_id, {"user": user})
+        return await self.deps.provide(self.plan, stack, run_id, {"user": user})
 
     async def _drain(self) -> None:
         """Let the runs at work end. Those that do not in time are left to other workers."""

@@ -115,7 +115,7 @@ class ToolCalls:
         plans = executor.plan_calls(
             calls, agent=agent, allow_duplicates=allow_duplicates, handles=self.handle, turn=turn, shows=shows
         )
-        refused = [plan.made is not None or (plan.code == UNSURE and not plan.runs) for plan in plans]
+        refused = [plan.earlier_attempt is not None or (plan.code == UNSURE and not plan.runs) for plan in plans]
         plans = [self._as_begun(plan, agent) if back else plan for plan, back in zip(plans, refused, strict=True)]
         running = [index for index, plan in enumerate(plans) if plan.runs]
         run = partial(self._run, executor, labels)

@@ -71,7 +71,7 @@ class FlowWatch:
         self._rules = tuple(rules)
         self._begins_with = begins_with
         self._read: defaultdict[str, set[str]] = defaultdict(set)  # agent → labels of its results
-        self._given: dict[str, Labels] = {}  # call of an agent or a program → what it was made of
+        self._inputs: dict[str, Labels] = {}  # call of an agent or a program → what it was made of
         self._below: defaultdict[str, set[str]] = defaultdict(set)  # call → labels of the results inside it
         self._everything = set(begins_with)
         self._files = set(begins_with)  # labels of the files of the run
@@ -92,7 +92,7 @@ class FlowWatch:
     def context(self, agent: str) -> Labels:
         """Return the labels of what an agent has read so far."""
         call = agent.rpartition(":")[0]
-        given = self._given.get(call, self.top) if call else self._begins_with
+        given = self._inputs.get(call, self.top) if call else self._begins_with
         return given.union(self._read[agent]) if agent in self._read else given
 
     @property
@@ -132,13 +132,13 @@ class FlowWatch:
         own = frozenset[str]().union(*(flow.labels_of(tool) for flow in self._rules))
         return own | self._files if tool.policy.returns == "files" else own
 
-    def given(self, call: str, labels: Labels) -> None:
+    def note_inputs(self, call: str, labels: Labels) -> None:
         """Note what the task of an agent, or a program, is made of. `call` is the path of the call that begins it."""
-        self._given[call] = labels
+        self._inputs[call] = labels
 
     def made_under(self, agent: str, labels: CallLabels) -> CallLabels:
         """Return the labels of a call in a program, with those of what the program itself was made of."""
-        given = self._given.get(agent.rpartition(":")[0], frozenset())
+        given = self._inputs.get(agent.rpartition(":")[0], frozenset())
         if not given:
             return labels
         arguments = {name: each | given for name, each in labels.arguments.items()}
@@ -179,7 +179,7 @@ class FlowWatch:
         self._sources.append(_LabelledText(agent, finished.handle, finished.name, labels, finished.record[:MAX_KEPT]))
         del self._sources[:-MOST_SOURCES]
 
-    def shown(self, call: str, labels: Labels) -> None:
+    def note_shown(self, call: str, labels: Labels) -> None:
         """Note the labels of what the calls inside a call have shown of their results."""
         self._below[call] = {*labels}
 

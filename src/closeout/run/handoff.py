@@ -164,7 +164,7 @@ def is_run_of(plan: AgentPlan, started: RunStarted) -> bool:
 def successor_of(handoff: Handoff, stream: bool, deps: Any) -> AgentPlan:
     """Return the plan of the other agent, with the dependencies of the run unless it has its own."""
     plan = handoff.plan_of(stream)
-    return plan if plan.deps is not None else plan.given(deps)
+    return plan if plan.deps is not None else plan.with_deps(deps)
 
 
 def handed_to_of(events: Iterable[Event]) -> tuple[str, ...]:

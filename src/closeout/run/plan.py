@@ -180,7 +180,7 @@ class AgentPlan:
             given["budget"] = {**self.overrides.get("budget", {}), **budget}
         return self.overridden({**self.overrides, **given}) if given else self
 
-    def given(self, deps: Any) -> AgentPlan:
+    def with_deps(self, deps: Any) -> AgentPlan:
         """Return the plan with the dependencies of a run; for None, with those that it has.
 
         Raises:

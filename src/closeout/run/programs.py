@@ -214,7 +214,7 @@ class Programs:
         if self._watch is not None and self._flow is not None and execution.began:
             # What is shown may be any value that this program, or an earlier one, has read.
             read = self._watch.read_inside(scope.path) if execution.shows else frozenset()
-            self._watch.shown(f"{scope.path}/{scope.handle}", self._flow.decided | read)
+            self._watch.note_shown(f"{scope.path}/{scope.handle}", self._flow.decided | read)
         for repair in execution.repairs:
             place.journal.append(
                 Repaired(place.path, 0, repair.kind, where=repair.where, before=repair.before, after=repair.after)

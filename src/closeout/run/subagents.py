@@ -262,7 +262,7 @@ def sub_agent_tool(
         if scope.depth + 1 > MAX_DEPTH:
             raise ToolError(f"Agents may call agents {MAX_DEPTH} deep at most. Do this task yourself.")
         plan = plan_of(scope.run.stream)
-        plan = plan if plan.deps is not None else plan.given(scope.deps)
+        plan = plan if plan.deps is not None else plan.with_deps(scope.deps)
         place = below(scope, name, plan.limits, plan)
         keys = tuple(sorted(plan.settings.budget))
         task = await task_of(arguments, place)

@@ -77,7 +77,7 @@ logger = logging.getLogger(__name__)
 class PlannedCall:
     """The decision on one call, made before anything runs.
 
-    With a `refusal` nothing runs; with `earlier` there is a result already. `runs` is whether the tool is to be called.
+    With a `refusal` nothing runs; with `earlier_outcome` there is a result already. `runs`: the tool is to be called.
     """
 
     call: ToolCall
@@ -86,11 +86,11 @@ class PlannedCall:
     query: str | None = None  # calls with the same query are the same call; None: it may be repeated
     refusal: str = ""
     code: str = ""  # error code of the refusal; of a repeated call UNSURE, if the first one was interrupted
-    repeated: bool = False  # the agent has seen its result
+    seen_before: bool = False  # the agent has seen its result
     left_out: bool = False  # it has, and the result is not in view any more
     again: bool = False  # it was made before, and something has changed since: a person is asked
-    earlier: CallOutcome | None = None
-    made: EarlierCall | None = None  # an earlier attempt made it, and this one has not seen its result
+    earlier_outcome: CallOutcome | None = None
+    earlier_attempt: EarlierCall | None = None  # an earlier attempt made it, and this one has not seen its result
     same_as: int = -1  # index of the same call in the same reply
     handle: str = ""
     note: str = ""  # what the model sees beside the result
@@ -299,13 +299,13 @@ class CallExecutor:
         except MethodFailed as error:
             return refused(repairs=repairs, refusal=str(error), code="ToolExecutorError")
         if query in self._unsure.get(agent, ()):
-            return planned(query=query, repeated=True, code=UNSURE)
+            return planned(query=query, seen_before=True, code=UNSURE)
         of_attempts = self._made.get(agent)
         if of_attempts and query in of_attempts and (repeated or not is_certain):
-            return planned(query=query, repeated=True, earlier=earlier, made=of_attempts[query])
+            return planned(query=query, seen_before=True, earlier_outcome=earlier, earlier_attempt=of_attempts[query])
         once = spec.policy.destructive and not spec.policy.idempotent
         again = once and not repeated and self._memory.check(cache_name(agent, spec.name), query).is_duplicate
-        return planned(query=query, repeated=repeated, earlier=earlier, again=again)
+        return planned(query=query, seen_before=repeated, earlier_outcome=earlier, again=again)
 
     # ------------------------------------------------------------------------------------ run
 
@@ -395,14 +395,14 @@ class CallExecutor:
         for index, plan in enumerate(plans):
             if index in ran:
                 outcomes.append(await self._finish(*ran[index], agent, allow_duplicates))
-            elif plan.made is not None and plan.same_as < 0:
-                outcomes.append(await self._made_before(plan, plan.made, agent, allow_duplicates))
+            elif plan.earlier_attempt is not None and plan.same_as < 0:
+                outcomes.append(await self._made_before(plan, plan.earlier_attempt, agent, allow_duplicates))
             else:
                 outcomes.append(self._without_running(plan, outcomes, allow_duplicates))
         interrupted = {plan.query for plan, one in zip(plans, outcomes, strict=True) if is_unsure(one.spec, one.output)}
         if interrupted:
             self._unsure[agent] = {query for query in interrupted if query is not None}
-        elif any(one.was_executed and plan.made is None for plan, one in zip(plans, outcomes, strict=True)):
+        elif any(one.was_executed and plan.earlier_attempt is None for plan, one in zip(plans, outcomes, strict=True)):
             self._unsure.pop(agent, None)
         return outcomes
 
@@ -487,7 +487,7 @@ class CallExecutor:
             self._spent.setdefault(agent, set()).add(spec.name)
         elif output.telemetry.error_code == CallSpent.__name__ and plan.query is not None:
             self._spent.setdefault(agent, set()).add(plan.query)
-        if plan.made is None:
+        if plan.earlier_attempt is None:
             self._memory.was_executed(agent, spec.policy)  # also if it failed: it may have taken effect
         if plan.query is not None and status in ("ok", "low_quality"):
             self._memory.keep(agent, spec, plan.query, outcome)
@@ -566,7 +566,7 @@ class CallExecutor:
         self, plan: PlannedCall, outcomes: Sequence[CallOutcome], allow_duplicates: bool
     ) -> CallOutcome:
         """The outcome of a call that is refused, or whose result is there already."""
-        spec, earlier = plan.spec, plan.earlier
+        spec, earlier = plan.spec, plan.earlier_outcome
         if plan.refusal or spec is None:
             rolled_back = plan.code in ("UnknownTool", SPENT)
             return self._refused(plan, "refused", plan.refusal, plan.code, rollback=rolled_back)
@@ -576,7 +576,7 @@ class CallExecutor:
             return replace(
                 first, call=plan.call, text=text, status="duplicate", reason=text, repairs=plan.repairs, tokens=20
             )
-        if not plan.repeated and earlier is not None:
+        if not plan.seen_before and earlier is not None:
             return self._from_memory(plan, earlier, rollback=False)
         reason = f"You already called {spec.name} with these arguments: use its result, or ask something else."
         if plan.code == UNSURE:
@@ -716,23 +716,24 @@ def is_unsure(spec: ToolSpec | None, output: ToolOutput) -> bool:
 
 def _again_if_left_out(plan: PlannedCall, shows: Callable[[str], bool] | None) -> PlannedCall:
     """The plan of a repeated call as one that gets its earlier result, if the model does not see that any more."""
-    if shows is None or not plan.repeated or plan.made or plan.earlier is None or shows(plan.earlier.handle):
+    earlier = plan.earlier_outcome
+    if shows is None or not plan.seen_before or plan.earlier_attempt or earlier is None or shows(earlier.handle):
         return plan
-    return replace(plan, repeated=False, left_out=True)
+    return replace(plan, seen_before=False, left_out=True)
 
 
 def _is_to_run(plan: PlannedCall, allow_duplicates: bool) -> bool:
-    if plan.refusal or plan.spec is None or plan.same_as >= 0 or plan.made is not None or plan.left_out:
+    if plan.refusal or plan.spec is None or plan.same_as >= 0 or plan.earlier_attempt is not None or plan.left_out:
         return False
     policy = plan.spec.policy
-    if plan.earlier is not None and policy.read_only:
+    if plan.earlier_outcome is not None and policy.read_only:
         return False
     # What a model insists on is done again if it has no effects, or if it was cut off, so that there is no result, and
     # neither destroys nor needs a person for that.
     may_repeat = policy.crash_rule == "rerun" or (
         plan.code == UNSURE and not policy.destructive and policy.crash_rule != "ask"
     )
-    return not plan.repeated or (allow_duplicates and may_repeat)
+    return not plan.seen_before or (allow_duplicates and may_repeat)
 
 
 def _marking_same(plans: Sequence[PlannedCall]) -> list[PlannedCall]:

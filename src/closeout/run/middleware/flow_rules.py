@@ -44,7 +44,7 @@ class FlowMiddleware(Middleware):
 
     def below(self, place: AgentPlace) -> FlowMiddleware:
         if place.handed_over:  # the successor sees all that this agent has read
-            self.watch.given(f"{self._agent}/{HANDOFF}", self.watch.context(self._agent))
+            self.watch.note_inputs(f"{self._agent}/{HANDOFF}", self.watch.context(self._agent))
         own = None if place.plan is None else place.plan.spec.flow
         return FlowMiddleware(self.watch.with_rules(own), place.scope.path, place.scope.journal)
 
@@ -57,7 +57,7 @@ class FlowMiddleware(Middleware):
         if served.policy.returns == "files":
             labels = replace(labels, arguments={**labels.arguments, "files": watch.files})
         calling.labels = labels = watch.made_under(self._agent, replace(labels, tool=served))
-        watch.given(f"{self._agent}/{plan.handle}", labels.all)
+        watch.note_inputs(f"{self._agent}/{plan.handle}", labels.all)
         started = calling.started(plan.call, served)
         decided = self._journal.decision_on(FlowDecided, started, plan.handle)
         if decided is None and not self._journal.has_started(started):  # what has begun was allowed without a word

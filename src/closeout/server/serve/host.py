@@ -123,7 +123,7 @@ class AgentHost:
         self.name = name or agent.name
         self.deps = RequestDeps(deps, deps_headers)
         if not self.deps:
-            agent.plan().given(None)  # refuses an agent without the dependencies that it needs
+            agent.plan().with_deps(None)  # refuses an agent without the dependencies that it needs
         self.store: Store = store
         self.ended = Counter[str]()  # runs by status since the host was entered
         self.figures = RunFigures()
@@ -438,7 +438,7 @@ class AgentHost:
 
     async def _with_deps(self, plan: AgentPlan, stack: AsyncExitStack, run_id: str, started: RunStarted) -> AgentPlan:
         try:
-            return await self.deps.given(plan, stack, run_id, started.origin[ORIGIN])
+            return await self.deps.provide(plan, stack, run_id, started.origin[ORIGIN])
         except UsageError as error:
             cause = error.__cause__
             failure = Failure.of(cause if isinstance(cause, Exception) else error, str(error))
