@@ -262,6 +262,38 @@ async def test_a_loop_makes_quick_commits_itself_and_leaves_slow_ones_to_a_threa
     assert (quick, last, slow) == ([True, True], True, False)
 
 
+def test_a_commit_does_not_wait_for_a_crowd_of_runs_that_begin(home: Path) -> None:
+    store, begins, seen = open_store(home), threading.Event(), list[list[str]]()
+    journal = Journal.start(store, started())
+    store.submit(begins.wait, 60)
+    crowd = [store.submit(lambda: seen.append(types_on_disk(store))) for _ in range(3)]
+    store.put(journal._number, 1, time.time(), replied(0))
+    last = store.commit()  # behind the others
+    begins.set()
+    last.result(60)
+    assert [each.result(60) for each in crowd] == [None] * 3
+    assert seen == [["RunStarted", "ModelReplied"]] * 3
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "after a commit that was not confirmed"])
+def test_many_runs_are_written_in_one_commit_each_as_it_is(
+    home: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool
+) -> None:
+    store = open_store(home)
+    journals = [Journal.start(store, started(f"{number} 多少？")) for number in range(50)]
+    for number, journal in enumerate(journals):
+        store.put(journal._number, 1, 5.0, replied(number, "é🚀\0" * number))
+    if again:
+        store.flush()
+        for number, journal in enumerate(journals):
+            store.put(journal._number, 1, 5.0, replied(number, "é🚀\0" * number))
+        store._tries_again = True
+    store.flush()
+    for number, journal in enumerate(journals):
+        record = store.read(journal.run_id)
+        assert (record.problems, record.rows[1].event) == ((), replied(number, "é🚀\0" * number))
+
+
 async def test_a_run_that_is_alone_does_not_wait_for_others_to_commit_with_it(home: Path) -> None:
     journal = Journal.start(open_store(home), started())
     journal.append(replied(0, "a"))

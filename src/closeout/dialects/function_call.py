@@ -92,10 +92,11 @@ class Transcript:
         if head is not self._head or same < len(self._ends):
             del self._ends[same:]
             kept = self._ends[-1] if same else 0
+            self.call_ids.difference_update(_ids_in(self._messages[kept:]))
             self._origin = self._messages, kept
             self._messages = self._messages[:kept] if same else list(head)
-            self.call_ids.clear()
-            self.call_ids.update(_ids_in(self._messages))
+            if not same:
+                self.call_ids.update(_ids_in(head))
         for step in steps[same:]:
             done = step.rendered.get(key)
             if done is None:

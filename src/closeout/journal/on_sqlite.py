@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +41,11 @@ T = TypeVar("T")
 SWEEPS = 5  # tries to delete unused texts while other processes write; later deletions try again
 _INSERT_EVENTS = "INSERT INTO events VALUES (?,?,?)"
 _REPLACE_EVENTS = "INSERT OR REPLACE INTO events VALUES (?,?,?)"
+# Takes rows from one blob: between two statements the thread may wait 5 ms for the interpreter's lock.
+_ROWS = (
+    "SELECT json_extract(value,'$[0]'), substr(?,json_extract(value,'$[1]'),json_extract(value,'$[2]')), "
+    "json_extract(value,'$[3]') FROM json_each(?)"
+)
 _DELETIONS = "journal.deletions"  # a note that changes when runs are deleted
 _REFERENCE = re.compile(rb'"([0-9a-f]{64})"')  # refers to a body by its hash
 _NO_RUNS: frozenset[int] = frozenset()
@@ -107,7 +113,12 @@ class SqliteJournal:
                         if bodies:
                             self._notice_deletions(db)
                             self._insert_bodies(item for item in bodies.items() if item[0] not in self._known)
-                        db.executemany(insert, rows)
+                        starts = accumulate((len(body) for _, body, _ in rows), initial=1)
+                        places = [
+                            (row[0], start, len(row[1]), row[2]) for row, start in zip(rows, starts, strict=False)
+                        ]
+                        whole = b"".join(body for _, body, _ in rows)
+                        db.execute(insert.replace("VALUES (?,?,?)", _ROWS), (whole, to_json(places).decode()))
                         for _, statement, values in updates:
                             db.execute(statement, values)
             finally:

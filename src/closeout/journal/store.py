@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -230,9 +231,15 @@ class Store:
     def submit(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call a function in the writing thread, after what was submitted before."""
         try:
-            return self._writer.submit(act, *args, **kwargs)
+            return self._writer.submit(self._in_turn, partial(act, *args, **kwargs))
         except RuntimeError:
             return _called_here(act, *args, **kwargs)
+
+    def _in_turn(self, act: Callable[[], T]) -> T:
+        if self._job is not None:  # a commit that was asked for does not wait for a crowd of runs to begin or end
+            with suppress(Exception):  # it is tried again in its own turn, and tells why it fails
+                self._commit()
+        return act()
 
     async def off_loop(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in the writing thread and wait for it without stopping the event loop."""

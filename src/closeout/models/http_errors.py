@@ -320,12 +320,8 @@ def _is_status(text: str) -> bool:
 
 
 def _one_line(text: str) -> str:
-    line = _printable(text[:_READ])
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[:_READ]).split())
     return line if len(line) <= _SHOWN else line[:_SHOWN].rstrip() + " …"
-
-
-def _printable(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _phrase(status: int) -> str:

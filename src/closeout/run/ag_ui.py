@@ -69,7 +69,8 @@ class AgUiEvents:
         elif kind == "error":
             yield {"type": "RUN_ERROR", "message": chunk["errorText"]}
         elif kind in ("finish", "abort"):
-            yield {"type": "RUN_FINISHED", **self._about, "outcome": self._outcome(kind), **_end(chunk)}
+            end = {"result": chunk["messageMetadata"]} if "messageMetadata" in chunk else {}
+            yield {"type": "RUN_FINISHED", **self._about, "outcome": self._outcome(kind), **end}
 
     def _outcome(self, kind: str) -> dict[str, Any]:
         pending = self._stream.pending
@@ -112,10 +113,6 @@ def ag_ui_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
 def _result(place: str, about: Mapping[str, Any]) -> dict[str, Any]:
     content = about["output"] if "output" in about else about.get("errorText", DENIED)
     return {"toolCallId": place, "content": _json(content), "role": "tool"}
-
-
-def _end(chunk: Chunk) -> dict[str, Any]:
-    return {"result": chunk["messageMetadata"]} if "messageMetadata" in chunk else {}
 
 
 def _json(value: Any) -> str:

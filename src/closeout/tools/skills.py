@@ -112,7 +112,8 @@ class Skills:
         """Return the text about the skills for the model, empty without skills."""
         if not self._skills:
             return ""
-        lines = [f"- {name}: {_one_line(skill.description)}" for name, skill in self._skills.items()]
+        said = {name: " ".join(skill.description.split()) for name, skill in self._skills.items()}
+        lines = [f"- {name}: {escape_markers(visible(text))}" for name, text in said.items()]
         return _SECTION.format(tool=READ_SKILL, lines="\n".join(lines))
 
     def tool(self, *, for_scripts: bool = False) -> Tool[..., Any]:
@@ -184,10 +185,6 @@ def _hint(wanted: str, known: Iterable[str]) -> str:
     if near:
         return f"Did you mean {visible(near[0])}?"
     return f"There are: {', '.join(map(visible, names[:20]))}." if names else "It has no other files."
-
-
-def _one_line(text: str) -> str:
-    return escape_markers(visible(" ".join(text.split())))
 
 
 # ------------------------------------------------------------------------------------------------ reading folders

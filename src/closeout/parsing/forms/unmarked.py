@@ -184,7 +184,8 @@ def read_unmarked(source: Source, toolbox: OfferedNames, whole: bool = False) ->
         return _found([group])
     if whole or not toolbox.mentioned(source.text):
         return Found()
-    return _found(_distinct(_chosen(list(_groups(source, toolbox)))))
+    groups = list(_groups(source, toolbox))  # those on lines of their own; else those in list items and after labels
+    return _found(_distinct([group for group in groups if not group.loose] or groups))
 
 
 def _found(groups: Iterable[_Group]) -> Found:
@@ -259,11 +260,6 @@ def _data_end(source: Source, at: int) -> int:
 
 def _fits(call: ToolCall, toolbox: OfferedNames) -> bool:
     return isinstance(call.arguments, Mapping) and toolbox.fits(call.name, call.arguments)
-
-
-def _chosen(groups: list[_Group]) -> list[_Group]:
-    """The groups on lines of their own; without any, those in list items and after labels."""
-    return [group for group in groups if not group.loose] or groups
 
 
 def _distinct(groups: list[_Group]) -> Iterator[_Group]:

@@ -22,13 +22,9 @@ def deciders(scope: Scope) -> list[Callable[[Calling], Awaitable[None]]]:
             continue
         name = type(each).__name__
         known.append(name)
-        number = known.count(name)
-        found.append(each.decide if each.records_itself else partial(_decide, each, _named(name, number), scope))
+        by = name if known.count(name) == 1 else f"{name}{known.count(name)}"
+        found.append(each.decide if each.records_itself else partial(_decide, each, by, scope))
     return found
-
-
-def _named(name: str, number: int) -> str:
-    return name if number == 1 else f"{name}{number}"
 
 
 async def _decide(middleware: Middleware, by: str, scope: Scope, calling: Calling) -> None:
