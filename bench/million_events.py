@@ -176,8 +176,11 @@ def measured(address: str, events: int, waiting: int) -> dict[str, float]:
 def megabytes(store: Store) -> float:
     if isinstance(store.home, Path):
         return sum(file.stat().st_size for file in store.home.glob("journal.sqlite3*")) / 2**20
-    sizes = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relkind='r' AND relname IN "
-    return float(store.query(f"{sizes} ('events', 'bodies', 'runs')")[0][0]) / 2**20
+    sizes = (
+        "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c JOIN pg_namespace n ON n.oid=c.relnamespace "
+        "WHERE c.relkind='r' AND n.nspname=?"
+    )
+    return float(store.query(sizes, (store.home.schema,))[0][0]) / 2**20
 
 
 def main() -> None:
