@@ -276,9 +276,7 @@ def test_a_commit_does_not_wait_for_a_crowd_of_runs_that_begin(home: Path) -> No
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["once", "after a commit that was not confirmed"])
-def test_many_runs_are_written_in_one_commit_each_as_it_is(
-    home: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool
-) -> None:
+def test_many_runs_are_written_in_one_commit_each_as_it_is(home: Path, *, again: bool) -> None:
     store = open_store(home)
     journals = [Journal.start(store, started(f"{number} 多少？")) for number in range(50)]
     for number, journal in enumerate(journals):

@@ -3,7 +3,7 @@
 https://docs.agno.com/examples/agents/checkpointing/crash-recovery and …/examples/teams/checkpointing/crash-recovery:
 checkpoint="tool-batch", then continue_run(run_id=…, session_id=…) resumes the run that is still RUNNING.
 https://docs.agno.com/hitl/user-confirmation, …/teams/delegation (members; respond_directly for routing),
-…/compression/overview, …/agents/streaming.
+…/compression/overview, …/agents/running-agents.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from agno.models.openai import OpenAIChat
 from agno.run import RunStatus
 from agno.team import Team
 from agno.tools import tool
+from agno.tools.function import FunctionCall
 
 NOT_OFFERED = {"timer": "no durable timer"}
 
 
-def pay(invoice: str) -> str:
+def pay(invoice: str, fc: FunctionCall) -> str:
     """Pay an invoice."""
-    return kit.pay(invoice)
+    return kit.pay(invoice, fc.call_id or "")
 
 
 def model() -> OpenAIChat:

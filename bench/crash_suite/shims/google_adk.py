@@ -66,7 +66,10 @@ def text(event: Any) -> str:
 
 
 def answers(session: Any) -> list[str]:
-    return [text(each) for each in session.events if each.author != "user" and each.is_final_response() and text(each)]
+    others = ("user", "clerk") if kit.scenario() == "subagent" else ("user",)
+    return [
+        text(each) for each in session.events if each.author not in others and each.is_final_response() and text(each)
+    ]
 
 
 async def drive() -> kit.Shown:

@@ -1,6 +1,6 @@
 """LangGraph with its checkpointer in PostgreSQL: everything else as in langgraph_sqlite.
 
-https://docs.langchain.com/oss/python/langgraph/persistence#checkpointer-libraries: setup() before the first use.
+https://docs.langchain.com/oss/python/langgraph/checkpointers: setup() before the first use.
 """
 
 from __future__ import annotations

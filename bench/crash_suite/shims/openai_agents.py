@@ -17,7 +17,8 @@ from openai import AsyncOpenAI
 
 NOT_OFFERED = {
     "timer": "no durable timer",
-    "overflow": "compaction needs the Responses API; ToolOutputTrimmer leaves the current turn as it is",
+    "overflow": "compaction needs the Responses API, ToolOutputTrimmer leaves the current turn as it is, and "
+    "call_model_input_filter leaves the shortening to the application",
 }
 
 
@@ -31,7 +32,10 @@ def agent(name: str = "main") -> Agent[Any]:
     payer = function_tool(pay, needs_approval=scenario == "approval")
     tools = [*map(function_tool, kit.readers(name)), *kit.payers(name, payer)]
     if name == "main" and scenario == "subagent":
-        tools.append(agent("clerk").as_tool(tool_name="clerk", tool_description="Pays invoices."))
+        kept = session(
+            f"{kit.run_id()}-clerk"
+        )  # …/tools/#customizing-tool-agents: the caller's session is not inherited
+        tools.append(agent("clerk").as_tool("clerk", "Pays invoices.", session=kept))
     return Agent(
         name=name,
         instructions=kit.instructions(name),
@@ -41,27 +45,30 @@ def agent(name: str = "main") -> Agent[Any]:
     )
 
 
+def session(name: str) -> SQLiteSession:
+    return SQLiteSession(name, f"{kit.folder()}/sessions.sqlite")
+
+
 def state_file() -> Path:
     return Path(kit.folder()) / "state.json"
 
 
 async def drive(given: Any) -> kit.Shown:
-    session = SQLiteSession(kit.run_id(), f"{kit.folder()}/sessions.sqlite")
+    kept = session(kit.run_id())
     config = RunConfig(tracing_disabled=True)
     if kit.scenario() == "stream":
-        result: Any = Runner.run_streamed(agent(), given, session=session, run_config=config)
+        result: Any = Runner.run_streamed(agent(), given, session=kept, run_config=config)
         async for event in result.stream_events():
             if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
                 kit.watch(event.data.delta)
     else:
-        result = await Runner.run(agent(), given, session=session, run_config=config)
+        result = await Runner.run(agent(), given, session=kept, run_config=config)
     if result.interruptions:
         part = state_file().with_suffix(".part")
         part.write_text(result.to_state().to_string())
         part.rename(state_file())
         return kit.Shown("waiting", waiting=[f"{each.name} {each.arguments}" for each in result.interruptions])
-    state_file().unlink(missing_ok=True)
-    return kit.Shown("answered", str(result.final_output), kit.text_of(await session.get_items()))
+    return kit.Shown("answered", str(result.final_output), kit.text_of(await kept.get_items()))
 
 
 async def start() -> kit.Shown:
@@ -77,6 +84,7 @@ async def resume() -> kit.Shown:
 
 async def decide() -> kit.Shown:
     state = await RunState.from_string(agent(), state_file().read_text())
+    state_file().unlink()  # a run that is cut off from here on continues from its session
     for each in state.get_interruptions():
         state.approve(each)
     return await drive(state)

@@ -13,7 +13,8 @@ from smolagents import FinalAnswerStep, OpenAIModel, ToolCallingAgent, tool
 
 NOT_OFFERED = {
     "approval": "people review a plan in the process that made it, calls are not approved",
-    **dict.fromkeys(("timer", "handoff", "overflow"), "none in the documentation"),
+    **dict.fromkeys(("timer", "handoff"), "none in the documentation"),
+    "overflow": "only callbacks that the application writes",
 }
 
 

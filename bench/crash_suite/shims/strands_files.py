@@ -1,14 +1,16 @@
 """Strands Agents with its session in files.
 
 https://strandsagents.com/docs/user-guide/sdk/agents/session-management/: SnapshotSessionManager; saved on each
-message, its "most durable" setting. An agent made with the same session id has its messages again, calls without
-results get one, and a call without a prompt continues. …/docs/user-guide/concepts/interrupts/ (in tools),
+message, the most durable setting by its API reference. An agent made with the same session id has its messages again,
+and a call with a prompt gives its calls without results an error. …/docs/user-guide/concepts/interrupts/ (in tools),
 …/concepts/multi-agent/agents-as-tools/, …/multi-agent/swarm/, …/concepts/agents/conversation-management/,
 …/concepts/streaming/callback-handlers/.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import kit
@@ -64,9 +66,20 @@ def agent(name: str = "main", *, kept: bool = True) -> Agent:
     )
 
 
+def ended_swarm() -> list[str]:
+    """Return the last text of each agent of a swarm that has ended, from its snapshot."""
+    for file in Path(kit.folder()).glob("session/*/scopes/multiAgent/*/snapshots/snapshot_latest.json"):
+        state = json.loads(file.read_text())["data"]["state"]
+        if state["status"] == "completed":
+            return [kit.text_of(each["result"]["message"]["content"]) for each in state["node_results"].values()]
+    return []
+
+
 def drive(given: Any = None) -> kit.Shown:
     if kit.scenario() == "handoff":
         agents = [agent("main", kept=False), agent("clerk", kept=False)]
+        if done := ended_swarm():  # one that has ended would begin again
+            return kit.Shown("answered", done[-1], kit.text_of(done))
         swarm = Swarm(agents, entry_point=agents[0], session_manager=session())
         result: Any = swarm(kit.task())
         texts = [str(node.result) for node in result.results.values()]
@@ -76,7 +89,7 @@ def drive(given: Any = None) -> kit.Shown:
     kept = main._interrupt_state  # the public result has gone with its process
     if given is None and kept.activated:
         return asked(kept.interrupts.values())
-    result = main(given if given is not None or main.messages else kit.task())
+    result = main(given if given is not None else "Continue." if main.messages else kit.task())
     if result.stop_reason == "interrupt":
         return asked(result.interrupts)
     return kit.Shown("answered", str(result).strip(), kit.text_of(main.messages))
