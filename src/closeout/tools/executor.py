@@ -258,7 +258,7 @@ class CallExecutor:
         ]
         return [
             replace(plan, agent=agent, turn=turn, runs=True) if _is_to_run(plan, allow_duplicates) else plan
-            for plan in _marking_same(plans)
+            for plan in _mark_repeats(plans)
         ]
 
     def _plan(self, call: ToolCall, agent: str, handle: str) -> PlannedCall:
@@ -736,7 +736,7 @@ def _is_to_run(plan: PlannedCall, allow_duplicates: bool) -> bool:
     return not plan.seen_before or (allow_duplicates and may_repeat)
 
 
-def _marking_same(plans: Sequence[PlannedCall]) -> list[PlannedCall]:
+def _mark_repeats(plans: Sequence[PlannedCall]) -> list[PlannedCall]:
     """The plans of one reply, in which a call that occurs twice runs once."""
     if len(plans) == 1:
         return list(plans)

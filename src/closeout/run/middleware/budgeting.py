@@ -16,7 +16,7 @@ __all__ = ["BudgetMiddleware"]
 
 
 class BudgetMiddleware(Middleware):
-    """Reservations each request at its largest cost, and settles it after."""
+    """Reserves each request at its largest cost, and settles it after."""
 
     def __init__(self, reservations: Reservations) -> None:
         self._reservations = reservations
