@@ -54,7 +54,11 @@ class Server:
             self.known.notify_all()
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        body = json.loads(handler.rfile.read(int(handler.headers.get("Content-Length") or 0)) or b"{}")
+        length = int(handler.headers.get("Content-Length") or 0)
+        data = handler.rfile.read(length)
+        if len(data) < length:  # who asks was killed amid the request
+            raise CutOff
+        body = json.loads(data or b"{}")
         _, case, role, *rest = handler.path.split("/")
         place = f"{case}/{role}"
         with self.known:
