@@ -76,7 +76,8 @@ async def of_prompts(points: tuple[int, ...]) -> str:
         with served(length - 1, by="question") as url, tempfile.TemporaryDirectory() as home:
             agent = agent_for(url, Path(home), length)
             async with aiohttp.ClientSession() as session:
-                await agent_turns(agent_for(url, Path(home), length), f"{QUESTION} (warm)") if length < 200 else None
+                if length == points[0]:
+                    await agent_turns(agent, f"{QUESTION} (warm)")
                 base = resident()
                 bare, _ = await at_once(1, length, partial(bare_run, session, url, "k"), "bare")
                 own, _ = await at_once(1, length, partial(agent_turns, agent), "agent")

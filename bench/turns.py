@@ -185,20 +185,22 @@ def short_runs(quick: bool) -> None:
     )
 
 
-async def calls_of(run: Callable[[str], Awaitable[int]], name: str) -> float:
+async def profiled(run: Callable[[str], Awaitable[int]], name: str) -> Any:
+    """Return the `pstats.Stats` of a second run: the first one warms up."""
     await run(f"{QUESTION} ({name} warms up)")
     profile = cProfile.Profile()
     profile.enable()
     await run(f"{QUESTION} ({name})")
     profile.disable()
-    return float(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+    return pstats.Stats(profile)
 
 
 async def calls_of_both(length: int, url: str, home: Path, with_tool: Any) -> tuple[float, float]:
     """Function calls of the bare loop and of the agent."""
     async with aiohttp.ClientSession() as session:
-        bare = await calls_of(partial(bare_run, session, url, "k"), "bare")
-        return bare, await calls_of(partial(agent_turns, agent_for(url, home, length, with_tool)), "agent")
+        bare = await profiled(partial(bare_run, session, url, "k"), "bare")
+        agent = await profiled(partial(agent_turns, agent_for(url, home, length, with_tool)), "agent")
+        return bare.total_calls, agent.total_calls
 
 
 def count_calls() -> None:
@@ -235,22 +237,13 @@ def room_of(place: tuple[str, int, str]) -> str:
     return "other libraries"
 
 
-async def profiled(url: str, home: Path, with_tool: Any, length: int) -> pstats.Stats:
-    agent = agent_for(url, home, length, with_tool)
-    await agent_turns(agent, f"{QUESTION} (warm)")
-    profile = cProfile.Profile()
-    profile.enable()
-    await agent_turns(agent, f"{QUESTION} (profiled)")
-    profile.disable()
-    return pstats.Stats(profile)
-
-
 def by_room(length: int = 400) -> None:
     """Print what each room of the house takes of a turn. Built-in functions count where they are called."""
     shares: dict[str, dict[str, float]] = defaultdict(dict)
     for kind, with_tool in TOOLS.items():
         with served(length - 1, by="question") as url, tempfile.TemporaryDirectory() as home:
-            stats = asyncio.run(profiled(url, Path(home), with_tool, length)).stats  # type: ignore[attr-defined]
+            run = partial(agent_turns, agent_for(url, Path(home), length, with_tool))
+            stats = asyncio.run(profiled(run, kind)).stats
         seconds: Counter[str] = Counter()
         for place, (_, _, own, _, callers) in stats.items():
             if "poll" in place[2]:  # waiting

@@ -56,7 +56,7 @@ class Server:
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         length = int(handler.headers.get("Content-Length") or 0)
         data = handler.rfile.read(length)
-        if len(data) < length:  # who asks was killed amid the request
+        if len(data) < length:  # the sender was killed amid the request
             raise CutOff
         body = json.loads(data or b"{}")
         _, case, role, *rest = handler.path.split("/")

@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
 LENGTHS = (10, 50, 200)
 QUESTION = "What is behind the last key?"
 Run = Callable[[str], Awaitable[None]]
@@ -44,7 +45,6 @@ def lookup(key: str) -> str:
 async def bare(url: str, _: int) -> tuple[Run, str]:
     import aiohttp
 
-    sys.path.insert(0, str(HERE.parent))
     from _bare import bare_run
 
     async def run(question: str) -> None:
@@ -157,20 +157,13 @@ async def measured(name: str, url: str, turns: int) -> tuple[float, str]:
 
 def in_environment(name: str, environment: str | None, environments: Path, turns: int) -> tuple[float, str]:
     """Measure in a process of the framework's own Python, with a server of its own."""
+    from _bare import served  # the frameworks' own environments do not have what it imports
+
     python = sys.executable if environment is None else str(environments / environment / "bin" / "python")
-    server = [sys.executable, "-m", "closeout.testing.serve", "--calls", str(turns - 1), "--tool", "lookup"]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen([*server, "--by", "question"], stdout=subprocess.PIPE, text=True) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            url = process.stdout.readline().strip()
-            command = [python, __file__, "--one", name, url, str(turns)]
-            env = {**os.environ, "PEERS_FOLDER": folder, "CLOSEOUT_HOME": folder}
-            out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
-        finally:
-            process.terminate()
+    with served(turns - 1, by="question") as url, tempfile.TemporaryDirectory() as folder:
+        command = [python, __file__, "--one", name, url, str(turns)]
+        env = {**os.environ, "PEERS_FOLDER": folder, "CLOSEOUT_HOME": folder}
+        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
     ms, versions = json.loads(out.splitlines()[-1])
     return ms, versions
 

@@ -84,8 +84,9 @@ def drive(saver: Any, given: Any) -> kit.Shown:
     streamed = ""
     if kit.scenario() == "stream":
         for chunk, _ in desk.stream(given, config, stream_mode="messages", durability="sync"):
-            streamed += chunk.text if chunk.type.startswith("AIMessage") else ""
-            kit.watch(chunk.text if chunk.type.startswith("AIMessage") else "")
+            said = chunk.text if chunk.type.startswith("AIMessage") else ""
+            streamed += said
+            kit.watch(said)
     else:
         desk.invoke(given, config, durability="sync")
     state = desk.get_state(config)

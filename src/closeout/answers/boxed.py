@@ -280,7 +280,7 @@ def _pieces(text: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _cut(braces: bytes) -> Iterator[tuple[int, bytes]]:
-    """Return the brace positions inside the window, in the same form."""
+    """Return the braces in chunks, each with its offset."""
     return ((offset, braces[offset : offset + _CHUNK]) for offset in range(0, len(braces), _CHUNK))
 
 

@@ -115,7 +115,8 @@ class SqliteJournal:
                             self._insert_bodies(item for item in bodies.items() if item[0] not in self._known)
                         starts = accumulate((len(body) for _, body, _ in rows), initial=1)
                         places = [
-                            (row[0], start, len(row[1]), row[2]) for row, start in zip(rows, starts, strict=False)
+                            (place, start, len(body), crc)
+                            for (place, body, crc), start in zip(rows, starts, strict=False)
                         ]
                         whole = b"".join(body for _, body, _ in rows)
                         db.execute(insert.replace("VALUES (?,?,?)", _ROWS), (whole, to_json(places).decode()))
