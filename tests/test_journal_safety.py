@@ -29,6 +29,7 @@ from closeout.journal.locks import LOCKS_NAME, RunLocks
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.run_journal import Journal
 from closeout.journal.store import Row, Store, close_stores, open_store
+from closeout.journal.text_search import SearchIndex
 from closeout.testing import RequestView, ScriptedClient, answer, call
 
 DATA = Path(__file__).parent / "data" / "journals"
@@ -309,6 +310,51 @@ async def test_a_write_lock_of_another_process_does_not_stop_the_event_loop(home
     rows = list(open_store(home).rows("blocked"))
     assert [row.seq for row in rows] == list(range(len(rows)))
     assert isinstance(rows[-1].event, ev.RunEnded)
+
+
+STOPPED_WHILE_IT_RECOVERED = """
+import fcntl, sqlite3, sys
+held = []
+for path in sys.argv[1:]:
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("SELECT * FROM sqlite_master").fetchall()
+    index = open(path + "-shm", "r+b")
+    index.write(bytes(136))  # its header, which tells the next reader to recover the log
+    index.flush()
+    fcntl.lockf(index, fcntl.LOCK_EX, 1, 120)  # SQLite's WAL_WRITE_LOCK, which recovering takes
+    held += [db, index]
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow  # SQLite tries for ten seconds
+@pytest.mark.skipif(os.name == "nt", reason="the locks are POSIX locks")
+def test_a_process_that_is_stopped_while_it_recovers_has_locked_the_file_and_not_damaged_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("closeout.journal.database._OPEN_SECONDS", 0.0)
+    store = open_store(home)
+    with SearchIndex(store) as index:
+        index.update()
+    journal, cache = home / "journal.sqlite3", home / "search.sqlite3"
+    close_stores()
+    before = cache.stat().st_ino
+    command = [sys.executable, "-c", STOPPED_WHILE_IT_RECOVERED, str(journal), str(cache)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with ThreadPoolExecutor() as threads:
+            opened = threads.submit(connect, journal)
+            searched = threads.submit(SearchIndex, store)
+            with pytest.raises(JournalLocked, match="locked by another process"):
+                opened.result()
+            with pytest.raises(JournalError, match="is locked by another process"):
+                searched.result()
+        other.kill()
+    assert cache.stat().st_ino == before, "a locked index was deleted"
+    with closing(connect(journal)), SearchIndex(open_store(home)) as index:
+        assert index.update().runs == 0
 
 
 # ------------------------------------------------------------------------------------------------ the clock

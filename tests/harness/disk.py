@@ -262,10 +262,12 @@ def kill_chain(
             time.sleep(0.001)
         time.sleep(chance.uniform(0.0, 0.02))
         with suppress(ProcessLookupError):
-            if look is not None:
-                os.kill(pid, signal.SIGSTOP)  # alive and holding its locks, however long the bystander takes
-                look(folder)
-            os.kill(pid, signal.SIGKILL)
+            try:
+                if look is not None:
+                    os.kill(pid, signal.SIGSTOP)  # alive and holding its locks, however long the bystander takes
+                    look(folder)
+            finally:
+                os.kill(pid, signal.SIGKILL)  # a stopped one would hold up whatever uses these workers next
         hits += workers.finish()["status"].startswith("killed")
         end_leases(folder)
     return hits, problems(folder, workers.run(folder))

@@ -21,6 +21,7 @@ __all__ = [
     "connect",
     "empty_log",
     "explained",
+    "is_locked",
     "journal_error",
     "make_folder",
     "open_file",
@@ -207,7 +208,7 @@ def _wait_while_locked(act: Callable[[], None]) -> None:
         try:
             return act()
         except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > give_up:
+            if not is_locked(error) or time.monotonic() > give_up:
                 raise
         time.sleep(0.01)
 
@@ -313,7 +314,7 @@ def journal_error(error: sqlite3.Error, path: Path) -> JournalError:
             f"The system reported an I/O error for {path} ({text}). Check the disk, its quota and the limit on file "
             "sizes first; `closeout doctor --check` examines the journal."
         )
-    if "locked" in text or "busy" in text:
+    if is_locked(error):
         return JournalLocked(
             f"{path} has been locked by another process for {LOCK_SECONDS:.0f} seconds. Try again later."
         )
@@ -325,6 +326,12 @@ def journal_error(error: sqlite3.Error, path: Path) -> JournalError:
     if "readonly" in text or "unable to open" in text:
         return JournalError(f"Cannot write {path} ({text}). Set CLOSEOUT_HOME to a folder you own.")
     return JournalError(f"The journal {path} failed: {text}.")
+
+
+def is_locked(error: sqlite3.Error) -> bool:
+    """Whether another process holds a lock: SQLITE_PROTOCOL if it was stopped while it recovered the log."""
+    codes = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in codes
 
 
 def _is_full(path: Path) -> bool:

@@ -26,7 +26,7 @@ from closeout.codec import value_or_text
 from closeout.errors import JournalError, RunNotFound
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.database import FILE_NAME as JOURNAL_NAME
-from closeout.journal.database import open_file, set_modes, transaction
+from closeout.journal.database import is_locked, open_file, set_modes, transaction
 from closeout.journal.events import (
     AgentEnded,
     AgentStarted,
@@ -124,8 +124,8 @@ class SearchIndex:
         try:
             self._open()
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
-                raise JournalError(f"{self._path} is locked by another process. Try again later.") from error
+            if is_locked(error):
+                raise self._failed(error) from error
             if lacks_fts5(error):
                 raise JournalError("This Python's SQLite has no FTS5, which full-text search needs.") from error
             # A damaged cache is made again.
@@ -321,6 +321,8 @@ class SearchIndex:
         return RunHit(run=run, seq=seq, kind="note", agent="main", excerpt="")
 
     def _failed(self, error: sqlite3.Error) -> JournalError:
+        if is_locked(error):
+            return JournalError(f"{self._path} is locked by another process. Try again later.")
         return JournalError(f"The search index {self._path} failed ({error}). Delete the file: it is made again.")
 
 

@@ -254,13 +254,10 @@ class ReactReader:
         reading = self._summary.reading(reply, self._tools)
         if reply.tool_calls and not reading.calls and not any(defect.refuses for defect in reading.defects):
             return _native_instead(reading, reply)
-        if not reply.finished and reply.finish_reason not in ("length", "context_full") and _is_cut(reading):
+        cut = bool(reading.defects) and reading.defects[0].code == "truncated"
+        if cut and not reply.finished and reply.finish_reason not in ("length", "context_full"):
             return replace(reading, defects=(unfinished(reply),))
         return reading
-
-
-def _is_cut(reading: Reading) -> bool:
-    return bool(reading.defects) and reading.defects[0].code == "truncated"
 
 
 _SHOWN_AS: dict[str, Literal["reasoning", "tool_name", "tool_arguments", "answer"]] = {

@@ -252,7 +252,7 @@ class _Normaliser:
         foreign = _foreign(value)
         if foreign is not None:
             return self.convert(lambda _: foreign(), value, depth)
-        if isinstance(value, Mapping) or _is_listing(value):
+        if isinstance(value, (Mapping, list, tuple, deque, range, KeysView, ValuesView, ItemsView)):
             return self.container(value, depth)
         return self.refuse(f"no JSON value for {type(value).__name__}", _short_repr(value))
 
@@ -413,7 +413,3 @@ def _pandas(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     return None if name in ("NAType", "NaTType") else str(value)
-
-
-def _is_listing(value: Any) -> bool:
-    return isinstance(value, (list, tuple, deque, range, KeysView, ValuesView, ItemsView))

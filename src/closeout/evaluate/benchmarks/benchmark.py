@@ -15,10 +15,6 @@ __all__ = ["DATA", "Benchmark"]
 DATA = Path(__file__).parent / "data"
 
 
-def _no_tools(_: EvalTask) -> Sequence[Any]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
     """A benchmark.
@@ -37,6 +33,6 @@ class Benchmark:
     tasks: Callable[[], list[EvalTask]]
     scorer: ScorerSource
     judge: str = ""
-    tools: Callable[[EvalTask], Sequence[Any]] | None = _no_tools
+    tools: Callable[[EvalTask], Sequence[Any]] | None = lambda _: ()
     instructions: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
