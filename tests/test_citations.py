@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -215,13 +216,15 @@ def test_a_report_with_a_wrong_quote_is_asked_for_again_with_the_nearest_passage
 
 
 def test_what_stays_unsupported_is_refused_or_marked() -> None:
-    def agent(then: str) -> Agent:
+    def agent(check: Any) -> Agent:
         script = [call("read", page="canal"), *[say('It is long [r1: "It is long"].')] * 4]
-        return Agent(ScriptedClient(script), [read], check=Check(cited(), times=1, then=then))  # type: ignore[arg-type]
+        return Agent(ScriptedClient(script), [read], check=check)
 
-    assert agent("unanswered").run_sync("Long?").status == "unanswered"
-    kept = agent("accept").run_sync("Long?")
-    assert [bool(citation.problem) for citation in kept.citations] == [True]
+    assert agent(Check(cited(), times=1, then="unanswered")).run_sync("Long?").status == "unanswered"
+    for check, replies in ((Check(cited(), times=1, then="accept"), 2), (cited(), 3)):
+        marked = agent(check).run_sync("Long?")
+        assert (marked.status, marked.usage.requests) == ("answered", 1 + replies)
+        assert [bool(citation.problem) for citation in marked.citations] == [True]
 
 
 def test_a_quote_of_the_question_of_an_error_or_of_another_run_does_not_count() -> None:

@@ -321,6 +321,8 @@ def test_the_lanes_of_a_comparison_lie_side_by_side(viewer: Viewer, home: Path) 
     page = viewer.open()
     page.wait_for_selector(".run-row")
     assert page.locator(".run-row").count() == 1, "lanes are not among the runs"
+    page.fill("input[type=search] >> nth=0", "kostet")
+    page.wait_for_selector(".run-row >> nth=1")
     page.goto(viewer.address + case.page)
     page.wait_for_selector("text=The first difference is at step 1 of 5.")
     assert texts(page, ".lane-name") == ["Recorded run", "Baseline", "Candidate"]

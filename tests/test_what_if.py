@@ -294,6 +294,8 @@ async def test_a_lane_that_was_paid_for_is_a_run_until_the_same_comparison_is_ma
     done = await compare()
     assert (done.paid, kept()) == (6, ["answered"] * 6), "the lane of the comparison before is gone"
     assert [run.run_id for run in RunFilter().select(store)] == ["r2", "r1", "r0"]
+    for wanted in (RunFilter(status="answered"), RunFilter(text="5")):
+        assert len([*wanted.select(store)]) == 9, "a filter finds lanes too"
     with pytest.raises(ResumeRefused, match="kept by a what-if comparison"):
         await agent("Be quick.").resume(done.cases[0].now.run_id, on_change="take")
     paid = {total.group["agent"]: total.usage.requests for total in usage_totals(tmp_path, by=["agent"])}
