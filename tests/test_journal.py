@@ -27,7 +27,7 @@ from closeout.journal import events as ev
 from closeout.journal.locks import RunLocks
 from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import new_run_id
-from closeout.journal.store import BODY_LIMIT, Store, open_store
+from closeout.journal.store import BODY_LIMIT, COMMIT_SECONDS, Store, open_store
 from closeout.journal.totals import RunTotals
 from closeout.messages import ModelReply, ToolCall, Usage
 from journal_file import store_events, stored_events
@@ -290,6 +290,24 @@ def test_many_runs_are_written_in_one_commit_each_as_it_is(home: Path, *, again:
     for number, journal in enumerate(journals):
         record = store.read(journal.run_id)
         assert (record.problems, record.rows[1].event) == ((), replied(number, "é🚀\0" * number))
+
+
+@pytest.mark.parametrize(("late", "hangs"), [(60.0, False), (0.2, True), (0.0, True)])
+async def test_a_busy_loop_lets_the_writing_thread_catch_up_unless_the_disk_hangs(
+    home: Path, monkeypatch: pytest.MonkeyPatch, late: float, *, hangs: bool
+) -> None:
+    store, disk, loop = open_store(home), threading.Event(), asyncio.get_running_loop()
+    journal, now = Journal.start(store, started()), loop.time
+    waiting = store.submit(disk.wait, 60) if hangs else store.submit(time.sleep, 0.05)
+    store.put(journal._number, 1, time.time(), replied(0))
+    store.commit_soon()
+    monkeypatch.setattr(loop, "time", lambda: now() + COMMIT_SECONDS + late)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert waiting.done() == (not hangs)
+    disk.set()
+    store.flush()
+    assert types_on_disk(store) == ["RunStarted", "ModelReplied"]
 
 
 async def test_a_run_that_is_alone_does_not_wait_for_others_to_commit_with_it(home: Path) -> None:
