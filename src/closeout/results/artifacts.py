@@ -204,15 +204,15 @@ def _lines(value: Any, path: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, dict):
         for key, item in value.items():
             name = key if key.isidentifier() else f"[{compact_json(key)}]"
-            yield from _leaves(item, f"{path}.{name}" if path and name == key else f"{path}{name}", key)
+            yield from _leaves(item, f"{path}.{name}" if path and name == key else f"{path}{name}")
     elif isinstance(value, list):
         for place, item in enumerate(value):
-            yield from _leaves(item, f"{path}[{place}]", "")
+            yield from _leaves(item, f"{path}[{place}]")
     else:
         yield path, compact_json(value)
 
 
-def _leaves(value: Any, path: str, key: str) -> Iterator[tuple[str, str]]:
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, (dict, list)) or (isinstance(value, str) and "\n" in value):
         yield from _lines(value, path)
     else:

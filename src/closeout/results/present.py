@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Any
 
+from closeout.codec import value_or_text
 from closeout.errors import UsageError
 from closeout.messages import ToolPolicy
 from closeout.records import record
@@ -299,12 +299,8 @@ def _key_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 def _parsed(value: Any) -> Any:
     """A string that is a JSON object or list as that; anything else as it is."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
-        return value
-    try:
-        return normalise(json.loads(value))
-    except (ValueError, RecursionError):
-        return value
+    is_json = isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
+    return normalise(value_or_text(value)) if is_json else value
 
 
 def _binary(text: str) -> bytes | None:

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, Field, field_serializer
 
+from closeout import codec
 from closeout.messages import ToolPolicy
 from closeout.results.encoding import Encoding
 from closeout.results.escape import escape_markers
@@ -108,7 +109,7 @@ class ToolOutput(BaseModel):
 
     @field_serializer("result", "state_update", when_used="json")
     def _as_json_value(self, value: Any) -> Any:
-        return _writable(normalise(value))
+        return codec.without_surrogates(normalise(value))
 
     @field_serializer("summary", "observation", when_used="json")
     def _as_text(self, value: str) -> str:
@@ -298,15 +299,6 @@ def _detailed(output: ToolOutput, tokens: int = 0) -> str:
         f"Result: {escape_markers(result)}\n\n"
         f"Metadata: {escape_markers(str(metadata))}\n"
     )
-
-
-def _writable(value: Any) -> Any:
-    """The value without lone surrogates, which no UTF-8 encoder takes; each becomes U+FFFD."""
-    if isinstance(value, str):
-        return without_surrogates(value)
-    if isinstance(value, dict):
-        return {_writable(key): _writable(item) for key, item in value.items()}
-    return [_writable(item) for item in value] if isinstance(value, list) else value
 
 
 def present_output(
