@@ -34,6 +34,7 @@ __all__ = [
     "json_text",
     "map_texts",
     "normalise",
+    "texts_in",
     "without_surrogates",
 ]
 
@@ -157,6 +158,19 @@ def map_texts(value: Any, change: Callable[[str], Any]) -> Any:
     if type(value) is dict:
         return {key: map_texts(item, change) for key, item in value.items()}
     return [map_texts(item, change) for item in value] if type(value) is list else value
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield every string in a value, the keys of mappings too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from texts_in(key)
+            yield from texts_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts_in(item)
 
 
 def normalise(value: Any, *, strict: bool = False) -> Any:

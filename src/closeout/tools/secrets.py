@@ -22,6 +22,7 @@ from closeout.errors import ConfigError, ToolError, UsageError
 from closeout.messages import ToolSpec
 from closeout.overrides import returned
 from closeout.redaction import SHORTEST
+from closeout.results.normal import texts_in
 from closeout.tools.run_context import RunContext
 
 __all__ = ["NO_SECRETS", "Secret", "SecretRefused", "Secrets"]
@@ -122,7 +123,7 @@ class Secret:
             return f"{spec.name} may not have secret:{self.name}. These may: {', '.join(self.tools)}."
         if not self.hosts:
             return ""
-        addresses = [each for text in _texts(arguments) for each in _addresses(text)]
+        addresses = [each for text in texts_in(arguments) for each in _addresses(text)]
         if wrong := next((each for each in addresses if not self._is_on_host(each)), None):
             return f"secret:{self.name} may be sent to {', '.join(self.hosts)} only, not to {wrong!r:.120}."
         if not addresses:
@@ -231,7 +232,7 @@ class Secrets:
         Raises:
             SecretRefused: The tool, or the address that is called, may not have one of them.
         """
-        named = {name for text in _texts(arguments) for name in _MARK.findall(text) if name in self._by_name}
+        named = {name for text in texts_in(arguments) for name in _MARK.findall(text) if name in self._by_name}
         values: dict[str, str] = {}
         for name in sorted(named):
             secret = self._by_name[name]
@@ -354,19 +355,6 @@ def _spelled(character: str) -> str:
 
 _ALSO = {" ": "[+_]"} | dict.fromkeys("'\"", r"['\"\\]{2,5}")  # quotes are doubled, or between two quoted parts
 _ESCAPED = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in arguments, the names of fields too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(key)
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
 
 
 def _addresses(text: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +29,7 @@ from closeout.errors import ToolError, UsageError
 from closeout.messages import ToolPolicy, ToolSpec
 from closeout.redaction import redact
 from closeout.results.escape import escape_markers
+from closeout.results.normal import texts_in
 from closeout.tools.call_records import MAX_EXTENSION, Progress, extensible_timeout
 from closeout.tools.mcp.mcp_answers import CallAnswers, roots_of
 from closeout.tools.mcp.mcp_config import McpServerConfig
@@ -176,7 +177,7 @@ class McpServer:
     async def open(self) -> ServerOffer:
         """Start the server if it does not run, and return its tools. Raises `McpServerFailed`."""
         session = await self._live()
-        return _offer(self.config, session.tools, is_cut=session.is_cut, refused=session.refused)
+        return _offer(session)
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], policy: ToolPolicy, progress: Progress | None = None
@@ -284,7 +285,7 @@ class McpServer:
 
     def _changed(self, session: _ServerSession) -> None:
         if self._on_change is not None:
-            self._on_change(_offer(self.config, session.tools, is_cut=session.is_cut, refused=session.refused))
+            self._on_change(_offer(session))
 
 
 @dataclass(slots=True)
@@ -356,7 +357,7 @@ class _ServerSession:
             await self.close()
             raise McpServerFailed(
                 f"MCP server {self.config.name!r} ({self.config.address}) was not ready within "
-                f"{self.config.start_timeout:g} s.{self._errors.oddness()}{self._errors.quoted()} A longer "
+                f"{self.config.start_timeout:g} s.{self._errors.odd}{self._errors.quoted()} A longer "
                 "start_timeout can be given."
             ) from None
         except asyncio.CancelledError:
@@ -449,7 +450,7 @@ class _ServerSession:
                 if has_progressed and timeout is not None:
                     within += f" of its last report of progress, or {timeout * MAX_EXTENSION:g} s in all"
                 about = f"{name} did not answer within {within} (MCP server {self.config.name!r})."
-                raise CallUnsure(f"{about}{self._errors.oddness()}") from None
+                raise CallUnsure(f"{about}{self._errors.odd}") from None
             # a result that breaks the protocol or its own schema
             raise CallUnsure(f"{name} gave a result that cannot be used: {first_error(error)}.") from None
         finally:
@@ -660,7 +661,7 @@ class _ServerSession:
     async def _note_message(self, message: Any) -> None:
         """Note that the server's tools have changed, or that it sent what is not a message."""
         if isinstance(message, Exception):
-            self._errors.odd = "It sends what is not a message of the protocol."
+            self._errors.odd = " It sends what is not a message of the protocol."
             if self._client is not None:
                 end_request(self._client.session, message)
         if type(message).__name__ == "ToolListChangedNotification":
@@ -850,7 +851,7 @@ class _ErrorTail:
         self.forgotten = False  # the last answer over HTTP refused a message of the session
         self.has_session = False
         self.post_status: int | None = None  # that of the last message, if the server refused it
-        self.odd = ""  # a sentence about what it sends instead of messages
+        self.odd = ""  # what it sends instead of messages, as a sentence that starts with a blank
         self.login: MissingLogin | None = None  # the library may not pass it on
         self.refused: list[_Sent] = []  # calls that a server refused for want of a login
 
@@ -880,10 +881,6 @@ class _ErrorTail:
         except Exception:  # the answer broke off
             body = ""
         self.forgotten = self.forgotten or not _UNDERSTOOD.search(body)
-
-    def oddness(self) -> str:
-        """Return what the server sends instead of messages, as a sentence that starts with a blank, or ""."""
-        return f" {self.odd}" if self.odd else ""
 
     def open(self) -> TextIO:
         """Return the file that the process writes its errors to."""
@@ -920,12 +917,13 @@ class _ErrorTail:
 # ------------------------------------------------------------------------------------------------ tools
 
 
-def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool, refused: Sequence[str] = ()) -> ServerOffer:
-    """The tools that can be offered, and why each of the others cannot."""
+def _offer(session: _ServerSession) -> ServerOffer:
+    """The tools of a session that can be offered, and why each of the others cannot."""
+    config, tools = session.config, session.tools
     about = f"MCP server {config.name!r}"
     offered: dict[str, ToolSpec] = {}
-    problems = [f"{about}: {problem}; not offered." for problem in refused]
-    if is_cut:
+    problems = [f"{about}: {problem}; not offered." for problem in session.refused]
+    if session.is_cut:
         problems.append(f"{about} has more than {MAX_TOOLS:,} tools; only the first {MAX_TOOLS:,} are offered.")
     again = Counter(tool.name for tool in tools)
     for tool in tools:
@@ -1009,7 +1007,7 @@ def _escaped(schema: Any) -> Any:
 
 def _as_named(arguments: Any, schema: Any) -> Any:
     """The arguments of a call with the names and values of the server's own schema, which the model saw escaped."""
-    originals = {escape_markers(text): text for text in _schema_texts(schema)}
+    originals = {escape_markers(text): text for text in texts_in(schema)}
 
     def named(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -1019,18 +1017,6 @@ def _as_named(arguments: Any, schema: Any) -> Any:
         return originals.get(value, value) if isinstance(value, str) else value
 
     return named(arguments)
-
-
-def _schema_texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from value
-        for each in value.values():
-            yield from _schema_texts(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _schema_texts(each)
 
 
 def _policy(tool: McpTool) -> ToolPolicy:

@@ -97,7 +97,7 @@ async def revoke_login(config: McpServerConfig) -> str:
         Why they may still be valid; empty if they are not.
     """
     provider = _KeptLogin(config, config.auth or McpAuth()).for_server(config, _nobody)
-    await provider.load()
+    await provider._initialize()
     context = provider.context
     metadata, tokens, client = context.oauth_metadata, context.current_tokens, context.client_info
     if metadata is None or metadata.revocation_endpoint is None:
@@ -237,9 +237,7 @@ class _KeptLogin(_Provider):
 
     def __init__(self, config: McpServerConfig, auth: McpAuth) -> None:
         metadata = OAuthClientMetadata(
-            client_name="Closeout",
-            redirect_uris=[AnyUrl(auth.callback)],
-            scope=" ".join(auth.scopes) or None,
+            client_name="Closeout", redirect_uris=[AnyUrl(auth.callback)], scope=" ".join(auth.scopes) or None
         )
         super().__init__(
             config.url, metadata, self, self._show_page, self._page_left, client_metadata_url=auth.client_metadata_url
@@ -247,10 +245,6 @@ class _KeptLogin(_Provider):
         self._auth = auth
         self._is_new = auth.is_new  # nothing is read until the login is complete
         self._page = ""  # the authorization server's page
-
-    async def load(self) -> None:
-        """Read the login."""
-        await self._initialize()
 
     # -------------------------------------------------------------------------------------------- the requests
 
@@ -291,6 +285,7 @@ class _KeptLogin(_Provider):
         return True
 
     async def _initialize(self) -> None:
+        """Read the login."""
         login = {} if self._is_new else read_login(self._config.url) or {}
         context = self.context
         context.current_tokens = _model(OAuthToken, login.get("tokens"))
