@@ -14,20 +14,9 @@ __all__ = ["as_data", "break_markers", "escape_markers"]
 # Words that open a section in the text dialects, at the start of a line, any case (the ReAct prompts and their usual
 # translations). Mid-line they are plain words to every parser and stay untouched.
 _WORDS = (
-    "observation",
-    "action",
-    "thought",
-    "answer",
-    "question",
-    "message from the user",
-    "观察",
-    "行动",
-    "动作",
-    "思考",
-    "答案",
-    "问题",
-    "工具",
-)
+    "observation", "action", "thought", "answer", "question", "message from the user",
+    "观察", "行动", "动作", "思考", "答案", "问题", "工具",
+)  # fmt: skip
 # The word may follow anything that parsers skip: blanks, a BOM, list and heading signs, numbers. All quantifiers are
 # possessive or bounded, so that no text makes the search more than linear.
 _OPENING = (

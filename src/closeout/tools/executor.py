@@ -28,15 +28,8 @@ from closeout.results.present import Presented, ShownText, present
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter
 from closeout.results.tokens import count_tokens
-from closeout.results.tool_output import ToolOutput, observation_of, present_output
-from closeout.tools.call_records import (
-    CallMemory,
-    CallOutcome,
-    EarlierCall,
-    Status,
-    cache_name,
-    query_key,
-)
+from closeout.results.tool_output import ToolOutput, ToolTelemetry, observation_of, present_output
+from closeout.tools.call_records import CallMemory, CallOutcome, EarlierCall, Status, cache_name, query_key
 from closeout.tools.judge import Judgement, judge, names_unknown_tool, says_tool_failed, shorten_text
 from closeout.tools.manager import LOCAL
 from closeout.tools.running import (
@@ -410,12 +403,7 @@ class CallExecutor:
         self, plan: PlannedCall, made: EarlierCall, agent: str, allow_duplicates: bool
     ) -> CallOutcome:
         """The result of a call that an earlier attempt made, for one that has not seen it. It changes nothing again."""
-        meter = CallMeter()
-        meter.stop()
-        before = made.output.telemetry
-        telemetry = meter.telemetry(
-            before.tool_name, tool_version=before.tool_version, cache_hit=True, cache_key=plan.query
-        )
+        telemetry = _telemetry_of_reuse(plan, made.output)
         output = made.output.model_copy(
             update={"telemetry": telemetry, "state_update": None, "checkpoint": None, "files": ()}
         )
@@ -595,14 +583,7 @@ class CallExecutor:
 
     def _from_memory(self, plan: PlannedCall, earlier: CallOutcome, *, rollback: bool) -> CallOutcome:
         """An earlier outcome as the outcome of this call; its telemetry says that nothing ran."""
-        meter = CallMeter()
-        meter.stop()
-        telemetry = meter.telemetry(
-            earlier.output.telemetry.tool_name,
-            tool_version=earlier.output.telemetry.tool_version,
-            cache_hit=True,
-            cache_key=plan.query,
-        )
+        telemetry = _telemetry_of_reuse(plan, earlier.output)
         telemetry.count_tokens(len(plan.call.text or str(plan.call.arguments)) // CHARACTERS_A_TOKEN, earlier.tokens)
         return replace(
             earlier,
@@ -689,6 +670,13 @@ class CallExecutor:
         if self.output_formatter is None:
             return tool_result
         return self.output_formatter.format_tool_result_for_user(tool_result)
+
+
+def _telemetry_of_reuse(plan: PlannedCall, output: ToolOutput) -> ToolTelemetry:
+    """Return the telemetry of a call that gets an earlier output: nothing ran."""
+    meter, before = CallMeter(), output.telemetry
+    meter.stop()
+    return meter.telemetry(before.tool_name, tool_version=before.tool_version, cache_hit=True, cache_key=plan.query)
 
 
 def _state_problem(spec: ToolSpec, output: ToolOutput) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from closeout.tools.search_tools import make_search_tools
 from closeout.tools.shipped_policies import governed
 from closeout.tools.tool import Tool
 
-__all__ = ["LOCAL", "AnyTool", "ServerProblem", "ToolManager", "is_tool"]
+__all__ = ["LOCAL", "AnyTool", "ServerProblem", "ToolManager", "is_tool", "wire_name"]
 
 LOCAL = "local"  # the server name of local tools where one is asked for
 _NAME_LENGTH = 64  # Characters that every vendor's API accepts in a tool name.
@@ -106,6 +106,10 @@ class ToolManager:
             "always" or "never"; or a mapping from "server" or "server/tool" to one of these.
         mcp_lock: The lock file of `closeout mcp pin`. A server with a tool whose definition is not in it is not used.
         shares_policies: The names may be of other managers' tools; otherwise each must match something.
+
+    Attributes:
+        missing_logins: The required servers that did not start because a person must sign in to them first, by name.
+        unaccepted: The servers that are not used because of tools that differ from those of the lock file.
     """
 
     def __init__(
@@ -118,7 +122,7 @@ class ToolManager:
         mcp_lock: str | Path | None = None,
         shares_policies: bool = False,
     ) -> None:
-        self._shares_policies = shares_policies
+        self.shares_policies = shares_policies
         self._blacklist = {entry if isinstance(entry, str) else "/".join(entry) for entry in blacklist}
         self._approval = {"": approval} if isinstance(approval, str) else dict(approval)
         self._servers = tuple(
@@ -128,8 +132,8 @@ class ToolManager:
         self._offers: dict[str, tuple[ToolSpec, ...]] = {}  # server name → its tools, once it was reached
         self._problems: dict[str, tuple[str, ...]] = {}  # server name → what is not offered, and why
         self._missing: set[str] = set()  # names of required servers that did not start
-        self._unaccepted: set[str] = set()  # names of servers with tools that nobody has accepted
-        self._logins: dict[str, LoginNeeded] = {}  # required servers that a person must sign in to first
+        self.unaccepted: set[str] = set()
+        self.missing_logins: dict[str, LoginNeeded] = {}
         self._collisions: dict[str, tuple[str, ...]] = {}  # the same, for names that another tool has
         self._users: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._only: frozenset[str] | None = None  # names of the tools on offer, None: all
@@ -151,7 +155,7 @@ class ToolManager:
     def problems(self) -> tuple[ServerProblem, ...]:
         """Servers that could not be used, and tools that are not offered."""
         return tuple(
-            ServerProblem(server.name, message, fatal=server.name in self._missing or server.name in self._unaccepted)
+            ServerProblem(server.name, message, fatal=server.name in self._missing or server.name in self.unaccepted)
             for server in self._servers
             for message in (*self._problems.get(server.name, ()), *self._collisions.get(server.name, ()))
         )
@@ -167,16 +171,6 @@ class ToolManager:
         return None if self._pinned is None else self._pinned.path
 
     @property
-    def missing_logins(self) -> Mapping[str, LoginNeeded]:
-        """The required servers that did not start because a person must sign in to them first, by name."""
-        return self._logins
-
-    @property
-    def unaccepted(self) -> Set[str]:
-        """The servers that are not used because of tools that differ from those of the lock file."""
-        return self._unaccepted
-
-    @property
     def has_servers(self) -> bool:
         """True if tools of MCP servers are known only after `open`."""
         return bool(self._servers)
@@ -185,11 +179,6 @@ class ToolManager:
     def mcp_servers(self) -> tuple[McpServer, ...]:
         """The servers, which `open` starts."""
         return self._servers
-
-    @property
-    def shares_policies(self) -> bool:
-        """True if names in policies may be of other managers' tools."""
-        return self._shares_policies
 
     @property
     def local_tools(self) -> tuple[Any, ...]:
@@ -281,20 +270,20 @@ class ToolManager:
             offer = await server.open()
         except McpServerFailed as error:
             self._problems[server.name] = (str(error),)
-            self._logins.pop(server.name, None)
+            self.missing_logins.pop(server.name, None)
             if server.config.required:
                 self._missing.add(server.name)
                 if isinstance(error, LoginNeeded):
-                    self._logins[server.name] = error
+                    self.missing_logins[server.name] = error
             return None
         self._missing.discard(server.name)
-        self._logins.pop(server.name, None)
+        self.missing_logins.pop(server.name, None)
         changes = self._changed_since_pinned(server.name, offer)
         if changes:
             self._problems[server.name] = tuple(changes.values())
-            self._unaccepted.add(server.name)  # even if it is not required: a person must look at it
+            self.unaccepted.add(server.name)  # even if it is not required: a person must look at it
             return None
-        self._unaccepted.discard(server.name)
+        self.unaccepted.discard(server.name)
         self._listed_names.setdefault(server.name, {spec.name for spec in offer.tools})
         self._problems[server.name] = offer.problems
         return self._allowed(server.name, offer)
@@ -487,7 +476,7 @@ class ToolManager:
                 for name in names:
                     if name not in known.get(config.name, names):
                         raise _no_tool(f"{key} of the MCP server {config.name!r}", name, known[config.name])
-        if self._shares_policies:
+        if self.shares_policies:
             return
         servers = {server.name for server in self._servers}
         is_complete = servers <= known.keys()
@@ -516,7 +505,7 @@ class ToolManager:
     def _name_all(self) -> None:
         routes = dict(self._local)
         offered = [
-            (server, spec, _wire_name(server.config.rename.get(spec.name, spec.name)))
+            (server, spec, wire_name(server.config.rename.get(spec.name, spec.name)))
             for server in self._servers
             for spec in self._offers.get(server.name, ())
         ]
@@ -524,7 +513,7 @@ class ToolManager:
         collisions: dict[str, list[str]] = {}
         for server, spec, name in offered:
             if counts[name] > 1 or name in self._local:
-                name = _wire_name(f"{server.name}-{name}")
+                name = wire_name(f"{server.name}-{name}")
             if name in routes and routes[name].name != spec.name:  # two names that differ in what no API accepts
                 name = f"{name[: _NAME_LENGTH - 9]}-{hashlib.sha256(spec.name.encode()).hexdigest()[:8]}"
             if name in routes:
@@ -555,10 +544,9 @@ def _no_tool(setting: str, entry: str, names: Iterable[str]) -> UsageError:
     )
 
 
-def _wire_name(name: str) -> str:
-    """A name that every vendor's API accepts: letters, digits, _ and -, at most 64."""
-    clean = re.sub(r"[^A-Za-z0-9_-]", "_", name)
-    return clean if len(clean) <= _NAME_LENGTH else clean[:_NAME_LENGTH]
+def wire_name(name: str) -> str:
+    """Return a name that every vendor's API accepts: letters, digits, _ and -, at most 64."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:_NAME_LENGTH]
 
 
 def _place(tool: Any) -> str:

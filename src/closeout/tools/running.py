@@ -46,23 +46,16 @@ __all__ = [
 
 # Failures that would recur: the tool refused, or the program is wrong. All others may be temporary.
 _PERMANENT = (
-    ToolError,
-    UsageError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-)
+    ToolError, UsageError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError,
+)  # fmt: skip
 # Their text is enough; no traceback is recorded.
 _EXPECTED = (ToolError, UsageError, TimeoutError, asyncio.CancelledError)
 TRACEBACK_FRAMES = 20  # innermost ones that the record keeps
 _MAX_MESSAGE = 2_000  # characters of an exception's text that are kept
 _MAX_DELAY = 8.0  # seconds
 GRACE_SECONDS = 2.0  # Seconds that a cancelled call may take to clean up before the run continues without it.
-# The smallest limit of the large vendors; all of them scale a picture down to far less before the model sees it.
 MAY_HAVE_EFFECT = "It may or may not have taken effect; check before you make it again."
+# The smallest limit of the large vendors; all of them scale a picture down to far less before the model sees it.
 MAX_IMAGE_BYTES = 5_000_000
 
 logger = logging.getLogger("closeout.tools")

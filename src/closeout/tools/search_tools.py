@@ -17,15 +17,7 @@ from closeout.results.tokens import estimate_tokens
 from closeout.spelling import split_names
 from closeout.tools.tool import Tool
 
-__all__ = [
-    "CALL_TOOL",
-    "FIND_TOOLS",
-    "ToolIndex",
-    "as_written",
-    "definition_tokens",
-    "inner_call",
-    "make_search_tools",
-]
+__all__ = ["CALL_TOOL", "FIND_TOOLS", "ToolIndex", "as_written", "definition_tokens", "inner_call", "make_search_tools"]
 
 FIND_TOOLS, CALL_TOOL = "find_tools", "call_tool"
 FOUND = 5  # definitions in one result

@@ -12,7 +12,7 @@ from typing import Any
 
 from closeout.messages import ToolPolicy, ToolSpec
 
-__all__ = ["DEMO_SCRAPE_MAX_LENGTH", "SHIPPED_POLICIES", "governed", "shipped_policy"]
+__all__ = ["DEMO_SCRAPE_MAX_LENGTH", "SHIPPED_POLICIES", "governed"]
 
 DEMO_SCRAPE_MAX_LENGTH = 20_000  # characters of a scraped text in demonstrations, which leaves room for more turns
 
@@ -81,8 +81,3 @@ def _with_names_of(properties: Any, shipped: ToolPolicy) -> ToolPolicy:
         },
         defaults={own[name]: value for name, value in shipped.defaults.items() if name in own},
     )
-
-
-def shipped_policy(tool_name: str) -> ToolPolicy:
-    """Return the shipped policy for tools of a name, or the default policy."""
-    return SHIPPED_POLICIES.get(tool_name, _DEFAULT)

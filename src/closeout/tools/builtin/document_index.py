@@ -426,8 +426,7 @@ def _store(connection: sqlite3.Connection, path: Path, entry: tuple[str, int, in
         problem = str(error)
     title = title_of(text, path.stem)
     document = connection.execute(
-        "INSERT INTO documents (path, changed, size, title, problem) VALUES (?, ?, ?, ?, ?)",
-        (*entry, title, problem),
+        "INSERT INTO documents (path, changed, size, title, problem) VALUES (?, ?, ?, ?, ?)", (*entry, title, problem)
     ).lastrowid
     named = f"{title} {path.stem.replace('_', ' ')}"
     for passage in cut(text, table=path.suffix.lower() in TABLE_SUFFIXES):

@@ -298,12 +298,8 @@ def _import(module: str, path: Path, kind: str) -> Any:
         ) from None
 
 
-_MODULES = {
-    ".pdf": "pypdf",
-    ".docx": "docx",
-    ".xlsx": "openpyxl",
-    ".xlsm": "openpyxl",
-}  # libraries of the extra `documents`
+# Libraries of the extra `documents`.
+_MODULES = {".pdf": "pypdf", ".docx": "docx", ".xlsx": "openpyxl", ".xlsm": "openpyxl"}
 _READERS: dict[str, Callable[[Path], str]] = {
     ".txt": _read_plain, ".md": _read_plain, ".markdown": _read_plain, ".rst": _read_plain, ".json": _read_plain,
     ".jsonl": _read_plain, ".csv": _read_plain, ".tsv": _read_plain, ".html": _read_html, ".htm": _read_html,

@@ -50,16 +50,8 @@ VARIABLES = "variables"  # the file of a script's variables, in its home
 MAX_NOTE_BYTES = 4_000  # the longest report of the script's process on them
 _CHILD = Path(__file__).with_name("python_child.py")
 _KEPT_VARIABLES = (
-    "PATH",
-    "LANG",
-    "LC_ALL",
-    "SYSTEMROOT",
-    "SYSTEMDRIVE",
-    "WINDIR",
-    "COMSPEC",
-    "PATHEXT",
-    "LD_LIBRARY_PATH",
-)
+    "PATH", "LANG", "LC_ALL", "SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "LD_LIBRARY_PATH",
+)  # fmt: skip
 
 
 def python_tool(

@@ -110,7 +110,7 @@ def scrape_tool(reader: ReadsPages | None = None) -> Tool[..., Any]:
         if number > len(parts):
             plural = "s" * (len(parts) > 1)
             raise ToolError(f"{address} has {len(parts)} part{plural}; there is no part {number}.")
-        shown: dict[str, Any] = {"url": page.url, **({"title": page.title} if page.title else {})}
+        shown: dict[str, Any] = {**page.head}
         if len(parts) > 1:
             shown["part"] = f"{number} of {len(parts)}"
         shown["text"] = parts[number - 1]
@@ -207,7 +207,7 @@ def extract_tool(reader: ReadsPages | None = None, *, ask: Ask | None = None) ->
 
 async def _extracted(page: WebPage, wanted: str, ask: Ask) -> dict[str, Any]:
     """Ask the model about each part of a page, and return what it found."""
-    shown: dict[str, Any] = {"url": page.url, **({"title": page.title} if page.title else {})}
+    shown: dict[str, Any] = {**page.head}
     if judge({"text": page.text}, _IS_PAGE).ask_again:  # no text, a captcha, a login wall: nothing to ask about
         return {**shown, "text": page.text}
     parts = split_text(page.text, EXTRACT_TOKENS)

@@ -127,6 +127,11 @@ class WebPage:
     text: str
     links: tuple[Link, ...] = ()
 
+    @property
+    def head(self) -> dict[str, str]:
+        """The address, and the title if the page has one, as results show them."""
+        return {"url": self.url, "title": self.title} if self.title else {"url": self.url}
+
 
 class PageReader:
     """Downloads pages and reads their text.
@@ -221,7 +226,7 @@ def web_tool(
         text = page.text
         if len(text) > MAX_CHARACTERS:
             text = f"{text[:MAX_CHARACTERS]}\n… [cut: the whole text has {len(text):,} characters]"
-        return {"url": page.url, **({"title": page.title} if page.title else {}), "text": text}
+        return {**page.head, "text": text}
 
     return fetch
 

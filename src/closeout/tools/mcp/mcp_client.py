@@ -474,23 +474,19 @@ class _ServerSession:
     async def _sent(
         self, client: Client, name: str, sent: dict[str, Any], report: ProgressFnT, answers: CallAnswers | None
     ) -> CallToolResult:
-        if name in self._resource_tools:
-            return await call_resource_tool(client, name, sent)
-        if answers is None:
-            return await client.call_tool(name, sent, progress_callback=report)
-        return await self._answered(client, name, sent, report, answers)
-
-    async def _answered(
-        self, client: Client, name: str, sent: dict[str, Any], report: ProgressFnT, answers: CallAnswers
-    ) -> CallToolResult:
-        """Make a call whose server may ask."""
+        """Make a call, whose server may ask if there are `answers`."""
         from mcp import MCPError
         from mcp.types import HEADER_MISMATCH
 
+        if name in self._resource_tools:
+            return await call_resource_tool(client, name, sent)
+        call = partial(client.call_tool, name, sent, progress_callback=report)
+
         async def send(
-            responses: InputResponses | None = None, state: str | None = None
+            responses: InputResponses | None, state: str | None
         ) -> CallToolResult | InputRequiredResult | Result:
-            return await client.session.call_tool(
+            call_once = partial(
+                client.session.call_tool,
                 name,
                 sent,
                 progress_callback=report,
@@ -499,42 +495,32 @@ class _ServerSession:
                 allow_input_required=True,
                 allow_claimed=True,
             )
-
-        async def send_listed(
-            responses: InputResponses | None, state: str | None
-        ) -> CallToolResult | InputRequiredResult | Result:
             try:
-                return await send(responses, state)
+                return await call_once()
             except MCPError as error:
                 if error.code != HEADER_MISMATCH:
                     raise
             # The protocol's remedy: the tool's schema has changed.
             await all_pages(client.list_tools, "tools", MAX_TOOLS)
-            return await send(responses, state)
+            return await call_once()
 
+        if answers is None:
+            return await call()
         if _has_rounds(client):
-            return await answers.in_rounds(client.session, send_listed)
+            return await answers.in_rounds(client.session, send)
         try:
-            return await client.call_tool(name, sent, progress_callback=report)
+            return await call()
         except MCPError as error:
             if not await answers.opened(error):
                 raise
-        return await client.call_tool(name, sent, progress_callback=report)
+        return await call()
 
     async def _elicit(self, context: Any, params: Any) -> ElicitResult | ErrorData:
         """Answer a question that arrives as a request of its own."""
-        from mcp.types import INVALID_REQUEST, ErrorData
-
-        if self._answers is None:
-            return ErrorData(code=INVALID_REQUEST, message="No call is under way that could ask.")
-        return await self._answers.elicit(params)
+        return _no_call() if self._answers is None else await self._answers.elicit(params)
 
     async def _sample(self, context: Any, params: Any) -> CreateMessageResult | ErrorData:
-        from mcp.types import INVALID_REQUEST, ErrorData
-
-        if self._answers is None:
-            return ErrorData(code=INVALID_REQUEST, message="No call is under way that could ask.")
-        return await self._answers.sampled(params)
+        return _no_call() if self._answers is None else await self._answers.sampled(params)
 
     async def _list_roots(self, context: Any) -> ListRootsResult:
         return roots_of(self.config)
@@ -796,7 +782,7 @@ def _reason(error: BaseException, status: int | None = None) -> str:
     text = str(cause).strip().rstrip(".").splitlines()
     if isinstance(cause, ValidationError):
         return f"its answer breaks the protocol: {first_error(cause)}"
-    if text and text[0] == "Connection closed":
+    if text and text[0] == CLOSED:
         return "it ended before it was ready"
     return visible(text[0][:300]) if text else type(cause).__name__
 
@@ -820,6 +806,12 @@ def _extensions(config: McpServerConfig) -> list[ClientExtension] | None:
     from closeout.tools.mcp.mcp_tasks import TasksExtension
 
     return [TasksExtension()]
+
+
+def _no_call() -> ErrorData:
+    from mcp.types import INVALID_REQUEST, ErrorData
+
+    return ErrorData(code=INVALID_REQUEST, message="No call is under way that could ask.")
 
 
 def _has_rounds(client: Client) -> bool:

@@ -15,15 +15,7 @@ from closeout.config import home_folder
 from closeout.errors import ConfigError
 from closeout.shared_files import try_lock, write_whole
 
-__all__ = [
-    "delete_login",
-    "login_changed",
-    "login_lock",
-    "read_login",
-    "same_address",
-    "saved_logins",
-    "write_login",
-]
+__all__ = ["delete_login", "login_changed", "login_lock", "read_login", "same_address", "saved_logins", "write_login"]
 
 FOLDER = "mcp_logins"  # A folder in the home.
 _VERSION = 1
