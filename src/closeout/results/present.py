@@ -190,8 +190,7 @@ class _Budgeted:
         return self.cut(ValueCutter(value), form if form == name != "auto" else cut_format(value), plain)
 
     def cut(self, cutter: ValueCutter, shape: str, plain: str = "") -> Presented:
-        """The value of a cutter as much as fits; `plain` is the whole as JSON, if it was written."""
-
+        """As much of a cutter's value as fits; `plain` is the whole as JSON, if it was written."""
         summary = summarise(cutter.value) if shape == "tool_result" else ""
 
         def build(length: int) -> tuple[str, str]:
@@ -199,11 +198,10 @@ class _Budgeted:
             missing = describe_missing(cut)
             closing = self.closing(missing, cut.elisions[0] if cut.elisions else None)
             if shape == "tool_result":
-                return f"{self.as_tool_result(without_marks(cut.value), summary)}\n{closing}", missing
-            return (
-                f"{escape_markers(without_surrogates(write_cut(cut, shape, note=False, known=self.known)))}\n{closing}",
-                missing,
-            )
+                text = self.as_tool_result(without_marks(cut.value), summary)
+            else:
+                text = escape_markers(without_surrogates(write_cut(cut, shape, note=False, known=self.known)))
+            return f"{text}\n{closing}", missing
 
         return self.largest(build, plain, shape, size=cutter.size(cutter.value))
 

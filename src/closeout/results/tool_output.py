@@ -224,8 +224,6 @@ def unvalidated(kind: type[_M], blank: Mapping[str, Any], **fields: Any) -> _M:
 
 
 # The key in the metadata of an output with the names of the files that the call removed.
-
-
 REMOVED_FILES = "removed_files"
 _LABEL = "Observation: "
 _NO_POLICY = ToolPolicy()

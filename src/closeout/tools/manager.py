@@ -126,7 +126,7 @@ class ToolManager:
         self._blacklist = {entry if isinstance(entry, str) else "/".join(entry) for entry in blacklist}
         self._approval = {"": approval} if isinstance(approval, str) else dict(approval)
         self._servers = tuple(
-            McpServer(config, partial(self._tools_changed, config.name)) for config in read_servers(mcp_servers)
+            McpServer(config, partial(self._tools_changed, config)) for config in read_servers(mcp_servers)
         )
         self._pinned = PinnedTools(mcp_lock) if mcp_lock and self._servers else None
         self._offers: dict[str, tuple[ToolSpec, ...]] = {}  # server name → its tools, once it was reached
@@ -278,7 +278,7 @@ class ToolManager:
             return None
         self._missing.discard(server.name)
         self.missing_logins.pop(server.name, None)
-        changes = self._changed_since_pinned(server.name, offer)
+        changes = self._changed_since_pinned(server.config, offer)
         if changes:
             self._problems[server.name] = tuple(changes.values())
             self.unaccepted.add(server.name)  # even if it is not required: a person must look at it
@@ -286,30 +286,29 @@ class ToolManager:
         self.unaccepted.discard(server.name)
         self._listed_names.setdefault(server.name, {spec.name for spec in offer.tools})
         self._problems[server.name] = offer.problems
-        return self._allowed(server.name, offer)
+        return self._allowed(server.config, offer)
 
-    def _allowed(self, server_name: str, offer: ServerOffer) -> tuple[ToolSpec, ...]:
-        (config,) = (each for each in self.servers if each.name == server_name)
+    def _allowed(self, config: McpServerConfig, offer: ServerOffer) -> tuple[ToolSpec, ...]:
         offered = {spec.name for spec in offer.tools if not config.only or spec.name in config.only}
         offered -= {*config.exclude}
         return tuple(
-            spec for spec in offer.tools if spec.name in offered and not self._is_blacklisted(server_name, spec.name)
+            spec for spec in offer.tools if spec.name in offered and not self._is_blacklisted(config.name, spec.name)
         )
 
-    def _changed_since_pinned(self, server_name: str, offer: ServerOffer) -> dict[str, str]:
+    def _changed_since_pinned(self, config: McpServerConfig, offer: ServerOffer) -> dict[str, str]:
         """The tools whose definitions nobody has accepted, and why."""
         if self._pinned is None:
             return {}
-        found = {spec.name: self._pinned.problem(server_name, spec) for spec in self._allowed(server_name, offer)}
+        found = {spec.name: self._pinned.problem(config.name, spec) for spec in self._allowed(config, offer)}
         return {name: problem for name, problem in found.items() if problem}
 
-    def _tools_changed(self, server_name: str, offer: ServerOffer) -> None:
+    def _tools_changed(self, config: McpServerConfig, offer: ServerOffer) -> None:
         """Take over a server's new list of tools: `specs` returns it then."""
-        changes = self._changed_since_pinned(server_name, offer)
-        self._problems[server_name] = (*offer.problems, *changes.values())
-        allowed = tuple(spec for spec in self._allowed(server_name, offer) if spec.name not in changes)
-        if allowed != self._offers.get(server_name):
-            self._offers = {**self._offers, server_name: allowed}
+        changes = self._changed_since_pinned(config, offer)
+        self._problems[config.name] = (*offer.problems, *changes.values())
+        allowed = tuple(spec for spec in self._allowed(config, offer) if spec.name not in changes)
+        if allowed != self._offers.get(config.name):
+            self._offers = {**self._offers, config.name: allowed}
             self._name_all()
 
     # -------------------------------------------------------------------------------------------- calling
@@ -465,11 +464,7 @@ class ToolManager:
             self._local[spec.name] = _Route(spec, spec.name, tool)
 
     def _check_policies(self) -> None:
-        """Check that the names of the blacklist and of the approval rules exist, as far as the tools are known.
-
-        Raises:
-            UsageError: A name matches nothing. The call that it should stop would be made.
-        """
+        """Refuse unknown names in blacklist and approval rules: the calls that they should stop would be made."""
         known = {LOCAL: self._own_names, **self._listed_names}
         for config in self.servers:
             for key, names in ("rename", config.rename), ("only", config.only), ("exclude", config.exclude):

@@ -212,11 +212,9 @@ def _has_formulas(path: Path) -> bool:
 
 
 def _sheets(workbook: Any, written: Any) -> _Pieces:
-    """The sheets as tables. A formula that no program has calculated stands in place of its value.
+    """The sheets as tables. A formula that no program has calculated is shown in place of its value.
 
-    Args:
-        workbook: With the values of formulas.
-        written: With the formulas; the same one if there are none.
+    `workbook` has the values of formulas, `written` the formulas; the two are one workbook if there are no formulas.
     """
     for sheet, source in zip(workbook.worksheets, written.worksheets, strict=True):
         yield f"## {sheet.title}\n"

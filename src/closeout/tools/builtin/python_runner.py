@@ -145,7 +145,6 @@ def command_tool(**limits: Any) -> Tool[..., Any]:
 
 
 def _described(*, network: bool, keep_variables: bool) -> str:
-    """The description of the tool for the model."""
     lost = "Variables are kept between calls" if keep_variables else "Variables are not kept between calls"
     return (
         f"Run a Python script and return what it prints. {lost}{'' if network else '; there is no network'}. "
@@ -155,15 +154,7 @@ def _described(*, network: bool, keep_variables: bool) -> str:
 
 
 class _Script:
-    """A script with its folder: `work`, which it begins in, and `home` for what is not kept.
-
-    Args:
-        code: The script.
-        folder: An empty folder.
-        kind: What isolates it.
-        view: The files that it sees.
-        keep_variables: Whether its variables are kept.
-    """
+    """A script with its empty folder: in it are `work`, where the script begins, and `home`, which is not kept."""
 
     def __init__(self, code: str, folder: str, kind: Isolation, view: FileView, *, keep_variables: bool) -> None:
         self.source = code.encode("utf-8", "replace")

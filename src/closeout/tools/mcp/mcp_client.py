@@ -406,15 +406,13 @@ class _ServerSession:
         deadline, extend = extensible_timeout(timeout, receiver)
         has_progressed = False
 
-        async def report(progress: float, total: float | None, message: str | None) -> None:  # the library's names
+        def alive(message: str, done: float = 0, total: float | None = None) -> None:
             nonlocal has_progressed
             has_progressed = True
-            extend(progress, total, message or "")
+            extend(done, total, message)
 
-        def alive(message: str) -> None:
-            nonlocal has_progressed
-            has_progressed = True
-            extend(0, None, message)
+        async def report(progress: float, total: float | None, message: str | None) -> None:  # the library's names
+            alive(message or "", progress, total)
 
         self._errors.forgotten, self._errors.post_status, self._errors.odd = False, None, ""
         schema = next((tool.input_schema for tool in self.tools if tool.name == name), None)
@@ -637,7 +635,6 @@ class _ServerSession:
             self._client = None
 
     async def _list(self, client: Client) -> None:
-        """Read the server's tools."""
         self.refused.clear()
         tools, self.is_cut = await all_pages(client.list_tools, "tools", MAX_TOOLS)
         found = resource_tools(client, [tool.name for tool in tools]) if self.config.resources else []

@@ -220,7 +220,6 @@ def _titles(field: Any) -> list[str]:
 
 
 def _described(name: str, field: Mapping[str, Any], required: bool) -> str:
-    """A line about a field."""
     kind = "any of" if field["type"] == "array" else "one of"
     titles = _titles(field)
     options = [f"{each!r} ({titles[at]})" if titles else repr(each) for at, each in enumerate(_choices(field))]
