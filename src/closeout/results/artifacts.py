@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from closeout.errors import ToolError
 from closeout.records import record
-from closeout.results.budgets import DEFAULT_BUDGET, ValueCutter, largest_fit
+from closeout.results.budgets import DEFAULT_BUDGET, ValueCutter, largest_fit, read_call
 from closeout.results.encoding import encode_normal, write_cut
 from closeout.results.normal import compact_json, normalise, without_surrogates
 from closeout.results.tokens import count
@@ -182,11 +182,8 @@ class _ArtifactReader:
         return self.largest(build, len(shown), 1)
 
     def more(self, offset: int, total: int, kind: str, pattern: str = "", path: str | None = None) -> str:
-        path = self.path if path is None else path
-        arguments = compact_json(self.handle)
-        arguments += f", path={compact_json(path)}" if path else ""
-        arguments += f", pattern={compact_json(pattern)}" if pattern else ""
-        return f"[{total - offset:,} of {total:,} {kind} follow: read_result({arguments}, offset={offset})]"
+        call = read_call(self.handle, path=self.path if path is None else path, pattern=pattern, offset=offset)
+        return f"[{total - offset:,} of {total:,} {kind} follow: {call}]"
 
     def largest(self, build: Callable[[int], str], size: int, least: int) -> str:
         found = largest_fit(1, min(size, 64 * self.budget), build, self.fits)

@@ -20,6 +20,7 @@ __all__ = [
     "cut_text",
     "describe_missing",
     "largest_fit",
+    "read_call",
 ]
 
 DEFAULT_BUDGET = 4_000  # tokens of one result, where neither the tool nor the run says otherwise
@@ -227,6 +228,13 @@ class ValueCutter:
         if not kept:
             return f"[{count:,} items]"
         return kept if len(kept) == count else [*kept, More(count - len(kept))]
+
+
+def read_call(handle: str, *, path: str = "", pattern: str = "", offset: int | None = None) -> str:
+    """Return the call that reads a stored result, as a model writes it."""
+    options = {"path": path, "pattern": pattern, "offset": offset}
+    written = (f", {name}={compact_json(value)}" for name, value in options.items() if value not in ("", None))
+    return f"read_result({compact_json(handle)}{''.join(written)})"
 
 
 def describe_missing(cut: Cut) -> str:

@@ -26,6 +26,7 @@ from closeout.results.budgets import (
     cut_text,
     describe_missing,
     largest_fit,
+    read_call,
 )
 from closeout.results.encoding import (
     HOPELESS,
@@ -115,8 +116,10 @@ def present(
         except UsageError as error:
             raise UsageError(f"Tool {tool_name!r}: {error}") from None
     shown = value if is_normal or type(value) is str else normalise(value)
-    if isinstance(shown, str) and shown.startswith("base64:") and (found := _binary(shown)) is not None:
-        return _of_bytes(found)
+    if isinstance(shown, str) and _may_be_binary(shown) and (found := _binary(shown)) is not None:
+        text = summarise(found)
+        missing = f"{len(found):,} bytes that are not text"
+        return Presented(text, estimate_tokens(text), truncated=True, missing=missing)
     if policy.drop_keys or policy.drop_nulls or policy.html_to_text or policy.round_floats is not None:
         shown = _reduced(_parsed(shown), policy)
     budgeted = _Budgeted(
@@ -248,7 +251,7 @@ class _Budgeted:
         """Return the shortest sign of a result, for a budget that holds no part of it."""
         options = [TRUNCATED, "…"]
         if self.handle:
-            options.insert(0, f"{TRUNCATED} Read it: read_result({compact_json(self.handle)})")
+            options.insert(0, f"{TRUNCATED} Read it: {read_call(self.handle)}")
         return next((text for text in options if count(text, self.model).tokens <= self.limit), "…")
 
     def closing(self, missing: str, first: Elision | None) -> str:
@@ -256,12 +259,10 @@ class _Budgeted:
         line = f"{TRUNCATED} Not shown: {missing}."
         if not self.handle:
             return escape_markers(line)
-        arguments = compact_json(self.handle)
-        if first is not None and first.path and len(first.path) <= 100:
-            arguments += f", path={compact_json(first.path)}"
-        if first is not None and first.kind != "keys" and (not first.path or len(first.path) <= 100):
-            arguments += f", offset={first.shown}"
-        return escape_markers(f"{line} Read on: read_result({arguments})")
+        call = read_call(self.handle)
+        if first is not None and len(first.path) <= 100:
+            call = read_call(self.handle, path=first.path, offset=None if first.kind == "keys" else first.shown)
+        return escape_markers(f"{line} Read on: {call}")
 
 
 def _reduced(value: Any, policy: ToolPolicy) -> Any:
@@ -317,11 +318,6 @@ def _without_binary(text: str) -> str:
     """The text, or a summary of the bytes that it encodes: base64 costs tokens and tells the model nothing."""
     found = _binary(text) if _may_be_binary(text) else None
     return text if found is None else f"[{summarise(found)}: not shown]"
-
-
-def _of_bytes(value: bytes) -> Presented:
-    text = summarise(value)
-    return Presented(text, estimate_tokens(text), truncated=True, missing=f"{len(value):,} bytes that are not text")
 
 
 class ShownText(str):

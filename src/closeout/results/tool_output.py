@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, field_serializer
 
 from closeout import codec
 from closeout.messages import ToolPolicy
+from closeout.results.budgets import read_call
 from closeout.results.encoding import Encoding
 from closeout.results.escape import escape_markers
 from closeout.results.normal import compact_json, normalise, without_surrogates
@@ -266,7 +267,7 @@ def format_observation(output: ToolOutput) -> str:
     'Observation: 3 rows updated'
     """
     if output.response_format is ResponseFormat.CONCISE:
-        whole = f"\nThe whole result: read_result({compact_json(output.handle)})" if output.handle else ""
+        whole = f"\nThe whole result: {read_call(output.handle)}" if output.handle else ""
         return observation_of(output.summary) + whole
     summary = escape_markers(output.summary)
     if output.response_format is ResponseFormat.STANDARD:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
@@ -106,10 +106,6 @@ class ToolManager:
             "always" or "never"; or a mapping from "server" or "server/tool" to one of these.
         mcp_lock: The lock file of `closeout mcp pin`. A server with a tool whose definition is not in it is not used.
         shares_policies: The names may be of other managers' tools; otherwise each must match something.
-
-    Attributes:
-        missing_logins: The required servers that did not start because a person must sign in to them first, by name.
-        unaccepted: The servers that are not used because of tools that differ from those of the lock file.
     """
 
     def __init__(
@@ -122,7 +118,7 @@ class ToolManager:
         mcp_lock: str | Path | None = None,
         shares_policies: bool = False,
     ) -> None:
-        self.shares_policies = shares_policies
+        self._shares_policies = shares_policies
         self._blacklist = {entry if isinstance(entry, str) else "/".join(entry) for entry in blacklist}
         self._approval = {"": approval} if isinstance(approval, str) else dict(approval)
         self._servers = tuple(
@@ -132,8 +128,8 @@ class ToolManager:
         self._offers: dict[str, tuple[ToolSpec, ...]] = {}  # server name → its tools, once it was reached
         self._problems: dict[str, tuple[str, ...]] = {}  # server name → what is not offered, and why
         self._missing: set[str] = set()  # names of required servers that did not start
-        self.unaccepted: set[str] = set()
-        self.missing_logins: dict[str, LoginNeeded] = {}
+        self._unaccepted: set[str] = set()  # names of servers with tools that nobody has accepted
+        self._logins: dict[str, LoginNeeded] = {}  # required servers that a person must sign in to first
         self._collisions: dict[str, tuple[str, ...]] = {}  # the same, for names that another tool has
         self._users: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._only: frozenset[str] | None = None  # names of the tools on offer, None: all
@@ -155,7 +151,7 @@ class ToolManager:
     def problems(self) -> tuple[ServerProblem, ...]:
         """Servers that could not be used, and tools that are not offered."""
         return tuple(
-            ServerProblem(server.name, message, fatal=server.name in self._missing or server.name in self.unaccepted)
+            ServerProblem(server.name, message, fatal=server.name in self._missing or server.name in self._unaccepted)
             for server in self._servers
             for message in (*self._problems.get(server.name, ()), *self._collisions.get(server.name, ()))
         )
@@ -171,6 +167,16 @@ class ToolManager:
         return None if self._pinned is None else self._pinned.path
 
     @property
+    def missing_logins(self) -> Mapping[str, LoginNeeded]:
+        """The required servers that did not start because a person must sign in to them first, by name."""
+        return self._logins
+
+    @property
+    def unaccepted(self) -> Set[str]:
+        """The servers that are not used because of tools that differ from those of the lock file."""
+        return self._unaccepted
+
+    @property
     def has_servers(self) -> bool:
         """True if tools of MCP servers are known only after `open`."""
         return bool(self._servers)
@@ -179,6 +185,11 @@ class ToolManager:
     def mcp_servers(self) -> tuple[McpServer, ...]:
         """The servers, which `open` starts."""
         return self._servers
+
+    @property
+    def shares_policies(self) -> bool:
+        """True if names in policies may be of other managers' tools."""
+        return self._shares_policies
 
     @property
     def local_tools(self) -> tuple[Any, ...]:
@@ -270,20 +281,20 @@ class ToolManager:
             offer = await server.open()
         except McpServerFailed as error:
             self._problems[server.name] = (str(error),)
-            self.missing_logins.pop(server.name, None)
+            self._logins.pop(server.name, None)
             if server.config.required:
                 self._missing.add(server.name)
                 if isinstance(error, LoginNeeded):
-                    self.missing_logins[server.name] = error
+                    self._logins[server.name] = error
             return None
         self._missing.discard(server.name)
-        self.missing_logins.pop(server.name, None)
+        self._logins.pop(server.name, None)
         changes = self._changed_since_pinned(server.config, offer)
         if changes:
             self._problems[server.name] = tuple(changes.values())
-            self.unaccepted.add(server.name)  # even if it is not required: a person must look at it
+            self._unaccepted.add(server.name)  # even if it is not required: a person must look at it
             return None
-        self.unaccepted.discard(server.name)
+        self._unaccepted.discard(server.name)
         self._listed_names.setdefault(server.name, {spec.name for spec in offer.tools})
         self._problems[server.name] = offer.problems
         return self._allowed(server.config, offer)
@@ -471,7 +482,7 @@ class ToolManager:
                 for name in names:
                     if name not in known.get(config.name, names):
                         raise _no_tool(f"{key} of the MCP server {config.name!r}", name, known[config.name])
-        if self.shares_policies:
+        if self._shares_policies:
             return
         servers = {server.name for server in self._servers}
         is_complete = servers <= known.keys()

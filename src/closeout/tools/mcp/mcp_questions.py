@@ -7,13 +7,14 @@ what a person is shown has every character plainly seen.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from closeout.codec import decode_json
 from closeout.errors import ConfigError
+from closeout.overrides import returned
 from closeout.visible import visible
 
 __all__ = [
@@ -266,9 +267,7 @@ async def ruled_answer(rule: Elicitation, question: McpQuestion) -> tuple[bool, 
         return None
     found: Any = rule == "accept" and question.form is not None  # nobody has opened an address
     if callable(rule):
-        found = rule(question)
-        if isinstance(found, Awaitable):
-            found = await found
+        found = await returned(rule(question))
     if found is not True and not isinstance(found, Mapping):
         return False, ""
     text = json.dumps(dict(found)) if isinstance(found, Mapping) else ""
