@@ -20,8 +20,6 @@ from closeout.results.summary import summarise
 from closeout.results.tokens import count_tokens
 
 __all__ = [
-    "COMPACT_FORMAT",
-    "XML_FORMAT",
     "compact_text",
     "escape_attribute",
     "escape_xml",
@@ -237,13 +235,7 @@ def read_toon(text: str) -> Any:
 
 # ------------------------------------------------------------------------------------------------ the seed's forms
 
-COMPACT_FORMAT = "res:{result}|sum:{summary}|tok:{tokens}|err:{error_code}"
-XML_FORMAT = (
-    '<tool_result name="{tool_name}">\n  <summary>{summary}</summary>\n  {result}\n'
-    '  <metadata tokens="{tokens}"{latency}/>\n</tool_result>'
-)
-
-_ESCAPES = {"\\": "\\\\", "|": "\\p", "\n": "\\n", "\r": "\\r"}
+_ESCAPES = str.maketrans({"\\": "\\\\", "|": "\\p", "\n": "\\n", "\r": "\\r"})
 
 
 def write_compact(value: Any) -> str:
@@ -263,16 +255,12 @@ def write_tool_result(value: Any) -> str:
 
 def compact_text(result: Any, summary: str, tokens: int, error_code: str) -> str:
     """Return `res:<base64 of JSON>|sum:…|tok:…|err:…`, with `|`, line ends and `\\` in the summary escaped."""
-    return COMPACT_FORMAT.format(
-        result=base64.b64encode(compact_json(result).encode()).decode(),
-        summary=_escape(summary),
-        tokens=tokens,
-        error_code=_escape(error_code),
-    )
+    data = base64.b64encode(compact_json(result).encode()).decode()
+    return f"res:{data}|sum:{_escape(summary)}|tok:{tokens}|err:{_escape(error_code)}"
 
 
 def _escape(text: str) -> str:
-    return re.sub(r"[\\|\n\r]", lambda found: _ESCAPES[found[0]], without_surrogates(text))
+    return without_surrogates(text).translate(_ESCAPES)
 
 
 def safe_yaml_text(result: Any, summary: str, tokens: int) -> str:
@@ -290,12 +278,12 @@ def safe_yaml_text(result: Any, summary: str, tokens: int) -> str:
 
 def tool_result_text(tool_name: str, result: Any, summary: str, tokens: int, latency_ms: float = 0.0) -> str:
     """Return `<tool_result name="…">` with summary, data and metadata, XML-escaped; nothing in it forges a marker."""
-    return XML_FORMAT.format(
-        tool_name=escape_attribute(tool_name),
-        summary=escape_markers(escape_xml(summary)),
-        result=escape_markers(_element(result, "data")),
-        tokens=tokens,
-        latency=f' latency="{latency_ms:.2f}"' if latency_ms else "",
+    latency = f' latency="{latency_ms:.2f}"' if latency_ms else ""
+    return (
+        f'<tool_result name="{escape_attribute(tool_name)}">\n'
+        f"  <summary>{escape_markers(escape_xml(summary))}</summary>\n"
+        f"  {escape_markers(_element(result, 'data'))}\n"
+        f'  <metadata tokens="{tokens}"{latency}/>\n</tool_result>'
     )
 
 

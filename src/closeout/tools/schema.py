@@ -414,13 +414,10 @@ def _describe(found: dict[str, Any], parameter: inspect.Parameter, text: str) ->
     default = parameter.default
     description = entry.pop("description", "") or text
     if default is not parameter.empty and not isinstance(default, FieldInfo):
-        if default is None:
-            entry = _without_null(entry)
-        else:
-            try:
-                entry["default"] = to_jsonable_python(default)
-            except Exception:  # a default that JSON cannot show is left out
-                entry.pop("default", None)
+        try:
+            entry["default"] = to_jsonable_python(default)
+        except Exception:  # a default that JSON cannot show is left out
+            entry.pop("default", None)
     if entry.get("default", ...) is None:
         entry = _without_null(entry)
     return {**entry, "description": description} if description else entry
