@@ -57,8 +57,7 @@ __all__ = [
     "with_result",
 ]
 
-# A rough rate for a call's arguments, used only in telemetry.
-CHARACTERS_A_TOKEN = 4
+CHARACTERS_A_TOKEN = 4  # A rough rate for a call's arguments, used only in telemetry.
 SPENT = "LimitReached"  # the error code of a call that would only reach a limit again
 UNSURE = "Interrupted"  # the code of a call that repeats an interrupted one
 MADE_BEFORE = "An earlier attempt has made this call. It is not made again; its result was:"

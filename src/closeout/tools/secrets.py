@@ -307,8 +307,7 @@ def _written(value: str) -> Iterator[str]:
             yield _LINE_BREAK.join(each if each.isalnum() else _spelled(each) for each in form)
 
 
-# Within MIME Base64, as it is and as a JSON string writes it.
-_LINE_BREAK = r"(?:\s|\\[rn]){0,4}"
+_LINE_BREAK = r"(?:\s|\\[rn]){0,4}"  # Within MIME Base64, as it is and as a JSON string writes it.
 
 
 def _gap(one: str, other: str) -> str:

@@ -182,8 +182,7 @@ def _parts(line: str) -> Iterator[str]:
 
 # ------------------------------------------------------------------------------------------------ the index
 
-# Words of a query that are searched for.
-MAX_WORDS = 24
+MAX_WORDS = 24  # Words of a query that are searched for.
 
 
 def query_words(query: str) -> list[str]:
@@ -194,8 +193,7 @@ def query_words(query: str) -> list[str]:
 
 Progress = Callable[[int, int, str], None]  # documents read, documents to read, name of the one just read
 
-# The version of the database's layout; a cache of another layout is rebuilt.
-LAYOUT = 2
+LAYOUT = 2  # The version of the database's layout; a cache of another layout is rebuilt.
 FRESH_SECONDS = 2.0  # the folder is looked through again for a search that comes later than this after the last
 BATCH = 200  # documents written in one transaction
 CANDIDATES = 40  # passages that are ranked before some are chosen
@@ -227,8 +225,7 @@ _UNEMBEDDED = (
     "WHERE v.passage IS NULL"
 )
 EMBEDDED = 64  # passages in one call of the embedding function
-# The constant of reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009).
-FUSION = 60
+FUSION = 60  # The constant of reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009).
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,7 @@ MAX_FILE_BYTES = 100_000_000
 MAX_UNPACKED_BYTES = 400_000_000
 # Bytes of a Word document's XML, which is held in memory whole, at up to 40 times its size.
 MAX_MARKUP_BYTES = 50_000_000
-# Characters of extracted text.
-MAX_CHARACTERS = 20_000_000
+MAX_CHARACTERS = 20_000_000  # Characters of extracted text.
 MAX_EXPANSION = 250  # The ratio to which an Office file over MAX_SMALL may unpack; real ones stay under 50.
 MAX_SMALL = 4_000_000  # bytes
 # Seconds for one file: what was read by then is kept; a small file can claim to be endless.

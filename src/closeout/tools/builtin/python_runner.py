@@ -33,8 +33,7 @@ from closeout.tools.tool import Tool, tool
 
 __all__ = ["command_tool", "python_tool", "run_command", "run_python"]
 
-# Characters of the output that a model sees.
-SHOWN_CHARACTERS = 20_000
+SHOWN_CHARACTERS = 20_000  # Characters of the output that a model sees.
 MAX_OUTPUT_BYTES = 1_000_000  # a script that writes more is stopped
 # Seconds for the pipes of a process that ended; a program that it started may hold them.
 CLOSING_SECONDS = 1.0
@@ -44,8 +43,7 @@ WATCH_SECONDS = 0.2  # seconds between two looks at the memory of a script and o
 LEFTOVER_SECONDS = 60.0  # Age from which a folder counts as left over.
 _PREFIX = "closeout-python-"
 _PSS = re.compile(r"^Pss:\s+(\d+)", re.MULTILINE)  # kB
-# Bytes of any file that the script writes.
-MAX_FILE_BYTES = 100_000_000
+MAX_FILE_BYTES = 100_000_000  # Bytes of any file that the script writes.
 VARIABLES = "variables"  # the file of a script's variables, in its home
 MAX_NOTE_BYTES = 4_000  # the longest report of the script's process on them
 _CHILD = Path(__file__).with_name("python_child.py")

@@ -33,10 +33,8 @@ __all__ = [
     "web_search",
 ]
 
-# Seconds for one request.
-SECONDS = 30.0
-# Bytes of a response, decompressed.
-MAX_BYTES = 5_000_000
+SECONDS = 30.0  # Seconds for one request.
+MAX_BYTES = 5_000_000  # Bytes of a response, decompressed.
 MAX_QUERY = 400  # characters that Brave and Tavily accept
 MAX_WORDS = 50  # words that Brave accepts
 MAX_SNIPPET = 1_000  # characters

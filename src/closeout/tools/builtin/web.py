@@ -89,10 +89,8 @@ class AddressGuard:
         return make
 
 
-# Characters of a page's text that fetch_url returns.
-MAX_CHARACTERS = 200_000
-# Links of a page that are looked at.
-MAX_LINKS = 1_000
+MAX_CHARACTERS = 200_000  # Characters of a page's text that fetch_url returns.
+MAX_LINKS = 1_000  # Links of a page that are looked at.
 USER_AGENT = "Mozilla/5.0 (compatible; closeout)"
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.-]{1,40})", re.IGNORECASE)
 _TEXT_TYPES = re.compile(r"text/|application/(?:[\w.-]+\+)?(?:json|xml|yaml|javascript|x-ndjson)", re.IGNORECASE)

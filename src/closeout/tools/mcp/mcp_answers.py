@@ -40,22 +40,16 @@ __all__ = ["CallAnswers", "roots_of"]
 # A server may ask this often during one call.
 MAX_QUESTIONS = 20
 MAX_ROUNDS = 30
-# Characters that a server may send to the model at once.
-MAX_PROMPT = 200_000
-# Tokens of a reply to a server.
-MAX_REPLY = 8_192
-# Every vendor takes this many stop sequences.
-MAX_STOPS = 4
-# A longer state of a server, in characters, is not recorded.
-MAX_STATE = 100_000
-# Seconds to wait for a server to cancel a task.
-CANCEL_SECONDS = 3.0
+MAX_PROMPT = 200_000  # Characters that a server may send to the model at once.
+MAX_REPLY = 8_192  # Tokens of a reply to a server.
+MAX_STOPS = 4  # Every vendor takes this many stop sequences.
+MAX_STATE = 100_000  # A longer state of a server, in characters, is not recorded.
+CANCEL_SECONDS = 3.0  # Seconds to wait for a server to cancel a task.
 # Seconds between two requests for the state of a task.
 POLL_LEAST, POLL_MOST = 0.1, 10.0
 # Seconds that a run stays with a task that it may leave, and the most between two looks at it.
 STAY_SECONDS, LONGEST_REST = 10.0, 86_400.0
-# Seconds before a call is repeated whose server needs time and no input.
-STATE_SECONDS = 0.25
+STATE_SECONDS = 0.25  # Seconds before a call is repeated whose server needs time and no input.
 # Seconds between two extensions of a call's deadline while an answer is being made.
 ALIVE_SECONDS = 5.0
 ELICITATION = "elicitation/create"

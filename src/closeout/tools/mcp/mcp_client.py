@@ -76,16 +76,12 @@ __all__ = [
 POLICY_KEY = "closeout/policy"
 STATED_FIELDS = ("aliases", "duplicate_key", "empty_at", "check_content")
 
-# Seconds for a server that let a call time out to show that it still answers.
-PROBE_SECONDS = 3.0
-# Seconds for a broken stream to say why.
-BROKEN_SECONDS = 0.5
-# Tools of one server; every request would carry them.
-MAX_TOOLS = 1_000
+PROBE_SECONDS = 3.0  # Seconds for a server that let a call time out to show that it still answers.
+BROKEN_SECONDS = 0.5  # Seconds for a broken stream to say why.
+MAX_TOOLS = 1_000  # Tools of one server; every request would carry them.
 MAX_ERROR = 2_000  # characters of an error of the protocol
 MAX_DESCRIPTION = 10_000  # characters; every request carries it
-# Characters that the parameters of a tool may take.
-MAX_SCHEMA = 200_000
+MAX_SCHEMA = 200_000  # Characters that the parameters of a tool may take.
 CLOSED = "Connection closed"  # the library's message
 NO_RESULT = ("SSE stream", "Unexpected content type")  # how the library begins if an answer over HTTP has no result
 SESSION_HEADER = "mcp-session-id"
@@ -95,14 +91,12 @@ SESSION_UNKNOWN = (-32001, -32600)
 _UNDERSTOOD = re.compile(r"-3260[123]\b")  # the server read the message: no such method, invalid parameters, failed
 STDERR_KEPT = 4_000  # bytes of a server's error output that are kept for a message
 STDERR_SHOWN = 600  # characters of it in a message
-# Bytes of one result over streamable HTTP.
-MAX_EVENT_BYTES = 256_000_000
+MAX_EVENT_BYTES = 256_000_000  # Bytes of one result over streamable HTTP.
 LINES_SHOWN = 4
 CONNECT_SECONDS = 30.0
 # Statuses of a server that may be starting, and seconds after which it is tried again.
 STARTING, START_WAITS = (429, 502, 503, 504), (0.5, 2.0, 5.0)
-# Seconds that a request other than a call of a tool may take.
-USE_SECONDS = 60.0
+USE_SECONDS = 60.0  # Seconds that a request other than a call of a tool may take.
 # Seconds that an event stream may be silent: a slow tool may be, and calls have their own deadlines.
 SILENCE_SECONDS = 86_400.0
 

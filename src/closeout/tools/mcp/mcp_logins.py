@@ -19,8 +19,7 @@ __all__ = ["delete_login", "login_changed", "login_lock", "read_login", "same_ad
 
 FOLDER = "mcp_logins"  # A folder in the home.
 _VERSION = 1
-# Seconds between two tries to lock a login.
-_BETWEEN = 0.05
+_BETWEEN = 0.05  # Seconds between two tries to lock a login.
 # Seconds after which a process that holds the lock is not waited for any more: a refresh takes one request.
 _LONGEST = 60.0
 

@@ -39,8 +39,7 @@ from closeout.tools.mcp.mcp_logins import login_lock, read_login, write_login
 __all__ = ["LoginFailed", "auth_for", "login_command", "revoke_login", "wants_login"]
 
 _EARLY = 30.0  # seconds before its end in which a token is refreshed: clocks differ, and a request takes time
-# Seconds for a request to refresh or to revoke a token.
-_SECONDS = 30.0
+_SECONDS = 30.0  # Seconds for a request to refresh or to revoke a token.
 
 
 class LoginFailed(OAuthFlowError):
