@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from closeout.errors import ToolError
 from closeout.records import record
-from closeout.results.budgets import DEFAULT_BUDGET, ValueCutter, largest_fit, read_call
+from closeout.results.budgets import DEFAULT_BUDGET, ValueCutter, largest_fit, path_step, read_call
 from closeout.results.encoding import encode_normal, write_cut
 from closeout.results.normal import compact_json, normalise, without_surrogates
 from closeout.results.tokens import count
@@ -200,8 +200,8 @@ def _lines(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield f"{path}:{number}" if path else str(number), line
     elif isinstance(value, dict):
         for key, item in value.items():
-            name = key if key.isidentifier() else f"[{compact_json(key)}]"
-            yield from _leaves(item, f"{path}.{name}" if path and name == key else f"{path}{name}")
+            step = path_step(key)
+            yield from _leaves(item, path + step if path else step.removeprefix("."))
     elif isinstance(value, list):
         for place, item in enumerate(value):
             yield from _leaves(item, f"{path}[{place}]")

@@ -20,6 +20,7 @@ __all__ = [
     "cut_text",
     "describe_missing",
     "largest_fit",
+    "path_step",
     "read_call",
 ]
 
@@ -199,7 +200,7 @@ class ValueCutter:
         free = room - 2 - sum(len(key) + 4 for key in keys) - (_NOTE if missing else 0)
         shares = _share([self.size(value[key]) for key in keys], free)
         out = {
-            key: self.part(value[key], share, f"{path}{_step(key)}".lstrip("."))
+            key: self.part(value[key], share, f"{path}{path_step(key)}".lstrip("."))
             for key, share in zip(keys, shares, strict=True)
         }
         if missing:
@@ -264,6 +265,6 @@ def _share(sizes: Sequence[int], room: int) -> list[int]:
     return shares
 
 
-def _step(key: str) -> str:
-    """One key of a path: `.name`, or `["any text"]` where it is not a plain word."""
+def path_step(key: str) -> str:
+    """Return one key as a step of a path: `.name`, or `["any text"]` where it is not a plain word."""
     return f".{key}" if key.isidentifier() else f"[{compact_json(key)}]"

@@ -15,7 +15,7 @@ from closeout.errors import Suspended, ToolError, UsageError
 from closeout.file_values import File, FileView
 from closeout.messages import ToolSpec
 from closeout.redaction import redact
-from closeout.results.normal import files_found, is_large, normalise
+from closeout.results.normal import error_text, files_found, is_large, normalise
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, joined_telemetry
 from closeout.results.tool_output import (
@@ -301,10 +301,7 @@ def succeeded(spec: ToolSpec, value: Any, result: Any, meter: CallMeter, retries
 
 def _message(error: BaseException) -> str:
     """The text for the model: a ToolError's own; for other exceptions their type and their text."""
-    try:
-        words = str(error)
-    except Exception:  # an exception whose __str__ raises
-        words = ""
+    words = error_text(error)
     if isinstance(error, ToolError | TimeoutError) and words:
         return words[:_MAX_MESSAGE]
     if isinstance(error, BaseExceptionGroup):  # its own text only counts what it holds

@@ -240,31 +240,28 @@ def _read_skill(folder: Path) -> Skill:
 def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a skill in order, by relative path, without hidden ones and compiled Python."""
     real, number, size = folder.resolve(), 0, 0
-    for path in _paths(folder, real):
-        try:
+    path = folder
+    try:
+        for path in _paths(folder, real):
             if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
                 raise UsageError(f"{path} is not a regular file. Remove it from the skill.")
             with path.open("rb") as file:
                 data = file.read(MAX_BYTES - size + 1)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
-        number, size = number + 1, size + len(data)
-        if number > MAX_FILES or size > MAX_BYTES:
-            raise UsageError(
-                f"The skill {folder} has more than {MAX_FILES:,} files or {MAX_BYTES / 1e6:.0f} MB. Keep in it what "
-                "the model should read, and large data elsewhere."
-            )
-        yield unicodedata.normalize("NFC", path.relative_to(folder).as_posix()), data
+            number, size = number + 1, size + len(data)
+            if number > MAX_FILES or size > MAX_BYTES:
+                raise UsageError(
+                    f"The skill {folder} has more than {MAX_FILES:,} files or {MAX_BYTES / 1e6:.0f} MB. Keep in it "
+                    "what the model should read, and large data elsewhere."
+                )
+            yield unicodedata.normalize("NFC", path.relative_to(folder).as_posix()), data
+    except OSError as error:
+        raise UsageError(f"{error.filename or path} cannot be read: {error.strerror}.") from None
 
 
 def _paths(folder: Path, real: Path, depth: int = 0) -> Iterator[Path]:
     if depth > MAX_DEPTH:
         raise UsageError(f"The folders of a skill may be {MAX_DEPTH} deep, and {folder} is deeper.")
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be read: {error.strerror}.") from None
-    for entry in entries:
+    for entry in sorted(folder.iterdir()):
         if entry.name.startswith(".") or entry.name == "__pycache__":
             continue
         if entry.is_symlink():
