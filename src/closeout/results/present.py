@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
-from functools import lru_cache
 from typing import Any
 
 from closeout.codec import value_or_text
@@ -266,12 +265,8 @@ class _Budgeted:
 
 
 def _reduced(value: Any, policy: ToolPolicy) -> Any:
-    """A normal value without what the policy leaves out.
-
-    `drop_keys` names keys at any depth, with `*` and `?` as in file names ("*_url"); `drop_nulls` drops keys whose
-    value is null; `round_floats` keeps that many significant digits; `html_to_text` reads strings that hold HTML.
-    """
-    dropped = _key_pattern(policy.drop_keys) if policy.drop_keys else None
+    """Leave out what the policy says. `drop_keys` are dropped at any depth; `*` and `?` are as in file names."""
+    dropped = re.compile("|".join(map(translate, policy.drop_keys))) if policy.drop_keys else None
 
     def walk(value: Any) -> Any:
         if type(value) is dict:
@@ -289,11 +284,6 @@ def _reduced(value: Any, policy: ToolPolicy) -> Any:
         return value
 
     return walk(value)
-
-
-@lru_cache(maxsize=256)
-def _key_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(translate(name) for name in names))
 
 
 def _parsed(value: Any) -> Any:

@@ -58,7 +58,7 @@ def extensible_timeout(seconds: float | None, receiver: Progress | None) -> tupl
     return timeout, report
 
 
-_MAX_KEY = 512  # characters of a key that are kept as they are; longer keys are replaced by their SHA-256
+_MAX_KEY = 512  # Characters of a key. Longer keys are replaced by their SHA-256.
 _MAX_KEPT = 256  # outcomes kept for reuse
 
 

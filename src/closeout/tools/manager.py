@@ -50,7 +50,7 @@ def is_tool(something: Any) -> TypeGuard[AnyTool]:
 
 @dataclass(frozen=True, slots=True)
 class ServerProblem:
-    """A tool that is not offered, or a server none of whose tools are, and why.
+    """Why a tool is not offered, or why no tool of a server is.
 
     `fatal` is true for a server that did not start although it is required.
     """
@@ -361,7 +361,7 @@ class ToolManager:
         return result.value if result.is_plain else result.output(RunContext.current().files)
 
     async def _call_by_override(self, route: _Route, arguments: Mapping[str, Any], progress: Progress | None) -> Any:
-        """Have a subclass's `execute_tool_call` make a call. What it passes on from `super()` keeps its whole value."""
+        """Let a subclass's `execute_tool_call` make a call. A result that it returns from `super()` stays whole."""
         made = _MadeCall(self, progress)
         token = _made_call.set(made)
         try:

@@ -51,7 +51,7 @@ _PERMANENT = (
 # Their text is enough; no traceback is recorded.
 _EXPECTED = (ToolError, UsageError, TimeoutError, asyncio.CancelledError)
 TRACEBACK_FRAMES = 20  # innermost ones that the record keeps
-_MAX_MESSAGE = 2_000  # characters of an exception's text that are kept
+_MAX_MESSAGE = 2_000  # Characters of an exception's text.
 _MAX_DELAY = 8.0  # seconds
 GRACE_SECONDS = 2.0  # Seconds that a cancelled call may take to clean up before the run continues without it.
 MAY_HAVE_EFFECT = "It may or may not have taken effect; check before you make it again."
@@ -66,7 +66,7 @@ class CallSpent(ToolError):
 
 
 class AnyCallSpent(ToolError):
-    """A tool has nothing left to spend, whatever the call."""
+    """A tool has used up its limit for all calls."""
 
 
 class CallUnsure(ToolError):

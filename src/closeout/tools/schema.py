@@ -293,7 +293,7 @@ def _read_hints(tool: str, function: Callable[..., Any], names: Mapping[str, Any
 
 
 def _refuse_untyped(tool: str, signature: inspect.Signature, hints: Mapping[str, Any], doc: Docstring) -> None:
-    """Raise ToolDefinitionError for a parameter of which nothing says what it takes."""
+    """Raise ToolDefinitionError for a parameter without any type."""
     for name, parameter in signature.parameters.items():
         if name not in hints and _hint(parameter, hints, doc) is Any:
             raise ToolDefinitionError(

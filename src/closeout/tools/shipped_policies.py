@@ -57,7 +57,7 @@ def governed(spec: ToolSpec) -> ToolSpec:
         for name in _FIELDS
         if getattr(spec.policy, name) == getattr(_DEFAULT, name) != getattr(shipped, name)
     }
-    if spec.policy.destructive:  # a tool that is declared destructive is never taken for harmless because of its name
+    if spec.policy.destructive:  # its name never makes a destructive tool harmless
         added = {name: value for name, value in added.items() if name not in ("read_only", "idempotent", "retries")}
     return replace(spec, policy=replace(spec.policy, **added)) if added else spec
 

@@ -36,7 +36,7 @@ MAX_MARKUP_BYTES = 50_000_000
 MAX_CHARACTERS = 20_000_000  # Characters of extracted text.
 MAX_EXPANSION = 250  # The ratio to which an Office file over MAX_SMALL may unpack; real ones stay under 50.
 MAX_SMALL = 4_000_000  # bytes
-# Seconds for one file: what was read by then is kept; a small file can claim to be endless.
+# Seconds for one file. The text that was read by then is returned: a small file can claim to be endless.
 MAX_SECONDS = 20.0
 # Cells of a sheet, empty ones included: a sheet may claim 16,384 columns for each of a million rows.
 MAX_CELLS = 20_000_000

@@ -23,7 +23,7 @@ MAX_RESULTS = 20
 # its words: more words describe more things.
 PLAIN_RESULTS = 3
 NEARLY = 0.7  # the share of the best passage's score from which another one fits nearly as well
-# Characters. What is beyond that at the ends of a passage is left out if no word of the query is in it.
+# Characters of a passage. Sentences at its ends are left out of a longer one if they have no word of the query.
 LONGEST_PLAIN = 400
 LISTED = 15  # documents named in a message
 KEPT_TEXTS = 8  # documents whose text is kept for the next page

@@ -347,7 +347,7 @@ class ProgramFlow:
         self._set(node.name, _Value(function=node))
 
     def _either(self, *bodies: Sequence[ast.stmt]) -> None:
-        """Follow statements of which one body runs."""
+        """Follow bodies of statements, one of which runs."""
         start, ends = dict(self._frame), []
         for body in bodies:
             self._frame.clear()
@@ -365,7 +365,7 @@ class ProgramFlow:
         self._block(body)
 
     def _try(self, node: ast.Try) -> None:
-        """Follow statements that may be left anywhere. What was read may decide where, even whether a call fails."""
+        """Follow statements that may be left anywhere. Text that was read may decide where: it can make a call fail."""
         self._trying += 1
         self._unsure += 1
         self._decide(self._everything)
@@ -472,7 +472,7 @@ class ProgramFlow:
         return value
 
     def _in_turn(self, values: Sequence[ast.expr]) -> _Value:
-        """Follow expressions of which each decides whether the next one is evaluated."""
+        """Follow expressions, each of which decides if the next one is evaluated."""
         found = self._value(values[0])
         for each in values[1:]:
             found = self._joined(found, self._perhaps(found.labels, partial(self._value, each)))

@@ -143,7 +143,7 @@ class ProgramExecution:
         self._file_steps = 0
 
     async def run(self, code: str) -> None:
-        """Execute the program. What goes wrong in it is in `output`."""
+        """Execute the program. Its errors are in `output`."""
         from pydantic_monty import MontyCrashedError, MontyError, MontyRuntimeError
 
         if len(code) > MAX_PROGRAM:
@@ -638,7 +638,7 @@ class ProgramSandbox:
         return self._session
 
     async def is_gone(self) -> bool:
-        """Return True if the session runs no program any more: its worker has ended, or has no memory left at all."""
+        """Return True if the session can run no more programs: its worker has ended or is out of memory."""
         from pydantic_monty import MontyError
 
         try:

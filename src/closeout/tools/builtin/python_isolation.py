@@ -130,8 +130,8 @@ def isolated(
     return list(command)
 
 
-# What programs and libraries are read from. All else is not there: data, and the sockets of the host's services, which
-# a read-only mount would not keep a script from using.
+# The folders of programs and libraries. Nothing else is visible: no data, and no sockets of the host's services,
+# which a script could use through a read-only mount.
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 _ETC = (
     *("alternatives", "ca-certificates", "fonts", "group", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),

@@ -85,7 +85,7 @@ def python_tool(
         "network": network,
     }
 
-    # What runs without network in a folder of its own may be run again: nothing remains of a script that was killed.
+    # A script without network, in a folder of its own, may run again: nothing remains of one that was killed.
     repeats = isolation != "none" and not network
 
     @tool(

@@ -99,7 +99,7 @@ def _typed_lines(file: TextIO | None, take: Callable[[str], object]) -> Iterator
     def pass_on(file: TextIO) -> None:
         if line := file.readline():
             take(line)
-        else:  # nobody types any more; the browser may still come
+        else:  # the end of the file; the browser may still come
             reads.close()
 
     with reads:

@@ -45,21 +45,10 @@ from closeout.visible import visible
 
 if TYPE_CHECKING:
     import httpx2
-    from mcp import Client, MCPError
+    from mcp import Client, MCPError, types
     from mcp.client.extension import ClientExtension
     from mcp.client.session import ClientSession
     from mcp.shared.dispatcher import ProgressFnT
-    from mcp.types import (
-        CallToolResult,
-        CreateMessageResult,
-        ElicitResult,
-        ErrorData,
-        InputRequiredResult,
-        InputResponses,
-        ListRootsResult,
-        Result,
-    )
-    from mcp.types import Tool as McpTool
 
 __all__ = [
     "POLICY_KEY",
@@ -89,7 +78,7 @@ SESSION_HEADER = "mcp-session-id"
 # and "invalid request".
 SESSION_UNKNOWN = (-32001, -32600)
 _UNDERSTOOD = re.compile(r"-3260[123]\b")  # the server read the message: no such method, invalid parameters, failed
-STDERR_KEPT = 4_000  # bytes of a server's error output that are kept for a message
+STDERR_KEPT = 4_000  # Bytes of the end of a server's error output, for a message.
 STDERR_SHOWN = 600  # characters of it in a message
 MAX_EVENT_BYTES = 256_000_000  # Bytes of one result over streamable HTTP.
 LINES_SHOWN = 4
@@ -320,7 +309,7 @@ class _ServerSession:
         self.config = config
         self.loop = asyncio.get_running_loop()
         self._connecting = anyio.CancelScope()  # respects the library's shields, which `Task.cancel` ignores
-        self.tools: list[McpTool] = []
+        self.tools: list[types.Tool] = []
         self._resource_tools: frozenset[str] = frozenset()  # names of those tools that read its resources
         self.is_cut = False  # the server has more tools than are listed
         self.refused: list[str] = []  # what is wrong with entries of the list
@@ -361,7 +350,7 @@ class _ServerSession:
     async def call(
         self, name: str, arguments: Mapping[str, Any], timeout: float | None, receiver: Progress | None
     ) -> McpResult:
-        """Call a tool. What the server asks during the call is answered, if its entry allows that."""
+        """Call a tool, and answer the server's questions during the call if its entry allows them."""
         client = self._client
         if client is None or self.ended:
             raise _Died(self._errors.quoted())
@@ -465,7 +454,7 @@ class _ServerSession:
 
     async def _sent(
         self, client: Client, name: str, sent: dict[str, Any], report: ProgressFnT, answers: CallAnswers | None
-    ) -> CallToolResult:
+    ) -> types.CallToolResult:
         """Make a call, whose server may ask if there are `answers`."""
         from mcp import MCPError
         from mcp.types import HEADER_MISMATCH
@@ -474,9 +463,7 @@ class _ServerSession:
             return await call_resource_tool(client, name, sent)
         call = partial(client.call_tool, name, sent, progress_callback=report)
 
-        async def send(
-            responses: InputResponses | None, state: str | None
-        ) -> CallToolResult | InputRequiredResult | Result:
+        async def send(responses: types.InputResponses | None, state: str | None) -> types.Result:
             call_once = partial(
                 client.session.call_tool,
                 name,
@@ -507,14 +494,14 @@ class _ServerSession:
                 raise
         return await call()
 
-    async def _elicit(self, context: Any, params: Any) -> ElicitResult | ErrorData:
+    async def _elicit(self, context: Any, params: Any) -> types.ElicitResult | types.ErrorData:
         """Answer a question that arrives as a request of its own."""
         return _no_call() if self._answers is None else await self._answers.elicit(params)
 
-    async def _sample(self, context: Any, params: Any) -> CreateMessageResult | ErrorData:
+    async def _sample(self, context: Any, params: Any) -> types.CreateMessageResult | types.ErrorData:
         return _no_call() if self._answers is None else await self._answers.sampled(params)
 
-    async def _list_roots(self, context: Any) -> ListRootsResult:
+    async def _list_roots(self, context: Any) -> types.ListRootsResult:
         return roots_of(self.config)
 
     async def _unless_ended(self, request: asyncio.Future[Any], answers: CallAnswers | None) -> Any:
@@ -546,7 +533,7 @@ class _ServerSession:
         missing = self._errors.login
         if not missing.by_person:
             return ToolError(missing.problem)
-        # Calls that are equal cannot be told apart. What has become a task is asked for again by its id.
+        # Equal calls cannot be told apart. A call that has become a task is asked for again by its id.
         is_sure = call in self._errors.refused and self._in_flight.count(call) == 1
         self._errors.refused = [each for each in self._errors.refused if each != call]
         return LoginNeeded(self.config, missing, is_sure=is_sure or (answers is not None and answers.task is not None))
@@ -799,7 +786,7 @@ def _extensions(config: McpServerConfig) -> list[ClientExtension] | None:
     return [TasksExtension()]
 
 
-def _no_call() -> ErrorData:
+def _no_call() -> types.ErrorData:
     from mcp.types import INVALID_REQUEST, ErrorData
 
     return ErrorData(code=INVALID_REQUEST, message="No call is under way that could ask.")
@@ -927,7 +914,7 @@ def _offer(session: _ServerSession) -> ServerOffer:
     return ServerOffer(tuple(offered.values()), tuple(problems))
 
 
-def _spec(config: McpServerConfig, tool: McpTool) -> tuple[ToolSpec | None, str]:
+def _spec(config: McpServerConfig, tool: types.Tool) -> tuple[ToolSpec | None, str]:
     """The tool as it is offered, if it is, and what is wrong with its parameters."""
     sent = {key: value for key, value in (tool.input_schema or {}).items() if value is not None}
     schema: dict[str, Any] = _escaped(without_titles(sent, describe=_harmless))
@@ -1002,7 +989,7 @@ def _as_named(arguments: Any, schema: Any) -> Any:
     return named(arguments)
 
 
-def _policy(tool: McpTool) -> ToolPolicy:
+def _policy(tool: types.Tool) -> ToolPolicy:
     """Return what the server hints at. A tool without hints may be destructive: the specification's default."""
     stated = _stated_policy(tool)
     hints = tool.annotations
@@ -1020,7 +1007,7 @@ def _policy(tool: McpTool) -> ToolPolicy:
     )
 
 
-def _stated_policy(tool: McpTool) -> ToolPolicy:
+def _stated_policy(tool: types.Tool) -> ToolPolicy:
     """Return the policy that a Closeout server states beside a tool; the default for anything malformed."""
     stated = (tool.meta or {}).get(POLICY_KEY)
     known = (tool.input_schema or {}).get("properties")

@@ -20,7 +20,7 @@ __all__ = ["delete_login", "login_changed", "login_lock", "read_login", "same_ad
 FOLDER = "mcp_logins"  # A folder in the home.
 _VERSION = 1
 _BETWEEN = 0.05  # Seconds between two tries to lock a login.
-# Seconds after which a process that holds the lock is not waited for any more: a refresh takes one request.
+# Seconds to wait for a process that holds the lock: a refresh takes one request.
 _LONGEST = 60.0
 
 

@@ -168,7 +168,7 @@ class _Provider(OAuthClientProvider):
             await flow.aclose()
 
     async def _reload(self, request: httpx2.Request, refused: str) -> None:
-        """Read what another process may have changed. The server does not accept the token `refused` any more."""
+        """Read the login again: another process may have changed it. The server has refused the token `refused`."""
 
     def _must_refuse(self, response: httpx2.Response, request: httpx2.Request) -> bool:
         """True if the server's refusal is the outcome of the request."""
@@ -194,20 +194,17 @@ class _BySignedClient(_Provider, PrivateKeyJWTOAuthProvider):
     pass
 
 
-class _Memory:
-    """Tokens of a client that signs in by itself: they are fetched again by the next process."""
+class _NothingKept:
+    """The storage of a client that signs in by itself: each session fetches its own tokens."""
 
-    def __init__(self) -> None:
-        self._tokens: OAuthToken | None = None
-
-    async def get_tokens(self) -> OAuthToken | None:
-        return self._tokens
+    async def get_tokens(self) -> None:
+        pass
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        self._tokens = tokens
+        pass
 
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
-        return None
+    async def get_client_info(self) -> None:
+        pass
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
         pass
@@ -215,13 +212,13 @@ class _Memory:
 
 def _client_credentials(config: McpServerConfig, auth: McpAuth) -> _Provider:
     scope = " ".join(auth.scopes) or None
-    client_id, url, memory = auth.client_id or "", config.url, _Memory()
+    client_id, url, storage = auth.client_id or "", config.url, _NothingKept()
     if auth.private_key is None:
-        return _ByClient(url, memory, client_id, auth.client_secret or "", scope=scope, issuer=auth.issuer)
+        return _ByClient(url, storage, client_id, auth.client_secret or "", scope=scope, issuer=auth.issuer)
     signed = SignedJWTParameters(
         issuer=client_id, subject=client_id, signing_key=auth.private_key, signing_algorithm=auth.signing_algorithm
     )
-    return _BySignedClient(url, memory, client_id, signed.create_assertion_provider(), scope=scope, issuer=auth.issuer)
+    return _BySignedClient(url, storage, client_id, signed.create_assertion_provider(), scope=scope, issuer=auth.issuer)
 
 
 # ------------------------------------------------------------------------------------------------ by a person
@@ -248,7 +245,7 @@ class _KeptLogin(_Provider):
     # -------------------------------------------------------------------------------------------- the requests
 
     async def _reload(self, request: httpx2.Request, refused: str) -> None:
-        """Read the login, and refresh it if it has ended: once, whatever processes need it."""
+        """Read the login, and refresh it if it has ended. Of several processes that need it, one does so."""
         await self._initialize()
         if self._is_new or not self._must_refresh(refused):
             return

@@ -130,7 +130,7 @@ def field_value(field: Mapping[str, Any], text: str) -> Any:
         return text
     try:
         return decode_json(text)
-    except ValueError:  # it does not fit, and is said not to
+    except ValueError:  # the check of the form says what is wrong
         return text
 
 

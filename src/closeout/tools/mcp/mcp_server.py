@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import ToolError
@@ -219,9 +218,9 @@ def _definition(spec: ToolSpec) -> Any:
         open_world_hint=False if policy.effects == "local" else None,
     )
     stated = {
-        field.name: normalise(getattr(policy, field.name))
-        for field in fields(policy)
-        if field.name in STATED_FIELDS and getattr(policy, field.name) != getattr(_DEFAULT, field.name)
+        name: normalise(getattr(policy, name))
+        for name in STATED_FIELDS
+        if getattr(policy, name) != getattr(_DEFAULT, name)
     }
     return Tool(
         name=spec.name,
