@@ -25,6 +25,7 @@ from pathlib import Path
 from closeout.errors import ToolError, UsageError
 from closeout.language.text_index import TextIndex, lacks_fts5
 from closeout.language.words import telling_words, words
+from closeout.results.normal import SURROGATE
 from closeout.tools.builtin.document_text import TABLE_SUFFIXES, extract_text, looks_like_text
 from closeout.tools.builtin.embeddings import Embed
 
@@ -490,7 +491,7 @@ def _walk(root: Path) -> Iterator[tuple[str, tuple[int, int]]]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             file = Path(folder) / name
-            if name.startswith((".", "~$")) or not _is_encodable(name):
+            if name.startswith((".", "~$")) or SURROGATE.search(name):  # bytes on disk that are not UTF-8
                 continue
             found = _regular_file(root, file)
             if found is not None and looks_like_text(file):
@@ -506,11 +507,3 @@ def _regular_file(root: Path, file: Path) -> os.stat_result | None:
     except (OSError, RuntimeError, ValueError):  # gone, no right to look, a circle of links, a NUL in the name
         return None
     return found if stat.S_ISREG(found.st_mode) else None
-
-
-def _is_encodable(name: str) -> bool:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:  # bytes on disk that are not UTF-8
-        return False
-    return True

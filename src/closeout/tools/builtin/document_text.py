@@ -9,7 +9,7 @@ import re
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from itertools import repeat, zip_longest
 from pathlib import Path
@@ -106,10 +106,8 @@ def decode_text(raw: bytes) -> str:
             return raw.decode("utf-8", "replace")
     runs = [len(run) for run in _HIGH_BYTES.findall(raw[:200_000])]
     if sum(length > 1 for length in runs) * 2 > len(runs):
-        try:
+        with suppress(UnicodeDecodeError):
             return raw.decode("gb18030")
-        except UnicodeDecodeError:
-            pass
     return raw.decode("cp1252", "replace")
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -78,13 +79,10 @@ def _packaged_bubblewrap() -> str:
     if not files or package is None or package.origin is None:
         return ""
     folder = Path(package.origin).parents[1]
-    try:
-        for name, digest in files.items():
-            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
-                return ""
-    except OSError:
-        return ""
-    return str(folder / _PROGRAM)
+    with suppress(OSError):
+        if all(hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest for name, digest in files.items()):
+            return str(folder / _PROGRAM)
+    return ""
 
 
 @functools.cache
