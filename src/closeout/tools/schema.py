@@ -119,16 +119,13 @@ def _read_sphinx(lines: list[str], into: Docstring) -> None:
 def _items(lines: Iterable[str]) -> list[tuple[str, list[str]]]:
     """Entries of a section: a line at the section's own indent, and the deeper lines below it."""
     items: list[tuple[str, list[str]]] = []
-    margin: int | None = None
-    for line in lines:
-        if not line.strip():
-            continue
+    margin = 0
+    for line in filter(str.strip, lines):
         indent = len(line) - len(line.lstrip())
-        if margin is None:
-            margin = indent
+        margin = margin if items else indent
         if indent <= margin:
             items.append((line.strip(), []))
-        elif items:
+        else:
             items[-1][1].append(line.strip())
     return items
 

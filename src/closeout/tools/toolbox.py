@@ -107,8 +107,6 @@ class Toolbox:
             offered = tuple(offered.values())
         if len(offered) != len(self._offered) or any(a is not b for a, b in zip(offered, self._offered, strict=True)):
             self._specs = [governed(spec) for spec in offered]
-            self._by_name = {}
-            for spec in self._specs:
-                self._by_name.setdefault(spec.name, spec)
+            self._by_name = {spec.name: spec for spec in reversed(self._specs)}  # the first of a name
             self._rules.clear()
         self._offered = offered if isinstance(offered, tuple) else tuple(offered)
