@@ -314,11 +314,11 @@ class _ServerSession:
         self.is_cut = False  # the server has more tools than are listed
         self.refused: list[str] = []  # what is wrong with entries of the list
         self._on_change = on_change
-        self._changed = asyncio.Event()  # the server says that its tools have changed
+        self._changed = asyncio.Event()  # the server says that its tools have changed, or the session must stop
         self._errors = _ErrorTail()
         self._client: Client | None = None
         self._ready: asyncio.Future[None] = self.loop.create_future()
-        self._stop = asyncio.Event()
+        self._is_stopping = False
         self._doubtful = False  # a call timed out: the server may hang
         self._has_overflowed = False  # it ended because of a result that the library does not read
         self._task: asyncio.Task[None] | None = None
@@ -328,7 +328,7 @@ class _ServerSession:
 
     @property
     def ended(self) -> bool:
-        return self._task is None or self._task.done() or self._stop.is_set()
+        return self._task is None or self._task.done() or self._is_stopping
 
     async def start(self) -> None:
         """Connect and list the tools. Raises `McpServerFailed`."""
@@ -415,7 +415,7 @@ class _ServerSession:
                 raise await self._lost(sent_call, answers) from None
             told = visible(redact(error.message, self.config.secrets)[:MAX_ERROR], keep="\n\t")
             if self._errors.forgotten or (error.code in SESSION_UNKNOWN and self._errors.has_session):
-                self._stop.set()
+                self._stop()
                 refused = self._errors.forgotten and (self._errors.post_status or 0) < 500
                 raise _Died(f" It said: {told}", is_forgotten=refused) from None
             if self._errors.login:
@@ -564,12 +564,16 @@ class _ServerSession:
         self._doubtful = False
         return True
 
+    def _stop(self) -> None:
+        self._is_stopping = True
+        self._changed.set()
+
     async def close(self) -> None:
         """End the session and wait for its server process, even if cancelled: a process must not outlive the loop.
 
         The library bounds each step of a server's end, so this takes a few seconds at worst.
         """
-        self._stop.set()
+        self._stop()
         task = self._task
         if task is None:
             return
@@ -634,21 +638,16 @@ class _ServerSession:
     async def _follow(self, client: Client) -> None:
         """List the tools again whenever they change, until the session must stop."""
         subscription = asyncio.create_task(self._subscribe(client))
-        stop = asyncio.create_task(self._stop.wait())
         try:
-            while not self._stop.is_set():
-                changed = asyncio.create_task(self._changed.wait())
-                await asyncio.wait((stop, changed), return_when=asyncio.FIRST_COMPLETED)
-                if not changed.done():
-                    changed.cancel()
-                    return
+            await self._changed.wait()
+            while not self._is_stopping:
                 self._changed.clear()
                 with suppress(Exception):  # the tools stay as they are; the next call shows what is wrong
                     await self._list(client)
                     self._on_change(self)
+                await self._changed.wait()
         finally:
             subscription.cancel()
-            stop.cancel()
 
     async def _subscribe(self, client: Client) -> None:
         """Follow the changes that newer servers report on a stream of their own."""

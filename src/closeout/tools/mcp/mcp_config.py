@@ -119,17 +119,14 @@ def read_servers(entries: McpEntry | Mapping[str, McpEntry] | Iterable[McpEntry]
     Raises:
         ConfigError: An entry is wrong. The text says which, and how.
     """
-    configs = _read_all(entries, is_foreign=False)
-    taken: set[str] = set()
-    unique: list[McpServerConfig] = []
-    for config in configs:
+    unique: dict[str, McpServerConfig] = {}
+    for config in _read_all(entries, is_foreign=False):
         name, number = config.name, 1
-        while name in taken:
+        while name in unique:
             number += 1
             name = f"{config.name}-{number}"
-        taken.add(name)
-        unique.append(replace(config, name=name))
-    return tuple(unique)
+        unique[name] = replace(config, name=name)
+    return tuple(unique.values())
 
 
 def _read_all(entries: Any, *, is_foreign: bool) -> list[McpServerConfig]:
