@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 
 __all__ = ["as_data", "break_markers", "escape_markers"]
 
@@ -75,20 +74,17 @@ def escape_markers(text: str) -> str:
 
 def break_markers(text: str, markers: Sequence[str]) -> str:
     """Break markers of the user's own in the same way. None may be blank."""
-    return _first_characters(tuple(markers)).sub(lambda found: f"&#{ord(found[0])};", text) if markers else text
+    if not markers:
+        return text
+    parts = ((marker[: -len(bare)], bare) for marker in markers if (bare := marker.lstrip()))
+    # The first character of each marker that is not blank.
+    found = (f"(?<={re.escape(blank)}){re.escape(bare[0])}(?={re.escape(bare[1:])})" for blank, bare in parts)
+    return re.sub("|".join(found), lambda first: f"&#{ord(first[0])};", text)
 
 
 def _with_reference(found: re.Match[str]) -> str:
     """The marker with its colon as a character reference."""
     return f"{found[0][:-1]}&#{ord(found[0][-1])};"
-
-
-@lru_cache(maxsize=8)
-def _first_characters(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """Find the first character of each marker that is not blank."""
-    parts = ((marker[: -len(bare)], bare) for marker in markers if (bare := marker.lstrip()))
-    found = (f"(?<={re.escape(blank)}){re.escape(bare[0])}(?={re.escape(bare[1:])})" for blank, bare in parts)
-    return re.compile("|".join(found))
 
 
 def as_data(text: str, tag: str) -> str:

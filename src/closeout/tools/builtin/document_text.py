@@ -10,6 +10,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import repeat, zip_longest
 from pathlib import Path
@@ -283,8 +284,6 @@ def _errors_named(path: Path, kind: str) -> Iterator[None]:
 
 
 def _import(module: str, path: Path, kind: str) -> Any:
-    from importlib import import_module
-
     try:
         return import_module(module)
     except ImportError:

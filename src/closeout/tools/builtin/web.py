@@ -324,8 +324,10 @@ def _decoded(body: bytes, charset: str) -> str:
     found = _META_CHARSET.search(body[:4_096])
     best, fewest = "", len(body) + 1
     for name in (charset, found[1].decode("ascii", "replace") if found else "", None):
+        if name is not None and (not name or _NO_CHARSET.match(name)):
+            continue
         try:
-            text = decode_text(body) if name is None else _decoded_as(body, name)
+            text = decode_text(body) if name is None else body.decode(name, "replace")
         except (LookupError, UnicodeError):  # no such encoding, or not of these bytes
             continue
         unreadable = text.count("\ufffd")
@@ -334,12 +336,6 @@ def _decoded(body: bytes, charset: str) -> str:
         if unreadable < fewest:
             best, fewest = text, unreadable
     return best
-
-
-def _decoded_as(body: bytes, charset: str) -> str:
-    if not charset or _NO_CHARSET.match(charset):
-        raise LookupError(charset)
-    return body.decode(charset, "replace")
 
 
 def _document_text(body: bytes, suffix: str) -> str:
