@@ -16,7 +16,7 @@ from closeout.results.tokens import count
 
 __all__ = ["Artifact", "ArtifactStore", "MemoryArtifacts", "NormalArtifacts", "drill", "read_result"]
 
-PAGE_BUDGET = DEFAULT_BUDGET * 9 // 10  # so that a page, once it is escaped, is itself within a result's budget
+PAGE_BUDGET = DEFAULT_BUDGET * 9 // 10  # Leaves room for escapes: a page is itself a result.
 _LINE = 400  # characters of one matching line that are shown
 _MAX_PATTERN = 500  # characters
 

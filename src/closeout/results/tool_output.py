@@ -161,7 +161,7 @@ class ToolOutput(BaseModel):
 
     def _record(self) -> dict[str, Any]:
         own: dict[str, Any] = {"own_observation": True} if self.own_observation else {}
-        if len(self.__dict__) > len(known := ToolOutput.model_fields):  # of a subclass with fields of its own
+        if len(self.__dict__) > len(known := ToolOutput.model_fields):  # a subclass with fields of its own
             own["own_fields"] = {name: normalise(value) for name, value in self if name not in known}
         return own | {
             "summary": self.summary,

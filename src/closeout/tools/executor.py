@@ -80,7 +80,7 @@ class PlannedCall:
     code: str = ""  # error code of the refusal; of a repeated call UNSURE, if the first one was interrupted
     seen_before: bool = False  # the agent has seen its result
     left_out: bool = False  # the agent has seen its result, which has left the context
-    again: bool = False  # it was made before, and something has changed since: a person is asked
+    again: bool = False  # made before, but something has changed since: a person is asked
     earlier_outcome: CallOutcome | None = None
     earlier_attempt: EarlierCall | None = None  # an earlier attempt made it, and this one has not seen its result
     same_as: int = -1  # index of the same call in the same reply

@@ -230,7 +230,7 @@ def _with_files(output: ToolOutput, found: Sequence[File], view: FileView) -> To
     files = {file.name: file for file in (*output.files, *found)}
     added = 0
     for file in files.values():
-        if file.hidden:  # of `run_python`, which has looked
+        if file.hidden:  # `run_python` has checked it
             continue
         if problem := view.refusal(file.name, file.size, files.keys() - {file.name}, added):
             text = f"The file {file.name!r} is not kept: {problem}."
@@ -304,6 +304,6 @@ def _message(error: BaseException) -> str:
     words = error_text(error)
     if isinstance(error, ToolError | TimeoutError) and words:
         return words[:_MAX_MESSAGE]
-    if isinstance(error, BaseExceptionGroup):  # its own text only counts what it holds
+    if isinstance(error, BaseExceptionGroup):  # its own text is only a count
         words = "; ".join(_message(each) for each in error.exceptions)
     return f"{type(error).__name__}: {words}"[:_MAX_MESSAGE].rstrip(": ")

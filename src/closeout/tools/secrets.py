@@ -187,7 +187,7 @@ class Secrets:
         Args:
             others: The secrets of the run's agents. Agents and values that are added later are hidden too.
         """
-        found = copy(self)  # which learns the same values
+        found = copy(self)  # the copy shares the values
         found._others = others
         found._known = 0
         return found

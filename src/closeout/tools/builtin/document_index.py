@@ -294,7 +294,7 @@ class DocumentIndex:
         """Return the passages whose vectors are nearest to the query's; none if the embedding function fails."""
         try:
             return [] if self._embed is None else self._nearest(db, self._embed, query, most)
-        except Exception as error:  # of the user's function
+        except Exception as error:  # the user's function may raise anything
             logger.warning("Documents are searched by words only: embed failed: %s: %s", type(error).__name__, error)
             return []
 

@@ -145,20 +145,20 @@ class ProgramFlow:
         self._lost = False
         self._ahead: list[str] = []  # programs that were added before they run
         self._sites: dict[tuple[int, int, str], CallSite] = {}
-        self._places: dict[ast.AST, tuple[int, int]] = {}  # of calls by name, in the bytes of their program
+        self._places: dict[ast.AST, tuple[int, int]] = {}  # calls by name → their place in the bytes of the program
         self._stores: dict[ast.AST, _Variables] = {}  # by the expression that makes the objects
         self._errors = _Value(store=_Variables())  # the objects in errors that were raised
         self._globals: _Frame = {}
         self._frame = self._globals  # the variables of the function, or those of the programs
         self._local: frozenset[str] = frozenset()  # the names that belong to the function
-        self._scopes: list[_Frame] = []  # of the comprehensions and lambdas around the expression
+        self._scopes: list[_Frame] = []  # those of the comprehensions and lambdas around the expression
         self._returned = _Value()
         self._place: _Labels = _NONE  # what has decided that the program is here
         self._everything: _Labels = _NONE  # all labels that were read
         self._acted = False  # the expression has done more than compute a value
         self._unsure = 0  # around the place: what may be left, repeated or left out, so that variables keep old values
         self._trying = 0
-        self._growth = 0  # of the labels of all that was read, and of stores and what they share
+        self._growth = 0  # how often the labels of all that was read, or a store, have grown
 
     @property
     def decided(self) -> _Labels:

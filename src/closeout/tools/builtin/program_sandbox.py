@@ -125,7 +125,7 @@ class ProgramExecution:
         flow: ProgramFlow | None = None,
     ) -> None:
         self.repairs: list[Repair] = []
-        self.began = False  # it was not refused before it ran
+        self.began = False  # False if it was refused before it ran
         self._sandbox = sandbox
         self._functions = functions
         self._call = call

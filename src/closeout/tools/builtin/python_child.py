@@ -105,7 +105,7 @@ def load_variables(path: str, names: dict[str, Any]) -> str:
         return ""
     try:
         with Path(path).open("rb") as file:
-            version, modules, functions, values = pickle.load(file)  # noqa: S301  # of a script like this one
+            version, modules, functions, values = pickle.load(file)  # noqa: S301  # written by a script like this one
             if version != sys.version:
                 return "The variables of earlier calls are lost: they were kept by another version of Python."
             for name, module in modules.items():

@@ -300,7 +300,7 @@ async def _run(script: _Script, limits: dict[str, Any], seconds: float) -> str:
         raise ToolError(f"The script printed more than 1 MB and was stopped.{watched.printed()}")
     code_of_exit = transport.get_returncode()
     if kind == "bubblewrap" and code_of_exit is not None and code_of_exit > 128:
-        code_of_exit = 128 - code_of_exit  # it exits so for a script that a signal ended
+        code_of_exit = 128 - code_of_exit  # how it reports a script that a signal ended
     if code_of_exit == 0:
         return watched.output.text().rstrip()
     message = ["The script failed.", _why(code_of_exit), watched.errors.text().strip("\n"), watched.printed().strip()]

@@ -98,7 +98,7 @@ _Sent = tuple[str, dict[str, Any]]
 class McpServerFailed(ToolError):
     """A server could not be started or reached. The text names it and says why."""
 
-    status: int | None = None  # of its last answer over HTTP, if that was an error
+    status: int | None = None  # The status of its last HTTP answer, if that was an error.
 
 
 class MissingLogin(NamedTuple):
@@ -541,7 +541,7 @@ class _ServerSession:
     async def _lost(self, call: _Sent, answers: CallAnswers | None) -> Exception:
         """Return the error for a call that was running when the session ended."""
         if self.config.transport == "sse" and self._task is not None:
-            await asyncio.wait((self._task,), timeout=BROKEN_SECONDS)  # it knows why
+            await asyncio.wait((self._task,), timeout=BROKEN_SECONDS)  # the task knows why
         if self._errors.login:
             return self._login_failed(call, answers)
         if not self._has_overflowed:
@@ -819,7 +819,7 @@ class _ErrorTail:
         self.status: int | None = None
         self.forgotten = False  # the last answer over HTTP refused a message of the session
         self.has_session = False
-        self.post_status: int | None = None  # that of the last message, if the server refused it
+        self.post_status: int | None = None  # the status of the last message, if the server refused it
         self.odd = ""  # what it sends instead of messages, as a sentence that starts with a blank
         self.login: MissingLogin | None = None  # the library may not pass it on
         self.refused: list[_Sent] = []  # calls that a server refused for want of a login

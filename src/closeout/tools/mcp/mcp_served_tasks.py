@@ -118,7 +118,7 @@ def add_tasks(server: Server[Any], shelf: TaskShelf) -> None:
         task_id: str
 
     class AnswerParams(TaskParams):
-        input_responses: dict[str, Any]  # those that nobody asked for may be anything
+        input_responses: dict[str, Any]  # answers without a question may be anything
 
     response_of = TypeAdapter(types.InputResponse).validate_python
 
