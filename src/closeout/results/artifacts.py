@@ -9,14 +9,14 @@ from typing import Any, Protocol, runtime_checkable
 
 from closeout.errors import ToolError
 from closeout.records import record
-from closeout.results.budgets import DEFAULT_BUDGET, ValueCutter, largest_fit
+from closeout.results.budgets import DEFAULT_BUDGET, ValueCutter, largest_fit, path_step, read_call
 from closeout.results.encoding import encode_normal, write_cut
 from closeout.results.normal import compact_json, normalise, without_surrogates
 from closeout.results.tokens import count
 
 __all__ = ["Artifact", "ArtifactStore", "MemoryArtifacts", "NormalArtifacts", "drill", "read_result"]
 
-PAGE_BUDGET = DEFAULT_BUDGET * 9 // 10  # so that a page, once it is escaped, is itself within a result's budget
+PAGE_BUDGET = DEFAULT_BUDGET * 9 // 10  # Leaves room for escapes: a page is itself a result.
 _LINE = 400  # characters of one matching line that are shown
 _MAX_PATTERN = 500  # characters
 
@@ -182,11 +182,8 @@ class _ArtifactReader:
         return self.largest(build, len(shown), 1)
 
     def more(self, offset: int, total: int, kind: str, pattern: str = "", path: str | None = None) -> str:
-        path = self.path if path is None else path
-        arguments = compact_json(self.handle)
-        arguments += f", path={compact_json(path)}" if path else ""
-        arguments += f", pattern={compact_json(pattern)}" if pattern else ""
-        return f"[{total - offset:,} of {total:,} {kind} follow: read_result({arguments}, offset={offset})]"
+        call = read_call(self.handle, path=self.path if path is None else path, pattern=pattern, offset=offset)
+        return f"[{total - offset:,} of {total:,} {kind} follow: {call}]"
 
     def largest(self, build: Callable[[int], str], size: int, least: int) -> str:
         found = largest_fit(1, min(size, 64 * self.budget), build, self.fits)
@@ -203,16 +200,16 @@ def _lines(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield f"{path}:{number}" if path else str(number), line
     elif isinstance(value, dict):
         for key, item in value.items():
-            name = key if key.isidentifier() else f"[{compact_json(key)}]"
-            yield from _leaves(item, f"{path}.{name}" if path and name == key else f"{path}{name}", key)
+            step = path_step(key)
+            yield from _leaves(item, path + step if path else step.removeprefix("."))
     elif isinstance(value, list):
         for place, item in enumerate(value):
-            yield from _leaves(item, f"{path}[{place}]", "")
+            yield from _leaves(item, f"{path}[{place}]")
     else:
         yield path, compact_json(value)
 
 
-def _leaves(value: Any, path: str, key: str) -> Iterator[tuple[str, str]]:
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, (dict, list)) or (isinstance(value, str) and "\n" in value):
         yield from _lines(value, path)
     else:

@@ -20,6 +20,8 @@ __all__ = [
     "cut_text",
     "describe_missing",
     "largest_fit",
+    "path_step",
+    "read_call",
 ]
 
 DEFAULT_BUDGET = 4_000  # tokens of one result, where neither the tool nor the run says otherwise
@@ -198,7 +200,7 @@ class ValueCutter:
         free = room - 2 - sum(len(key) + 4 for key in keys) - (_NOTE if missing else 0)
         shares = _share([self.size(value[key]) for key in keys], free)
         out = {
-            key: self.part(value[key], share, f"{path}{_step(key)}".lstrip("."))
+            key: self.part(value[key], share, f"{path}{path_step(key)}".lstrip("."))
             for key, share in zip(keys, shares, strict=True)
         }
         if missing:
@@ -229,6 +231,13 @@ class ValueCutter:
         return kept if len(kept) == count else [*kept, More(count - len(kept))]
 
 
+def read_call(handle: str, *, path: str = "", pattern: str = "", offset: int | None = None) -> str:
+    """Return the call that reads a stored result, as a model writes it."""
+    options = {"path": path, "pattern": pattern, "offset": offset}
+    written = (f", {name}={compact_json(value)}" for name, value in options.items() if value not in ("", None))
+    return f"read_result({compact_json(handle)}{''.join(written)})"
+
+
 def describe_missing(cut: Cut) -> str:
     """The three largest losses in words: "954 of 1,000 items at rows; …"."""
     words = [
@@ -256,6 +265,6 @@ def _share(sizes: Sequence[int], room: int) -> list[int]:
     return shares
 
 
-def _step(key: str) -> str:
-    """One key of a path: `.name`, or `["any text"]` where it is not a plain word."""
+def path_step(key: str) -> str:
+    """Return one key as a step of a path: `.name`, or `["any text"]` where it is not a plain word."""
     return f".{key}" if key.isidentifier() else f"[{compact_json(key)}]"

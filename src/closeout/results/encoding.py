@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -258,10 +259,8 @@ def _candidates(value: Any, known: Mapping[str, Encoding]) -> list[tuple[str, st
     if any_text(value, forms.worth_lifting):
         found.append(("raw", forms.write_raw_block(columnar)))
     for name in ("toon", *(each.name for each in known.values() if each.automatic)):
-        try:
+        with suppress(EncodingError):
             found.append((name, known[name].write(value)))
-        except EncodingError:
-            continue
     return found
 
 

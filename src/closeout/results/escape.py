@@ -7,27 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 
 __all__ = ["as_data", "break_markers", "escape_markers"]
 
 # Words that open a section in the text dialects, at the start of a line, any case (the ReAct prompts and their usual
 # translations). Mid-line they are plain words to every parser and stay untouched.
 _WORDS = (
-    "observation",
-    "action",
-    "thought",
-    "answer",
-    "question",
-    "message from the user",
-    "观察",
-    "行动",
-    "动作",
-    "思考",
-    "答案",
-    "问题",
-    "工具",
-)
+    "observation", "action", "thought", "answer", "question", "message from the user",
+    "观察", "行动", "动作", "思考", "答案", "问题", "工具",
+)  # fmt: skip
 # The word may follow anything that parsers skip: blanks, a BOM, list and heading signs, numbers. All quantifiers are
 # possessive or bounded, so that no text makes the search more than linear.
 _OPENING = (
@@ -86,20 +74,17 @@ def escape_markers(text: str) -> str:
 
 def break_markers(text: str, markers: Sequence[str]) -> str:
     """Break markers of the user's own in the same way. None may be blank."""
-    return _first_characters(tuple(markers)).sub(lambda found: f"&#{ord(found[0])};", text) if markers else text
+    if not markers:
+        return text
+    parts = ((marker[: -len(bare)], bare) for marker in markers if (bare := marker.lstrip()))
+    # The first character of each marker that is not blank.
+    found = (f"(?<={re.escape(blank)}){re.escape(bare[0])}(?={re.escape(bare[1:])})" for blank, bare in parts)
+    return re.sub("|".join(found), lambda first: f"&#{ord(first[0])};", text)
 
 
 def _with_reference(found: re.Match[str]) -> str:
     """The marker with its colon as a character reference."""
     return f"{found[0][:-1]}&#{ord(found[0][-1])};"
-
-
-@lru_cache(maxsize=8)
-def _first_characters(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """Find the first character of each marker that is not blank."""
-    parts = ((marker[: -len(bare)], bare) for marker in markers if (bare := marker.lstrip()))
-    found = (f"(?<={re.escape(blank)}){re.escape(bare[0])}(?={re.escape(bare[1:])})" for blank, bare in parts)
-    return re.compile("|".join(found))
 
 
 def as_data(text: str, tag: str) -> str:

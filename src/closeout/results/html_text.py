@@ -89,10 +89,7 @@ def _read_page(html: str) -> _Page:
     page = _Page()
     lower = html.replace("\u0130", "I").lower()  # the one letter that gets longer: positions must agree
     at, close, unended = 0, -1, False
-    while True:
-        tag = html.find("<", at)
-        if tag < 0:
-            break
+    while (tag := html.find("<", at)) >= 0:
         page.add(_inline(html[at:tag]))
         if html.startswith("<!--", tag):
             end = html.find("-->", tag + 4)

@@ -28,12 +28,14 @@ __all__ = [
     "EncodingError",
     "compact_json",
     "count_lines",
+    "error_text",
     "files_found",
     "is_large",
     "join_surrogates",
     "json_text",
     "map_texts",
     "normalise",
+    "texts_in",
     "without_surrogates",
 ]
 
@@ -159,6 +161,19 @@ def map_texts(value: Any, change: Callable[[str], Any]) -> Any:
     return [map_texts(item, change) for item in value] if type(value) is list else value
 
 
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield every string in a value, the keys of mappings too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from texts_in(key)
+            yield from texts_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts_in(item)
+
+
 def normalise(value: Any, *, strict: bool = False) -> Any:
     """Return the JSON value of any Python value; a JSON value is returned equal. Never raises unless `strict`.
 
@@ -243,7 +258,7 @@ class _Normaliser:
         except EncodingError:
             raise
         except Exception as failure:  # foreign code runs in isinstance, len, hash and iteration, too
-            return self.refuse(f"{type(value).__name__} cannot be read: {_message(failure)}", _short_repr(value))
+            return self.refuse(f"{type(value).__name__} cannot be read: {error_text(failure)}", _short_repr(value))
 
     def foreign(self, value: Any, depth: int) -> Any:
         for kind, convert in _CONVERSIONS:
@@ -261,7 +276,7 @@ class _Normaliser:
         try:
             converted = convert(value)
         except Exception as failure:  # foreign code: a property that raises, a model that cannot be dumped
-            return self.refuse(f"{type(value).__name__} cannot be read: {_message(failure)}", _short_repr(value))
+            return self.refuse(f"{type(value).__name__} cannot be read: {error_text(failure)}", _short_repr(value))
         if type(converted) is str:
             return join_surrogates(converted)
         if depth >= MAX_DEPTH or id(value) in self.open:
@@ -321,10 +336,11 @@ def _sorted(value: Iterable[Any]) -> list[Any]:
     return sorted(members, key=lambda item: (type(item).__name__, repr(item)))
 
 
-def _message(failure: BaseException) -> str:
+def error_text(failure: BaseException) -> str:
+    """Return the text of an exception; "" if its `__str__` raises."""
     try:
         return str(failure)
-    except Exception:  # an exception whose __str__ raises
+    except Exception:
         return ""
 
 
@@ -347,7 +363,7 @@ _CONVERSIONS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     ((date, time), lambda value: None if value != value else value.isoformat()),  # NaT, too
     ((timedelta, PurePath, UUID, Fraction), str),
     (Decimal, _decimal),
-    (BaseException, lambda value: f"{type(value).__name__}: {_message(value)}"),
+    (BaseException, lambda value: f"{type(value).__name__}: {error_text(value)}"),
     ((set, frozenset), _sorted),
     (MappingProxyType, dict),
     (File, _file),

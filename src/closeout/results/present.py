@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
-from functools import lru_cache
 from typing import Any
 
+from closeout.codec import value_or_text
 from closeout.errors import UsageError
 from closeout.messages import ToolPolicy
 from closeout.records import record
@@ -26,6 +25,7 @@ from closeout.results.budgets import (
     cut_text,
     describe_missing,
     largest_fit,
+    read_call,
 )
 from closeout.results.encoding import (
     HOPELESS,
@@ -115,8 +115,10 @@ def present(
         except UsageError as error:
             raise UsageError(f"Tool {tool_name!r}: {error}") from None
     shown = value if is_normal or type(value) is str else normalise(value)
-    if isinstance(shown, str) and shown.startswith("base64:") and (found := _binary(shown)) is not None:
-        return _of_bytes(found)
+    if isinstance(shown, str) and _may_be_binary(shown) and (found := _binary(shown)) is not None:
+        text = summarise(found)
+        missing = f"{len(found):,} bytes that are not text"
+        return Presented(text, estimate_tokens(text), truncated=True, missing=missing)
     if policy.drop_keys or policy.drop_nulls or policy.html_to_text or policy.round_floats is not None:
         shown = _reduced(_parsed(shown), policy)
     budgeted = _Budgeted(
@@ -190,8 +192,7 @@ class _Budgeted:
         return self.cut(ValueCutter(value), form if form == name != "auto" else cut_format(value), plain)
 
     def cut(self, cutter: ValueCutter, shape: str, plain: str = "") -> Presented:
-        """The value of a cutter as much as fits; `plain` is the whole as JSON, if it was written."""
-
+        """As much of a cutter's value as fits; `plain` is the whole as JSON, if it was written."""
         summary = summarise(cutter.value) if shape == "tool_result" else ""
 
         def build(length: int) -> tuple[str, str]:
@@ -199,11 +200,10 @@ class _Budgeted:
             missing = describe_missing(cut)
             closing = self.closing(missing, cut.elisions[0] if cut.elisions else None)
             if shape == "tool_result":
-                return f"{self.as_tool_result(without_marks(cut.value), summary)}\n{closing}", missing
-            return (
-                f"{escape_markers(without_surrogates(write_cut(cut, shape, note=False, known=self.known)))}\n{closing}",
-                missing,
-            )
+                text = self.as_tool_result(without_marks(cut.value), summary)
+            else:
+                text = escape_markers(without_surrogates(write_cut(cut, shape, note=False, known=self.known)))
+            return f"{text}\n{closing}", missing
 
         return self.largest(build, plain, shape, size=cutter.size(cutter.value))
 
@@ -250,7 +250,7 @@ class _Budgeted:
         """Return the shortest sign of a result, for a budget that holds no part of it."""
         options = [TRUNCATED, "…"]
         if self.handle:
-            options.insert(0, f"{TRUNCATED} Read it: read_result({compact_json(self.handle)})")
+            options.insert(0, f"{TRUNCATED} Read it: {read_call(self.handle)}")
         return next((text for text in options if count(text, self.model).tokens <= self.limit), "…")
 
     def closing(self, missing: str, first: Elision | None) -> str:
@@ -258,21 +258,15 @@ class _Budgeted:
         line = f"{TRUNCATED} Not shown: {missing}."
         if not self.handle:
             return escape_markers(line)
-        arguments = compact_json(self.handle)
-        if first is not None and first.path and len(first.path) <= 100:
-            arguments += f", path={compact_json(first.path)}"
-        if first is not None and first.kind != "keys" and (not first.path or len(first.path) <= 100):
-            arguments += f", offset={first.shown}"
-        return escape_markers(f"{line} Read on: read_result({arguments})")
+        call = read_call(self.handle)
+        if first is not None and len(first.path) <= 100:
+            call = read_call(self.handle, path=first.path, offset=None if first.kind == "keys" else first.shown)
+        return escape_markers(f"{line} Read on: {call}")
 
 
 def _reduced(value: Any, policy: ToolPolicy) -> Any:
-    """A normal value without what the policy leaves out.
-
-    `drop_keys` names keys at any depth, with `*` and `?` as in file names ("*_url"); `drop_nulls` drops keys whose
-    value is null; `round_floats` keeps that many significant digits; `html_to_text` reads strings that hold HTML.
-    """
-    dropped = _key_pattern(policy.drop_keys) if policy.drop_keys else None
+    """Leave out what the policy says. `drop_keys` are dropped at any depth; `*` and `?` are as in file names."""
+    dropped = re.compile("|".join(map(translate, policy.drop_keys))) if policy.drop_keys else None
 
     def walk(value: Any) -> Any:
         if type(value) is dict:
@@ -292,19 +286,10 @@ def _reduced(value: Any, policy: ToolPolicy) -> Any:
     return walk(value)
 
 
-@lru_cache(maxsize=256)
-def _key_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(translate(name) for name in names))
-
-
 def _parsed(value: Any) -> Any:
     """A string that is a JSON object or list as that; anything else as it is."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
-        return value
-    try:
-        return normalise(json.loads(value))
-    except (ValueError, RecursionError):
-        return value
+    is_json = isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
+    return normalise(value_or_text(value)) if is_json else value
 
 
 def _binary(text: str) -> bytes | None:
@@ -323,11 +308,6 @@ def _without_binary(text: str) -> str:
     """The text, or a summary of the bytes that it encodes: base64 costs tokens and tells the model nothing."""
     found = _binary(text) if _may_be_binary(text) else None
     return text if found is None else f"[{summarise(found)}: not shown]"
-
-
-def _of_bytes(value: bytes) -> Presented:
-    text = summarise(value)
-    return Presented(text, estimate_tokens(text), truncated=True, missing=f"{len(value):,} bytes that are not text")
 
 
 class ShownText(str):

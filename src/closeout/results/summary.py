@@ -63,7 +63,6 @@ _CHINESE = {
 }
 LANGUAGES: Mapping[str, Mapping[str, str]] = {"en": _ENGLISH, "zh": _CHINESE}
 
-_CONSTANTS = {None: "null", True: "true", False: "false"}
 _MAGIC = ((b"\x89PNG", "PNG"), (b"\xff\xd8\xff", "JPEG"), (b"GIF8", "GIF"), (b"%PDF", "PDF"), (b"PK\x03\x04", "ZIP"))
 
 
@@ -77,7 +76,8 @@ def summarise(value: Any, language: str = "en") -> str:
     if words is None:
         raise UsageError(f"Summaries are not available in {language!r}. Use {' or '.join(LANGUAGES)}.")
     if type(value) in (bytes, bytearray):
-        return _of_bytes(bytes(value[:8]), len(value), words)
+        kind = next((f" ({name})" for magic, name in _MAGIC if value.startswith(magic)), "")
+        return words["bytes"].format(count=len(value), kind=kind)
     try:
         return _line(_WRITERS[type(value)](value, words))
     except Exception:  # another type, or one inside that raises when it is looked at
@@ -91,11 +91,6 @@ def _line(text: str) -> str:
         text = text[: 2 * LENGTH]
     text = join_surrogates(" ".join(text.split()))
     return text if len(text) <= LENGTH else text[: LENGTH - 1] + "…"
-
-
-def _of_bytes(head: bytes, size: int, words: Mapping[str, str]) -> str:
-    kind = next((f" ({name})" for magic, name in _MAGIC if head.startswith(magic)), "")
-    return words["bytes"].format(count=size, kind=kind)
 
 
 def _of_text(value: str, words: Mapping[str, str]) -> str:
@@ -131,12 +126,10 @@ def _of_list(value: list[Any], words: Mapping[str, str]) -> str:
 def _of_object(value: dict[Any, Any], words: Mapping[str, str]) -> str:
     if not value:
         return words["empty_object"]
-    if value.get("error") and isinstance(value["error"], (str, dict)):
-        return words["error"].format(
-            names=_token(value["error"], words)
-            if isinstance(value["error"], str)
-            else _short(compact_json(normalise(value["error"])), 200)
-        )
+    error = value.get("error")
+    if error and isinstance(error, (str, dict)):
+        shown = _token(error, words) if isinstance(error, str) else _short(compact_json(normalise(error)), 200)
+        return words["error"].format(names=shown)
     for key in _ITEM_KEYS:
         found = value.get(key)
         if isinstance(found, list) and not found:
@@ -161,8 +154,6 @@ def _token(value: Any, words: Mapping[str, str]) -> str:
     """A value inside a summary: a small one as it is, a container by its size."""
     if isinstance(value, str):
         return _short(value, 60)
-    if value is None or value is True or value is False:
-        return _CONSTANTS[value]
     if isinstance(value, dict):
         return words["keys"].format(count=len(value))
     if isinstance(value, list):

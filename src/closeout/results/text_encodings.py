@@ -9,24 +9,17 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections import Counter
 from typing import Any
 
 from closeout.parsing.json_text import STRICT
 from closeout.results.budgets import More
 from closeout.results.escape import escape_markers
-from closeout.results.normal import (
-    SURROGATE,
-    EncodingError,
-    compact_json,
-    map_texts,
-    without_surrogates,
-)
+from closeout.results.normal import SURROGATE, EncodingError, compact_json, map_texts, without_surrogates
 from closeout.results.summary import summarise
 from closeout.results.tokens import count_tokens
 
 __all__ = [
-    "COMPACT_FORMAT",
-    "XML_FORMAT",
     "compact_text",
     "escape_attribute",
     "escape_xml",
@@ -59,31 +52,16 @@ _FRAME = len('{"#cols":[],"#rows":[]}')
 
 
 def table_columns(rows: list[Any]) -> list[str] | None:
-    """The column names of a list of objects, if the keys of each row are the first of them; else None.
+    """The column names of a list of two or more objects, if the keys of each row are the first of them; else None.
 
     Columns that all rows have come first, in the order of the rows' keys.
     """
-    if not rows or type(rows[0]) is not dict or not rows[0]:
+    if not all(type(row) is dict and row for row in rows):
         return None
     first = rows[0].keys()
-    counts: dict[str, int] = {}
-    uniform = True
-    for row in rows:
-        if type(row) is not dict or not row:
-            return None
-        uniform = uniform and row.keys() == first
-        if not uniform and not counts:
-            counts = dict.fromkeys(first, 0)
-    if uniform:
+    if all(row.keys() == first for row in rows):
         return list(first)
-    return _nested_columns(rows, counts)
-
-
-def _nested_columns(rows: list[dict[str, Any]], counts: dict[str, int]) -> list[str] | None:
-    for row in rows:
-        for key in row:
-            counts[key] = counts.get(key, 0) + 1
-    columns = sorted(counts, key=lambda key: -counts[key])
+    columns = [name for name, _ in Counter(key for row in rows for key in row).most_common()]
     places = {name: place for place, name in enumerate(columns)}
     fits = all(places[key] < len(row) for row in rows for key in row)
     return columns if fits else None
@@ -201,41 +179,28 @@ def escape_xml(text: str) -> str:
     return _NOT_XML.sub("\ufffd", _escape_xml(text).replace('"', "&quot;").replace("\r", "&#13;"))
 
 
-def _xml_element(value: Any, name: str) -> str:
+def _element(value: Any, name: str, key: str = "") -> str:
     """Return one element. A string is its text; other types are named in `type`: number, bool, null, list, object, and
-    json for a string that XML cannot hold. A key that is no XML name, or the name of a tag that models know, is the
-    `key` of an `entry` element.
+    json for a string that XML cannot hold. A key that is not an XML name, or is the name of a tag that models know, is
+    the `key` of an `entry` element.
     """
-    parts: list[str] = []
-    _element(name, "", value, parts)
-    return "".join(parts)
-
-
-def _element(name: str, key: str, value: Any, parts: list[str]) -> None:
-    opening = f"<{name}{key}"
-    if type(value) is str:
-        if _NOT_XML.search(value):
-            parts.append(f'{opening} type="json">{_escape_xml(json.dumps(value))}</{name}>')
-        else:
-            parts.append(f"{opening}>{escape_xml(value)}</{name}>")
-    elif type(value) is dict:
-        parts.append(f'{opening} type="object">')
-        for child, item in value.items():
-            _element(*_tag(child), item, parts)
-        parts.append(f"</{name}>")
+    if value is None:
+        return f'<{name}{key} type="null"/>'
+    if type(value) is dict:
+        kind, content = "object", "".join(_element(item, *_tag(child)) for child, item in value.items())
     elif type(value) is list:
-        parts.append(f'{opening} type="list">')
-        for item in value:
-            _element("item", "", item, parts)
-        parts.append(f"</{name}>")
-    elif value is None:
-        parts.append(f'{opening} type="null"/>')
+        kind, content = "list", "".join(_element(item, "item") for item in value)
+    elif type(value) is not str:
+        kind, content = "bool" if isinstance(value, bool) else "number", compact_json(value)
+    elif _NOT_XML.search(value):
+        kind, content = "json", _escape_xml(json.dumps(value))
     else:
-        kind = "bool" if isinstance(value, bool) else "number"
-        parts.append(f'{opening} type="{kind}">{compact_json(value)}</{name}>')
+        return f"<{name}{key}>{escape_xml(value)}</{name}>"
+    return f'<{name}{key} type="{kind}">{content}</{name}>'
 
 
 def _tag(key: str) -> tuple[str, str]:
+    """The name of the element for a key, and its attribute."""
     if _XML_NAME.fullmatch(key) and key != "entry" and escape_markers(f"<{key}>") == f"<{key}>":
         return key, ""
     if _NOT_XML.search(key):
@@ -270,13 +235,7 @@ def read_toon(text: str) -> Any:
 
 # ------------------------------------------------------------------------------------------------ the seed's forms
 
-COMPACT_FORMAT = "res:{result}|sum:{summary}|tok:{tokens}|err:{error_code}"
-XML_FORMAT = (
-    '<tool_result name="{tool_name}">\n  <summary>{summary}</summary>\n  {result}\n'
-    '  <metadata tokens="{tokens}"{latency}/>\n</tool_result>'
-)
-
-_ESCAPES = {"\\": "\\\\", "|": "\\p", "\n": "\\n", "\r": "\\r"}
+_ESCAPES = str.maketrans({"\\": "\\\\", "|": "\\p", "\n": "\\n", "\r": "\\r"})
 
 
 def write_compact(value: Any) -> str:
@@ -296,16 +255,12 @@ def write_tool_result(value: Any) -> str:
 
 def compact_text(result: Any, summary: str, tokens: int, error_code: str) -> str:
     """Return `res:<base64 of JSON>|sum:…|tok:…|err:…`, with `|`, line ends and `\\` in the summary escaped."""
-    return COMPACT_FORMAT.format(
-        result=base64.b64encode(compact_json(result).encode()).decode(),
-        summary=_escape(summary),
-        tokens=tokens,
-        error_code=_escape(error_code),
-    )
+    data = base64.b64encode(compact_json(result).encode()).decode()
+    return f"res:{data}|sum:{_escape(summary)}|tok:{tokens}|err:{_escape(error_code)}"
 
 
 def _escape(text: str) -> str:
-    return re.sub(r"[\\|\n\r]", lambda found: _ESCAPES[found[0]], without_surrogates(text))
+    return without_surrogates(text).translate(_ESCAPES)
 
 
 def safe_yaml_text(result: Any, summary: str, tokens: int) -> str:
@@ -323,12 +278,12 @@ def safe_yaml_text(result: Any, summary: str, tokens: int) -> str:
 
 def tool_result_text(tool_name: str, result: Any, summary: str, tokens: int, latency_ms: float = 0.0) -> str:
     """Return `<tool_result name="…">` with summary, data and metadata, XML-escaped; nothing in it forges a marker."""
-    return XML_FORMAT.format(
-        tool_name=escape_attribute(tool_name),
-        summary=escape_markers(escape_xml(summary)),
-        result=escape_markers(_xml_element(result, "data")),
-        tokens=tokens,
-        latency=f' latency="{latency_ms:.2f}"' if latency_ms else "",
+    latency = f' latency="{latency_ms:.2f}"' if latency_ms else ""
+    return (
+        f'<tool_result name="{escape_attribute(tool_name)}">\n'
+        f"  <summary>{escape_markers(escape_xml(summary))}</summary>\n"
+        f"  {escape_markers(_element(result, 'data'))}\n"
+        f'  <metadata tokens="{tokens}"{latency}/>\n</tool_result>'
     )
 
 

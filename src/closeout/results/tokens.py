@@ -34,8 +34,7 @@ _ONE_DIGIT = re.compile(r"qwen|qwq|gemma|gemini|mi[sx]tral|llama-?2|claude|phi|y
 # before it, three digits, two signs, a run of blanks, four letters of other alphabets, one CJK character. Mean error
 # 4 % over JSON, tables, code, English, Chinese and numbers (bench/encoding.py prints it).
 _CJK = "\u2e80-\ud7ff\uf900-\ufaff\uff66-\uffdc\U00020000-\U0003ffff"
-# The share of CJK characters that share a token with a neighbour.
-_CJK_MERGED = 0.32
+_CJK_MERGED = 0.32  # The share of CJK characters that share a token with a neighbour.
 _WORD = "(?:[A-Z]?[a-z]{1,8}|[A-Z]{1,4})"
 _PIECE = (
     rf"(?:(?<!\s)[^\r\n\w]| )?{_WORD}|\d{{1,%d}}|[{_CJK}]|[^\W\d_A-Za-z]{{1,4}}|_?{_WORD}"

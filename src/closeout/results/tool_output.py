@@ -11,7 +11,9 @@ from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, Field, field_serializer
 
+from closeout import codec
 from closeout.messages import ToolPolicy
+from closeout.results.budgets import read_call
 from closeout.results.encoding import Encoding
 from closeout.results.escape import escape_markers
 from closeout.results.normal import compact_json, normalise, without_surrogates
@@ -108,7 +110,7 @@ class ToolOutput(BaseModel):
 
     @field_serializer("result", "state_update", when_used="json")
     def _as_json_value(self, value: Any) -> Any:
-        return _writable(normalise(value))
+        return codec.without_surrogates(normalise(value))
 
     @field_serializer("summary", "observation", when_used="json")
     def _as_text(self, value: str) -> str:
@@ -159,7 +161,7 @@ class ToolOutput(BaseModel):
 
     def _record(self) -> dict[str, Any]:
         own: dict[str, Any] = {"own_observation": True} if self.own_observation else {}
-        if len(self.__dict__) > len(known := ToolOutput.model_fields):  # of a subclass with fields of its own
+        if len(self.__dict__) > len(known := ToolOutput.model_fields):  # a subclass with fields of its own
             own["own_fields"] = {name: normalise(value) for name, value in self if name not in known}
         return own | {
             "summary": self.summary,
@@ -223,8 +225,6 @@ def unvalidated(kind: type[_M], blank: Mapping[str, Any], **fields: Any) -> _M:
 
 
 # The key in the metadata of an output with the names of the files that the call removed.
-
-
 REMOVED_FILES = "removed_files"
 _LABEL = "Observation: "
 _NO_POLICY = ToolPolicy()
@@ -267,7 +267,7 @@ def format_observation(output: ToolOutput) -> str:
     'Observation: 3 rows updated'
     """
     if output.response_format is ResponseFormat.CONCISE:
-        whole = f"\nThe whole result: read_result({compact_json(output.handle)})" if output.handle else ""
+        whole = f"\nThe whole result: {read_call(output.handle)}" if output.handle else ""
         return observation_of(output.summary) + whole
     summary = escape_markers(output.summary)
     if output.response_format is ResponseFormat.STANDARD:
@@ -298,15 +298,6 @@ def _detailed(output: ToolOutput, tokens: int = 0) -> str:
         f"Result: {escape_markers(result)}\n\n"
         f"Metadata: {escape_markers(str(metadata))}\n"
     )
-
-
-def _writable(value: Any) -> Any:
-    """The value without lone surrogates, which no UTF-8 encoder takes; each becomes U+FFFD."""
-    if isinstance(value, str):
-        return without_surrogates(value)
-    if isinstance(value, dict):
-        return {_writable(key): _writable(item) for key, item in value.items()}
-    return [_writable(item) for item in value] if isinstance(value, list) else value
 
 
 def present_output(

@@ -58,7 +58,7 @@ def extensible_timeout(seconds: float | None, receiver: Progress | None) -> tupl
     return timeout, report
 
 
-_MAX_KEY = 512  # characters of a key that are kept as they are; longer keys are replaced by their SHA-256
+_MAX_KEY = 512  # Characters of a key. Longer keys are replaced by their SHA-256.
 _MAX_KEPT = 256  # outcomes kept for reuse
 
 
@@ -181,12 +181,8 @@ class CallMemory:
 
     def check(self, cache_name: str, query: str) -> DuplicateCheck:
         """Return whether a query was recorded in a cache, and how often."""
-        count = self._count(cache_name, query)
+        count = self.counts.get(cache_name, {}).get(query, 0)
         return DuplicateCheck(count > 0, count)
-
-    def _count(self, cache_name: str, query: str) -> int:
-        queries = self.counts.get(cache_name)
-        return queries.get(query, 0) if queries else 0
 
     def record(self, cache_name: str, query: str) -> None:
         """Count one execution of a query."""
@@ -200,7 +196,7 @@ class CallMemory:
         """
         place = (agent, query)
         epoch, seen = self._epoch(agent, spec), self._seen.get(place)
-        repeated = seen in (None, epoch) and self._count(cache_name(agent, spec.name), query) > 0
+        repeated = seen in (None, epoch) and self.check(cache_name(agent, spec.name), query).is_duplicate
         return repeated, self._kept.get(place) if seen == epoch else None
 
     def keep(self, agent: str, spec: ToolSpec, query: str, outcome: CallOutcome) -> None:

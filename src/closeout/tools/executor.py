@@ -28,15 +28,8 @@ from closeout.results.present import Presented, ShownText, present
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter
 from closeout.results.tokens import count_tokens
-from closeout.results.tool_output import ToolOutput, observation_of, present_output
-from closeout.tools.call_records import (
-    CallMemory,
-    CallOutcome,
-    EarlierCall,
-    Status,
-    cache_name,
-    query_key,
-)
+from closeout.results.tool_output import ToolOutput, ToolTelemetry, observation_of, present_output
+from closeout.tools.call_records import CallMemory, CallOutcome, EarlierCall, Status, cache_name, query_key
 from closeout.tools.judge import Judgement, judge, names_unknown_tool, says_tool_failed, shorten_text
 from closeout.tools.manager import LOCAL
 from closeout.tools.running import (
@@ -64,8 +57,7 @@ __all__ = [
     "with_result",
 ]
 
-# A rough rate for a call's arguments, used only in telemetry.
-CHARACTERS_A_TOKEN = 4
+CHARACTERS_A_TOKEN = 4  # A rough rate for a call's arguments, used only in telemetry.
 SPENT = "LimitReached"  # the error code of a call that would only reach a limit again
 UNSURE = "Interrupted"  # the code of a call that repeats an interrupted one
 MADE_BEFORE = "An earlier attempt has made this call. It is not made again; its result was:"
@@ -87,8 +79,8 @@ class PlannedCall:
     refusal: str = ""
     code: str = ""  # error code of the refusal; of a repeated call UNSURE, if the first one was interrupted
     seen_before: bool = False  # the agent has seen its result
-    left_out: bool = False  # it has, and the result is not in view any more
-    again: bool = False  # it was made before, and something has changed since: a person is asked
+    left_out: bool = False  # the agent has seen its result, which has left the context
+    again: bool = False  # made before, but something has changed since: a person is asked
     earlier_outcome: CallOutcome | None = None
     earlier_attempt: EarlierCall | None = None  # an earlier attempt made it, and this one has not seen its result
     same_as: int = -1  # index of the same call in the same reply
@@ -410,12 +402,7 @@ class CallExecutor:
         self, plan: PlannedCall, made: EarlierCall, agent: str, allow_duplicates: bool
     ) -> CallOutcome:
         """The result of a call that an earlier attempt made, for one that has not seen it. It changes nothing again."""
-        meter = CallMeter()
-        meter.stop()
-        before = made.output.telemetry
-        telemetry = meter.telemetry(
-            before.tool_name, tool_version=before.tool_version, cache_hit=True, cache_key=plan.query
-        )
+        telemetry = _telemetry_of_reuse(plan, made.output)
         output = made.output.model_copy(
             update={"telemetry": telemetry, "state_update": None, "checkpoint": None, "files": ()}
         )
@@ -425,7 +412,7 @@ class CallExecutor:
         return outcome
 
     def _format_hint(self, plan: PlannedCall) -> str:
-        """Return what the model is told, once, of a value that does not have the form which a server's tool states."""
+        """Return a note, once, about an argument without the format that a server's tool states; "" without one."""
         if plan.tool.server_name is None:
             return ""
         wrong = SchemaRules.of(plan.tool.parameters).wrong_format(plan.call.arguments)
@@ -494,7 +481,7 @@ class CallExecutor:
         return outcome
 
     def _judge(self, output: ToolOutput, spec: ToolSpec, agent: str) -> tuple[Status, str, bool]:
-        """Status, reason, and whether the turn is better rolled back. Raises `MethodFailed`."""
+        """Return status, reason, and True if the turn should be rolled back. Raises `MethodFailed`."""
         telemetry = output.telemetry
         failure = "" if telemetry.success else telemetry.error_message or output.summary
         if telemetry.error_code == "Interrupted":
@@ -595,14 +582,7 @@ class CallExecutor:
 
     def _from_memory(self, plan: PlannedCall, earlier: CallOutcome, *, rollback: bool) -> CallOutcome:
         """An earlier outcome as the outcome of this call; its telemetry says that nothing ran."""
-        meter = CallMeter()
-        meter.stop()
-        telemetry = meter.telemetry(
-            earlier.output.telemetry.tool_name,
-            tool_version=earlier.output.telemetry.tool_version,
-            cache_hit=True,
-            cache_key=plan.query,
-        )
+        telemetry = _telemetry_of_reuse(plan, earlier.output)
         telemetry.count_tokens(len(plan.call.text or str(plan.call.arguments)) // CHARACTERS_A_TOKEN, earlier.tokens)
         return replace(
             earlier,
@@ -643,7 +623,7 @@ class CallExecutor:
         return query_key(spec.name, arguments, spec.policy)
 
     def _look(self, agent: str, spec: ToolSpec, query: str) -> tuple[bool, CallOutcome | None, bool]:
-        """Whether a call repeats another, its outcome, and whether that holds for calls of earlier attempts too."""
+        """Return if a call repeats another, the outcome of that one, and if this holds for earlier attempts too."""
         return (*self._memory.look(agent, spec, query), False)
 
     def _count(self, agent: str, spec: ToolSpec, query: str) -> str:
@@ -668,7 +648,7 @@ class CallExecutor:
     def _rolls_back(
         self, spec: ToolSpec, output: ToolOutput, failure: str, judgement: Judgement | None, is_evidence: bool
     ) -> bool:
-        """Whether the turn of a result is better rolled back; `judgement` is None if the call failed."""
+        """Return True if the turn should be rolled back. `judgement` is None if the call failed."""
         if judgement is None:  # any other error says what to do, and the call may have taken effect
             return names_unknown_tool(failure)
         return says_tool_failed(output.value) or (
@@ -689,6 +669,13 @@ class CallExecutor:
         if self.output_formatter is None:
             return tool_result
         return self.output_formatter.format_tool_result_for_user(tool_result)
+
+
+def _telemetry_of_reuse(plan: PlannedCall, output: ToolOutput) -> ToolTelemetry:
+    """Return the telemetry of a call that gets an earlier output: nothing ran."""
+    meter, before = CallMeter(), output.telemetry
+    meter.stop()
+    return meter.telemetry(before.tool_name, tool_version=before.tool_version, cache_hit=True, cache_key=plan.query)
 
 
 def _state_problem(spec: ToolSpec, output: ToolOutput) -> str:
@@ -715,7 +702,7 @@ def is_unsure(spec: ToolSpec | None, output: ToolOutput) -> bool:
 
 
 def _again_if_left_out(plan: PlannedCall, shows: Callable[[str], bool] | None) -> PlannedCall:
-    """The plan of a repeated call as one that gets its earlier result, if the model does not see that any more."""
+    """Let a repeated call get its earlier result again if that has left the context."""
     earlier = plan.earlier_outcome
     if shows is None or not plan.seen_before or plan.earlier_attempt or earlier is None or shows(earlier.handle):
         return plan
@@ -728,8 +715,8 @@ def _is_to_run(plan: PlannedCall, allow_duplicates: bool) -> bool:
     policy = plan.spec.policy
     if plan.earlier_outcome is not None and policy.read_only:
         return False
-    # What a model insists on is done again if it has no effects, or if it was cut off, so that there is no result, and
-    # neither destroys nor needs a person for that.
+    # If the model insists, a call is repeated if it has no effects, or if it was cut off without a result, is not
+    # destructive and needs no person.
     may_repeat = policy.crash_rule == "rerun" or (
         plan.code == UNSURE and not policy.destructive and policy.crash_rule != "ask"
     )

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 UNTRUSTED = "untrusted"
-TRUSTED = "trusted"  # stands for the absence of `UNTRUSTED` in records and settings
+TRUSTED = "trusted"  # how records and settings write the absence of `UNTRUSTED`
 
 Labels: TypeAlias = frozenset[str]
 """`"untrusted"` for text that nobody vouches for, and the names of who may have it."""
@@ -242,7 +242,7 @@ class Flow:
 
 
 def strictest(verdicts: Iterable[FlowVerdict | None]) -> FlowVerdict | None:
-    """Return the strictest of some decisions, None if there is none."""
+    """Return the strictest decision, None without any."""
     found = [each for each in verdicts if each is not None]
     return min(found, key=lambda each: _STRICTEST.index(each.guard), default=None)
 

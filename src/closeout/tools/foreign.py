@@ -5,14 +5,13 @@ Also managers with the two methods of the original systems.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
 
 from closeout.errors import ToolDefinitionError, ToolError
 from closeout.overrides import returned
-from closeout.tools.manager import LOCAL, ToolManager
+from closeout.tools.manager import LOCAL, ToolManager, wire_name
 from closeout.tools.tool import Tool
 
 __all__ = ["foreign_tool", "is_foreign_manager", "tool_manager"]
@@ -50,7 +49,7 @@ def _langchain_tool(wrapped: Any) -> Tool[..., Any]:
     wanted = getattr(wrapped, "tool_call_schema", None) or wrapped.args_schema
     schema = dict(wanted) if isinstance(wanted, Mapping) else wanted.model_json_schema()
     kept = {key: value for key, value in schema.items() if key not in ("title", "description")}
-    return Tool(invoke, name=_valid(wrapped.name), description=wrapped.description or "", parameters=kept)
+    return Tool(invoke, name=wire_name(wrapped.name), description=wrapped.description or "", parameters=kept)
 
 
 def _mcp_tool(wrapped: Any) -> Tool[..., Any]:
@@ -59,11 +58,7 @@ def _mcp_tool(wrapped: Any) -> Tool[..., Any]:
             f"The MCP tool {wrapped.name!r} takes the context of its server, so it can only be called through the "
             'server. Pass mcp_servers=["python server.py"].'
         )
-    return Tool(wrapped.fn, name=_valid(wrapped.name), description=wrapped.description)
-
-
-def _valid(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
+    return Tool(wrapped.fn, name=wire_name(wrapped.name), description=wrapped.description)
 
 
 def is_foreign_manager(something: Any) -> bool:
@@ -107,10 +102,10 @@ class AdaptedManager(ToolManager):
         return await super().__aenter__()
 
     def _tool(self, server: str, definition: Mapping[str, Any], taken: set[str]) -> Tool[..., Any]:
-        name = _valid(str(definition["name"]))
+        name = wire_name(str(definition["name"]))
         return Tool(
             partial(self._execute, server, str(definition["name"])),
-            name=_valid(f"{server}-{name}") if name in taken else name,
+            name=wire_name(f"{server}-{name}") if name in taken else name,
             description=str(definition.get("description") or ""),
             parameters=dict(definition.get("schema") or {"type": "object", "properties": {}}),
         )

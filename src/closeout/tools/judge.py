@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from closeout.codec import value_or_text
 from closeout.language.walls import WALLS
 from closeout.messages import ToolPolicy
 from closeout.results.normal import normalise
@@ -101,12 +102,8 @@ def judge(value: Any, policy: ToolPolicy, tool_name: str = "The tool", *, is_nor
 
 def _parsed(value: Any) -> Any:
     """JSON text of an object or a list as its value; anything else unchanged."""
-    if not isinstance(value, str) or len(value) > _MAX_PARSED or value.lstrip()[:1] not in ("{", "["):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
+    is_json = isinstance(value, str) and len(value) <= _MAX_PARSED and value.lstrip()[:1] in ("{", "[")
+    return value_or_text(value) if is_json else value
 
 
 def _own_verdict(value: Any, policy: ToolPolicy, tool_name: str) -> Judgement | None:
@@ -227,10 +224,7 @@ def shorten_text(result: Any, length: int) -> Any:
         return result
     if not isinstance(result, str) or len(result) <= length:
         return result
-    try:
-        parsed = json.loads(result)
-    except (ValueError, RecursionError):
-        return result[:length]
+    parsed = value_or_text(result)
     if isinstance(parsed, dict) and isinstance(parsed.get("text"), str):
         return json.dumps(shorten_text(parsed, length), ensure_ascii=False)
     return result[:length]

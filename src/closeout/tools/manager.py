@@ -12,7 +12,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeGuard, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -28,7 +27,7 @@ from closeout.tools.search_tools import make_search_tools
 from closeout.tools.shipped_policies import governed
 from closeout.tools.tool import Tool
 
-__all__ = ["LOCAL", "AnyTool", "ServerProblem", "ToolManager", "is_tool"]
+__all__ = ["LOCAL", "AnyTool", "ServerProblem", "ToolManager", "is_tool", "wire_name"]
 
 LOCAL = "local"  # the server name of local tools where one is asked for
 _NAME_LENGTH = 64  # Characters that every vendor's API accepts in a tool name.
@@ -50,7 +49,7 @@ def is_tool(something: Any) -> TypeGuard[AnyTool]:
 
 @dataclass(frozen=True, slots=True)
 class ServerProblem:
-    """A tool that is not offered, or a server none of whose tools are, and why.
+    """Why a tool is not offered, or why no tool of a server is.
 
     `fatal` is true for a server that did not start although it is required.
     """
@@ -122,7 +121,7 @@ class ToolManager:
         self._blacklist = {entry if isinstance(entry, str) else "/".join(entry) for entry in blacklist}
         self._approval = {"": approval} if isinstance(approval, str) else dict(approval)
         self._servers = tuple(
-            McpServer(config, partial(self._tools_changed, config.name)) for config in read_servers(mcp_servers)
+            McpServer(config, partial(self._tools_changed, config)) for config in read_servers(mcp_servers)
         )
         self._pinned = PinnedTools(mcp_lock) if mcp_lock and self._servers else None
         self._offers: dict[str, tuple[ToolSpec, ...]] = {}  # server name → its tools, once it was reached
@@ -265,9 +264,7 @@ class ToolManager:
                 raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._servers:
             await self._leave(asyncio.get_running_loop())
 
@@ -289,7 +286,7 @@ class ToolManager:
             return None
         self._missing.discard(server.name)
         self._logins.pop(server.name, None)
-        changes = self._changed_since_pinned(server.name, offer)
+        changes = self._changed_since_pinned(server.config, offer)
         if changes:
             self._problems[server.name] = tuple(changes.values())
             self._unaccepted.add(server.name)  # even if it is not required: a person must look at it
@@ -297,30 +294,29 @@ class ToolManager:
         self._unaccepted.discard(server.name)
         self._listed_names.setdefault(server.name, {spec.name for spec in offer.tools})
         self._problems[server.name] = offer.problems
-        return self._allowed(server.name, offer)
+        return self._allowed(server.config, offer)
 
-    def _allowed(self, server_name: str, offer: ServerOffer) -> tuple[ToolSpec, ...]:
-        (config,) = (each for each in self.servers if each.name == server_name)
+    def _allowed(self, config: McpServerConfig, offer: ServerOffer) -> tuple[ToolSpec, ...]:
         offered = {spec.name for spec in offer.tools if not config.only or spec.name in config.only}
         offered -= {*config.exclude}
         return tuple(
-            spec for spec in offer.tools if spec.name in offered and not self._is_blacklisted(server_name, spec.name)
+            spec for spec in offer.tools if spec.name in offered and not self._is_blacklisted(config.name, spec.name)
         )
 
-    def _changed_since_pinned(self, server_name: str, offer: ServerOffer) -> dict[str, str]:
+    def _changed_since_pinned(self, config: McpServerConfig, offer: ServerOffer) -> dict[str, str]:
         """The tools whose definitions nobody has accepted, and why."""
         if self._pinned is None:
             return {}
-        found = {spec.name: self._pinned.problem(server_name, spec) for spec in self._allowed(server_name, offer)}
+        found = {spec.name: self._pinned.problem(config.name, spec) for spec in self._allowed(config, offer)}
         return {name: problem for name, problem in found.items() if problem}
 
-    def _tools_changed(self, server_name: str, offer: ServerOffer) -> None:
+    def _tools_changed(self, config: McpServerConfig, offer: ServerOffer) -> None:
         """Take over a server's new list of tools: `specs` returns it then."""
-        changes = self._changed_since_pinned(server_name, offer)
-        self._problems[server_name] = (*offer.problems, *changes.values())
-        allowed = tuple(spec for spec in self._allowed(server_name, offer) if spec.name not in changes)
-        if allowed != self._offers.get(server_name):
-            self._offers = {**self._offers, server_name: allowed}
+        changes = self._changed_since_pinned(config, offer)
+        self._problems[config.name] = (*offer.problems, *changes.values())
+        allowed = tuple(spec for spec in self._allowed(config, offer) if spec.name not in changes)
+        if allowed != self._offers.get(config.name):
+            self._offers = {**self._offers, config.name: allowed}
             self._name_all()
 
     # -------------------------------------------------------------------------------------------- calling
@@ -362,7 +358,7 @@ class ToolManager:
         return result.value if result.is_plain else result.output(RunContext.current().files)
 
     async def _call_by_override(self, route: _Route, arguments: Mapping[str, Any], progress: Progress | None) -> Any:
-        """Have a subclass's `execute_tool_call` make a call. What it passes on from `super()` keeps its whole value."""
+        """Let a subclass's `execute_tool_call` make a call. A result that it returns from `super()` stays whole."""
         made = _MadeCall(self, progress)
         token = _made_call.set(made)
         try:
@@ -476,11 +472,7 @@ class ToolManager:
             self._local[spec.name] = _Route(spec, spec.name, tool)
 
     def _check_policies(self) -> None:
-        """Check that the names of the blacklist and of the approval rules exist, as far as the tools are known.
-
-        Raises:
-            UsageError: A name matches nothing. The call that it should stop would be made.
-        """
+        """Refuse unknown names in blacklist and approval rules: the calls that they should stop would be made."""
         known = {LOCAL: self._own_names, **self._listed_names}
         for config in self.servers:
             for key, names in ("rename", config.rename), ("only", config.only), ("exclude", config.exclude):
@@ -516,7 +508,7 @@ class ToolManager:
     def _name_all(self) -> None:
         routes = dict(self._local)
         offered = [
-            (server, spec, _wire_name(server.config.rename.get(spec.name, spec.name)))
+            (server, spec, wire_name(server.config.rename.get(spec.name, spec.name)))
             for server in self._servers
             for spec in self._offers.get(server.name, ())
         ]
@@ -524,7 +516,7 @@ class ToolManager:
         collisions: dict[str, list[str]] = {}
         for server, spec, name in offered:
             if counts[name] > 1 or name in self._local:
-                name = _wire_name(f"{server.name}-{name}")
+                name = wire_name(f"{server.name}-{name}")
             if name in routes and routes[name].name != spec.name:  # two names that differ in what no API accepts
                 name = f"{name[: _NAME_LENGTH - 9]}-{hashlib.sha256(spec.name.encode()).hexdigest()[:8]}"
             if name in routes:
@@ -555,10 +547,9 @@ def _no_tool(setting: str, entry: str, names: Iterable[str]) -> UsageError:
     )
 
 
-def _wire_name(name: str) -> str:
-    """A name that every vendor's API accepts: letters, digits, _ and -, at most 64."""
-    clean = re.sub(r"[^A-Za-z0-9_-]", "_", name)
-    return clean if len(clean) <= _NAME_LENGTH else clean[:_NAME_LENGTH]
+def wire_name(name: str) -> str:
+    """Return a name that every vendor's API accepts: letters, digits, _ and -, at most 64."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:_NAME_LENGTH]
 
 
 def _place(tool: Any) -> str:

@@ -34,7 +34,7 @@ class PinnedTool:
         self._defaults = {name: each["default"] for name, each in then.items() if name in now and "default" in each}
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the tool as it is now: with its names for the parameters, and its defaults for new ones."""
+        """Call the current tool, with its names for the parameters and its defaults for new ones."""
         return await self._tool.call(renamed({**self._defaults, **arguments}, self._tool.spec.policy))
 
 

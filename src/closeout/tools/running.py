@@ -15,7 +15,7 @@ from closeout.errors import Suspended, ToolError, UsageError
 from closeout.file_values import File, FileView
 from closeout.messages import ToolSpec
 from closeout.redaction import redact
-from closeout.results.normal import files_found, is_large, normalise
+from closeout.results.normal import error_text, files_found, is_large, normalise
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, joined_telemetry
 from closeout.results.tool_output import (
@@ -46,23 +46,16 @@ __all__ = [
 
 # Failures that would recur: the tool refused, or the program is wrong. All others may be temporary.
 _PERMANENT = (
-    ToolError,
-    UsageError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-)
+    ToolError, UsageError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError,
+)  # fmt: skip
 # Their text is enough; no traceback is recorded.
 _EXPECTED = (ToolError, UsageError, TimeoutError, asyncio.CancelledError)
 TRACEBACK_FRAMES = 20  # innermost ones that the record keeps
-_MAX_MESSAGE = 2_000  # characters of an exception's text that are kept
+_MAX_MESSAGE = 2_000  # Characters of an exception's text.
 _MAX_DELAY = 8.0  # seconds
 GRACE_SECONDS = 2.0  # Seconds that a cancelled call may take to clean up before the run continues without it.
-# The smallest limit of the large vendors; all of them scale a picture down to far less before the model sees it.
 MAY_HAVE_EFFECT = "It may or may not have taken effect; check before you make it again."
+# The smallest limit of the large vendors; all of them scale a picture down to far less before the model sees it.
 MAX_IMAGE_BYTES = 5_000_000
 
 logger = logging.getLogger("closeout.tools")
@@ -73,7 +66,7 @@ class CallSpent(ToolError):
 
 
 class AnyCallSpent(ToolError):
-    """A tool has nothing left to spend, whatever the call."""
+    """A tool has used up its limit for all calls."""
 
 
 class CallUnsure(ToolError):
@@ -237,7 +230,7 @@ def _with_files(output: ToolOutput, found: Sequence[File], view: FileView) -> To
     files = {file.name: file for file in (*output.files, *found)}
     added = 0
     for file in files.values():
-        if file.hidden:  # of `run_python`, which has looked
+        if file.hidden:  # `run_python` has checked it
             continue
         if problem := view.refusal(file.name, file.size, files.keys() - {file.name}, added):
             text = f"The file {file.name!r} is not kept: {problem}."
@@ -308,12 +301,9 @@ def succeeded(spec: ToolSpec, value: Any, result: Any, meter: CallMeter, retries
 
 def _message(error: BaseException) -> str:
     """The text for the model: a ToolError's own; for other exceptions their type and their text."""
-    try:
-        words = str(error)
-    except Exception:  # an exception whose __str__ raises
-        words = ""
+    words = error_text(error)
     if isinstance(error, ToolError | TimeoutError) and words:
         return words[:_MAX_MESSAGE]
-    if isinstance(error, BaseExceptionGroup):  # its own text only counts what it holds
+    if isinstance(error, BaseExceptionGroup):  # its own text is only a count
         words = "; ".join(_message(each) for each in error.exceptions)
     return f"{type(error).__name__}: {words}"[:_MAX_MESSAGE].rstrip(": ")

@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from inspect import cleandoc
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Required, get_origin, get_type_hints
 
 from closeout.errors import ToolDefinitionError, ToolError
@@ -61,41 +62,26 @@ class Docstring:
 def read_docstring(docstring: str | None) -> Docstring:
     """Read a docstring in Google, NumPy or `:param` style; in any other style it is all `text`."""
     lines = cleandoc(docstring or "").splitlines()
-    intro: list[str] = []
-    found = Docstring()
-    rest: list[str] | None = None
-    i = 0
-    while i < len(lines):
-        line = lines[i]
-        if _NUMPY_HEAD.match(line) and i + 1 < len(lines) and re.fullmatch(r"-{3,}\s*", lines[i + 1]):
-            rest, i = _take_until_head(lines, i + 2)
-            if line.strip().lower() in _PARAMETER_SECTIONS:
-                _read_numpy(rest, found)
-        elif head := _GOOGLE_HEAD.match(line):
-            rest, i = _take_until_head(lines, i + 1)
-            if head[1].lower() in _PARAMETER_SECTIONS:
-                _read_google(rest, found)
-        elif line.startswith(":") and _SPHINX.match(line):
-            rest, i = _take_until_head(lines, i)
-            _read_sphinx(rest, found)
-        else:
-            if rest is None:  # text after a section belongs to no parameter and is not for the model
-                intro.append(line)
-            i += 1
-    text = "\n".join(intro).strip()
-    return Docstring(text, found.parameters, found.types)
+    begins = (at for at, line in enumerate(lines) if _head_length(lines, at) or _SPHINX.match(line))
+    start = next(begins, len(lines))
+    found = Docstring("\n".join(lines[:start]).strip())
+    heads = [at for at in range(start, len(lines)) if _head_length(lines, at)]
+    for first, end in pairwise(sorted({start, *heads, len(lines)})):
+        size = _head_length(lines, first)
+        section = lines[first + size : end]
+        if size == 0:
+            _read_sphinx(section, found)
+        elif lines[first].strip().removesuffix(":").lower() in _PARAMETER_SECTIONS:
+            (_read_google if size == 1 else _read_numpy)(section, found)
+    return found
 
 
-def _take_until_head(lines: list[str], start: int) -> tuple[list[str], int]:
-    """The lines of one section: up to the next head of any style."""
-    end = start
-    while end < len(lines):
-        line = lines[end]
-        underlined = end + 1 < len(lines) and re.fullmatch(r"-{3,}\s*", lines[end + 1])
-        if line and not line[0].isspace() and (_GOOGLE_HEAD.match(line) or (_NUMPY_HEAD.match(line) and underlined)):
-            break
-        end += 1
-    return lines[start:end], end
+def _head_length(lines: list[str], at: int) -> int:
+    """The number of lines of the section head that begins here: 1 in Google style, 2 in NumPy style, 0 without one."""
+    if _GOOGLE_HEAD.match(lines[at]):
+        return 1
+    is_underlined = at + 1 < len(lines) and re.fullmatch(r"-{3,}\s*", lines[at + 1])
+    return 2 if is_underlined and _NUMPY_HEAD.match(lines[at]) else 0
 
 
 def _read_google(lines: list[str], into: Docstring) -> None:
@@ -133,16 +119,13 @@ def _read_sphinx(lines: list[str], into: Docstring) -> None:
 def _items(lines: Iterable[str]) -> list[tuple[str, list[str]]]:
     """Entries of a section: a line at the section's own indent, and the deeper lines below it."""
     items: list[tuple[str, list[str]]] = []
-    margin: int | None = None
-    for line in lines:
-        if not line.strip():
-            continue
+    margin = 0
+    for line in filter(str.strip, lines):
         indent = len(line) - len(line.lstrip())
-        if margin is None:
-            margin = indent
+        margin = margin if items else indent
         if indent <= margin:
             items.append((line.strip(), []))
-        elif items:
+        else:
             items[-1][1].append(line.strip())
     return items
 
@@ -293,7 +276,7 @@ def _read_hints(tool: str, function: Callable[..., Any], names: Mapping[str, Any
 
 
 def _refuse_untyped(tool: str, signature: inspect.Signature, hints: Mapping[str, Any], doc: Docstring) -> None:
-    """Raise ToolDefinitionError for a parameter of which nothing says what it takes."""
+    """Raise ToolDefinitionError for a parameter without any type."""
     for name, parameter in signature.parameters.items():
         if name not in hints and _hint(parameter, hints, doc) is Any:
             raise ToolDefinitionError(
@@ -414,13 +397,10 @@ def _describe(found: dict[str, Any], parameter: inspect.Parameter, text: str) ->
     default = parameter.default
     description = entry.pop("description", "") or text
     if default is not parameter.empty and not isinstance(default, FieldInfo):
-        if default is None:
-            entry = _without_null(entry)
-        else:
-            try:
-                entry["default"] = to_jsonable_python(default)
-            except Exception:  # a default that JSON cannot show is left out
-                entry.pop("default", None)
+        try:
+            entry["default"] = to_jsonable_python(default)
+        except Exception:  # a default that JSON cannot show is left out
+            entry.pop("default", None)
     if entry.get("default", ...) is None:
         entry = _without_null(entry)
     return {**entry, "description": description} if description else entry

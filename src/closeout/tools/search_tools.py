@@ -17,15 +17,7 @@ from closeout.results.tokens import estimate_tokens
 from closeout.spelling import split_names
 from closeout.tools.tool import Tool
 
-__all__ = [
-    "CALL_TOOL",
-    "FIND_TOOLS",
-    "ToolIndex",
-    "as_written",
-    "definition_tokens",
-    "inner_call",
-    "make_search_tools",
-]
+__all__ = ["CALL_TOOL", "FIND_TOOLS", "ToolIndex", "as_written", "definition_tokens", "inner_call", "make_search_tools"]
 
 FIND_TOOLS, CALL_TOOL = "find_tools", "call_tool"
 FOUND = 5  # definitions in one result
@@ -61,21 +53,21 @@ def make_search_tools(specs: Callable[[], Sequence[ToolSpec]]) -> tuple[Tool[...
             "Find tools by what they do. Most tools are not listed here: search before you say that something cannot "
             f"be done, once for each thing you need. Returns the definitions of up to {FOUND} tools for {CALL_TOOL}."
         ),
-        parameters=_object({"query": "what the tool should do, in a few words"}),
+        parameters=_object(query={"type": "string", "description": "what the tool should do, in a few words"}),
         policy=ToolPolicy(read_only=True, accept_empty=True, returns="trusted"),
     )
     call = Tool(
         call_tool,
         description=f"Call a tool that {FIND_TOOLS} has shown.",
-        parameters=_object({"name": "its name"}, arguments="its arguments, as its definition says"),
+        parameters=_object(
+            name={"type": "string", "description": "its name"},
+            arguments={"type": "object", "description": "its arguments, as its definition says"},
+        ),
     )
     return find, call
 
 
-def _object(texts: Mapping[str, str], arguments: str = "") -> dict[str, Any]:
-    properties: dict[str, Any] = {name: {"type": "string", "description": said} for name, said in texts.items()}
-    if arguments:
-        properties["arguments"] = {"type": "object", "description": arguments}
+def _object(**properties: Mapping[str, str]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 

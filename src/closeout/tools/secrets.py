@@ -22,6 +22,7 @@ from closeout.errors import ConfigError, ToolError, UsageError
 from closeout.messages import ToolSpec
 from closeout.overrides import returned
 from closeout.redaction import SHORTEST
+from closeout.results.normal import texts_in
 from closeout.tools.run_context import RunContext
 
 __all__ = ["NO_SECRETS", "Secret", "SecretRefused", "Secrets"]
@@ -122,7 +123,7 @@ class Secret:
             return f"{spec.name} may not have secret:{self.name}. These may: {', '.join(self.tools)}."
         if not self.hosts:
             return ""
-        addresses = [each for text in _texts(arguments) for each in _addresses(text)]
+        addresses = [each for text in texts_in(arguments) for each in _addresses(text)]
         if wrong := next((each for each in addresses if not self._is_on_host(each)), None):
             return f"secret:{self.name} may be sent to {', '.join(self.hosts)} only, not to {wrong!r:.120}."
         if not addresses:
@@ -186,7 +187,7 @@ class Secrets:
         Args:
             others: The secrets of the run's agents. Agents and values that are added later are hidden too.
         """
-        found = copy(self)  # which learns the same values
+        found = copy(self)  # the copy shares the values
         found._others = others
         found._known = 0
         return found
@@ -231,7 +232,7 @@ class Secrets:
         Raises:
             SecretRefused: The tool, or the address that is called, may not have one of them.
         """
-        named = {name for text in _texts(arguments) for name in _MARK.findall(text) if name in self._by_name}
+        named = {name for text in texts_in(arguments) for name in _MARK.findall(text) if name in self._by_name}
         values: dict[str, str] = {}
         for name in sorted(named):
             secret = self._by_name[name]
@@ -306,8 +307,7 @@ def _written(value: str) -> Iterator[str]:
             yield _LINE_BREAK.join(each if each.isalnum() else _spelled(each) for each in form)
 
 
-# Within MIME Base64, as it is and as a JSON string writes it.
-_LINE_BREAK = r"(?:\s|\\[rn]){0,4}"
+_LINE_BREAK = r"(?:\s|\\[rn]){0,4}"  # Within MIME Base64, as it is and as a JSON string writes it.
 
 
 def _gap(one: str, other: str) -> str:
@@ -354,19 +354,6 @@ def _spelled(character: str) -> str:
 
 _ALSO = {" ": "[+_]"} | dict.fromkeys("'\"", r"['\"\\]{2,5}")  # quotes are doubled, or between two quoted parts
 _ESCAPED = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in arguments, the names of fields too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(key)
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
 
 
 def _addresses(text: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from closeout.messages import ToolPolicy, ToolSpec
 
-__all__ = ["DEMO_SCRAPE_MAX_LENGTH", "SHIPPED_POLICIES", "governed", "shipped_policy"]
+__all__ = ["DEMO_SCRAPE_MAX_LENGTH", "SHIPPED_POLICIES", "governed"]
 
 DEMO_SCRAPE_MAX_LENGTH = 20_000  # characters of a scraped text in demonstrations, which leaves room for more turns
 
@@ -57,7 +57,7 @@ def governed(spec: ToolSpec) -> ToolSpec:
         for name in _FIELDS
         if getattr(spec.policy, name) == getattr(_DEFAULT, name) != getattr(shipped, name)
     }
-    if spec.policy.destructive:  # a tool that is declared destructive is never taken for harmless because of its name
+    if spec.policy.destructive:  # its name never makes a destructive tool harmless
         added = {name: value for name, value in added.items() if name not in ("read_only", "idempotent", "retries")}
     return replace(spec, policy=replace(spec.policy, **added)) if added else spec
 
@@ -81,8 +81,3 @@ def _with_names_of(properties: Any, shipped: ToolPolicy) -> ToolPolicy:
         },
         defaults={own[name]: value for name, value in shipped.defaults.items() if name in own},
     )
-
-
-def shipped_policy(tool_name: str) -> ToolPolicy:
-    """Return the shipped policy for tools of a name, or the default policy."""
-    return SHIPPED_POLICIES.get(tool_name, _DEFAULT)

@@ -191,11 +191,7 @@ def _hint(wanted: str, known: Iterable[str]) -> str:
 
 
 def _skill_folders(folder: Path) -> list[Path]:
-    """Return the folders of the skills in a folder, or the folder itself if it is one.
-
-    Raises:
-        UsageError: It is not a folder, or has none.
-    """
+    """Return the folders of the skills in a folder, or the folder itself if it is a skill."""
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
@@ -215,11 +211,6 @@ def _skill_folders(folder: Path) -> list[Path]:
 
 
 def _read_skill(folder: Path) -> Skill:
-    """Return the skill in a folder.
-
-    Raises:
-        UsageError: It cannot be used.
-    """
     whole = hashlib.sha256()
     files: dict[str, str | None] = {}
     contents: list[File] = []
@@ -247,34 +238,30 @@ def _read_skill(folder: Path) -> Skill:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a skill in order, by relative path, without hidden ones and compiled Python.
-
-    Raises:
-        UsageError: There are too many, or one is a link out of the folder or cannot be read.
-    """
+    """Yield the files of a skill in order, by relative path, without hidden ones and compiled Python."""
     real, number, size = folder.resolve(), 0, 0
-    for path in _paths(folder, real):
-        try:
-            data = _bytes(path, MAX_BYTES - size)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
-        number, size = number + 1, size + len(data)
-        if number > MAX_FILES or size > MAX_BYTES:
-            raise UsageError(
-                f"The skill {folder} has more than {MAX_FILES:,} files or {MAX_BYTES / 1e6:.0f} MB. Keep in it what "
-                "the model should read, and large data elsewhere."
-            )
-        yield unicodedata.normalize("NFC", path.relative_to(folder).as_posix()), data
+    path = folder
+    try:
+        for path in _paths(folder, real):
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
+                raise UsageError(f"{path} is not a regular file. Remove it from the skill.")
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES - size + 1)
+            number, size = number + 1, size + len(data)
+            if number > MAX_FILES or size > MAX_BYTES:
+                raise UsageError(
+                    f"The skill {folder} has more than {MAX_FILES:,} files or {MAX_BYTES / 1e6:.0f} MB. Keep in it "
+                    "what the model should read, and large data elsewhere."
+                )
+            yield unicodedata.normalize("NFC", path.relative_to(folder).as_posix()), data
+    except OSError as error:
+        raise UsageError(f"{error.filename or path} cannot be read: {error.strerror}.") from None
 
 
 def _paths(folder: Path, real: Path, depth: int = 0) -> Iterator[Path]:
     if depth > MAX_DEPTH:
         raise UsageError(f"The folders of a skill may be {MAX_DEPTH} deep, and {folder} is deeper.")
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be read: {error.strerror}.") from None
-    for entry in entries:
+    for entry in sorted(folder.iterdir()):
         if entry.name.startswith(".") or entry.name == "__pycache__":
             continue
         if entry.is_symlink():
@@ -286,14 +273,6 @@ def _paths(folder: Path, real: Path, depth: int = 0) -> Iterator[Path]:
             yield from _paths(entry, real, depth + 1)
         else:
             yield entry
-
-
-def _bytes(path: Path, limit: int) -> bytes:
-    """Return the bytes of a regular file, one more than the limit if it is larger."""
-    if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
-        raise UsageError(f"{path} is not a regular file. Remove it from the skill.")
-    with path.open("rb") as file:
-        return file.read(limit + 1)
 
 
 def _text(data: bytes) -> str | None:
@@ -309,11 +288,7 @@ def _text(data: bytes) -> str | None:
 
 
 def _split(text: str, file: Path) -> tuple[Mapping[str, Any], str]:
-    """Return the front matter and the text after it.
-
-    Raises:
-        UsageError: There is none, or it is not valid.
-    """
+    """Return the front matter and the text after it."""
     first, *lines = text.splitlines(keepends=True) or [""]
     end = next((number for number, line in enumerate(lines) if line.rstrip() == _MARK), None)
     if first.rstrip() != _MARK or end is None:

@@ -74,10 +74,10 @@ def _run(job: _Job) -> None:
     error: BaseException | None = None
     try:
         result = function()
+    except StopIteration:  # a future refuses to carry one
+        error = RuntimeError("the tool raised StopIteration")
     except Exception as raised:
         error = raised
-        if isinstance(raised, StopIteration):  # a future refuses to carry one
-            error = RuntimeError("the tool raised StopIteration")
     except BaseException as raised:  # sys.exit() in a tool ends the call, not the program
         error = ToolError(f"The tool stopped with {type(raised).__name__}: {raised}")
     try:

@@ -324,7 +324,7 @@ def takes_context(rule: Callable[..., Any]) -> bool:
         inspect.signature(rule).bind({})
     except TypeError:
         return True
-    except ValueError:  # of a builtin, which does not say what it takes
+    except ValueError:  # a builtin without a signature
         return False
     return False
 

@@ -10,7 +10,7 @@ from closeout.repair.argument_repair import RepairedArguments, repair_arguments
 from closeout.repair.names import ResolvedName, resolve_tool_name
 from closeout.repair.schema_rules import SchemaRules
 from closeout.tools.running import ToolSource
-from closeout.tools.shipped_policies import governed, shipped_policy
+from closeout.tools.shipped_policies import SHIPPED_POLICIES, governed
 
 __all__ = ["Toolbox"]
 
@@ -92,7 +92,7 @@ class Toolbox:
     def policy(self, tool_name: str) -> ToolPolicy:
         """Return the policy for calls of a name; the shipped one for a tool that is not offered here."""
         spec = self.named(tool_name)
-        return spec.policy if spec is not None else shipped_policy(tool_name)
+        return spec.policy if spec is not None else SHIPPED_POLICIES.get(tool_name, ToolPolicy())
 
     def _follow(self) -> None:
         if self._fixed is not None:
@@ -107,8 +107,6 @@ class Toolbox:
             offered = tuple(offered.values())
         if len(offered) != len(self._offered) or any(a is not b for a, b in zip(offered, self._offered, strict=True)):
             self._specs = [governed(spec) for spec in offered]
-            self._by_name = {}
-            for spec in self._specs:
-                self._by_name.setdefault(spec.name, spec)
+            self._by_name = {spec.name: spec for spec in reversed(self._specs)}  # the first of a name
             self._rules.clear()
         self._offered = offered if isinstance(offered, tuple) else tuple(offered)

@@ -25,7 +25,7 @@ __all__ = ["calculate", "evaluate"]
 
 MAX_LENGTH = 1_000  # characters of an expression
 MAX_DEPTH = 100  # nested operations
-MAX_EXPONENT = 3_000  # of a number such as 1e3000
+MAX_EXPONENT = 3_000  # The exponent of a number such as 1e3000.
 MAX_BITS = 13_000  # bits of a numerator or denominator: Python prints integers of up to 4,300 digits
 SHOWN_DIGITS = 15  # significant digits of a result that is rounded: what a double has
 EXACT_DIGITS = 20  # a decimal that ends within so many digits is shown whole

@@ -25,6 +25,7 @@ from pathlib import Path
 from closeout.errors import ToolError, UsageError
 from closeout.language.text_index import TextIndex, lacks_fts5
 from closeout.language.words import telling_words, words
+from closeout.results.normal import SURROGATE
 from closeout.tools.builtin.document_text import TABLE_SUFFIXES, extract_text, looks_like_text
 from closeout.tools.builtin.embeddings import Embed
 
@@ -182,8 +183,7 @@ def _parts(line: str) -> Iterator[str]:
 
 # ------------------------------------------------------------------------------------------------ the index
 
-# Words of a query that are searched for.
-MAX_WORDS = 24
+MAX_WORDS = 24  # Words of a query that are searched for.
 
 
 def query_words(query: str) -> list[str]:
@@ -194,8 +194,7 @@ def query_words(query: str) -> list[str]:
 
 Progress = Callable[[int, int, str], None]  # documents read, documents to read, name of the one just read
 
-# The version of the database's layout; a cache of another layout is rebuilt.
-LAYOUT = 2
+LAYOUT = 2  # The version of the database's layout; a cache of another layout is rebuilt.
 FRESH_SECONDS = 2.0  # the folder is looked through again for a search that comes later than this after the last
 BATCH = 200  # documents written in one transaction
 CANDIDATES = 40  # passages that are ranked before some are chosen
@@ -227,8 +226,7 @@ _UNEMBEDDED = (
     "WHERE v.passage IS NULL"
 )
 EMBEDDED = 64  # passages in one call of the embedding function
-# The constant of reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009).
-FUSION = 60
+FUSION = 60  # The constant of reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009).
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +294,7 @@ class DocumentIndex:
         """Return the passages whose vectors are nearest to the query's; none if the embedding function fails."""
         try:
             return [] if self._embed is None else self._nearest(db, self._embed, query, most)
-        except Exception as error:  # of the user's function
+        except Exception as error:  # the user's function may raise anything
             logger.warning("Documents are searched by words only: embed failed: %s: %s", type(error).__name__, error)
             return []
 
@@ -426,8 +424,7 @@ def _store(connection: sqlite3.Connection, path: Path, entry: tuple[str, int, in
         problem = str(error)
     title = title_of(text, path.stem)
     document = connection.execute(
-        "INSERT INTO documents (path, changed, size, title, problem) VALUES (?, ?, ?, ?, ?)",
-        (*entry, title, problem),
+        "INSERT INTO documents (path, changed, size, title, problem) VALUES (?, ?, ?, ?, ?)", (*entry, title, problem)
     ).lastrowid
     named = f"{title} {path.stem.replace('_', ' ')}"
     for passage in cut(text, table=path.suffix.lower() in TABLE_SUFFIXES):
@@ -494,7 +491,7 @@ def _walk(root: Path) -> Iterator[tuple[str, tuple[int, int]]]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             file = Path(folder) / name
-            if name.startswith((".", "~$")) or not _is_encodable(name):
+            if name.startswith((".", "~$")) or SURROGATE.search(name):  # bytes on disk that are not UTF-8
                 continue
             found = _regular_file(root, file)
             if found is not None and looks_like_text(file):
@@ -510,11 +507,3 @@ def _regular_file(root: Path, file: Path) -> os.stat_result | None:
     except (OSError, RuntimeError, ValueError):  # gone, no right to look, a circle of links, a NUL in the name
         return None
     return found if stat.S_ISREG(found.st_mode) else None
-
-
-def _is_encodable(name: str) -> bool:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:  # bytes on disk that are not UTF-8
-        return False
-    return True

@@ -9,7 +9,8 @@ import re
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import repeat, zip_longest
 from pathlib import Path
@@ -33,11 +34,10 @@ MAX_FILE_BYTES = 100_000_000
 MAX_UNPACKED_BYTES = 400_000_000
 # Bytes of a Word document's XML, which is held in memory whole, at up to 40 times its size.
 MAX_MARKUP_BYTES = 50_000_000
-# Characters of extracted text.
-MAX_CHARACTERS = 20_000_000
+MAX_CHARACTERS = 20_000_000  # Characters of extracted text.
 MAX_EXPANSION = 250  # The ratio to which an Office file over MAX_SMALL may unpack; real ones stay under 50.
 MAX_SMALL = 4_000_000  # bytes
-# Seconds for one file: what was read by then is kept; a small file can claim to be endless.
+# Seconds for one file. The text that was read by then is returned: a small file can claim to be endless.
 MAX_SECONDS = 20.0
 # Cells of a sheet, empty ones included: a sheet may claim 16,384 columns for each of a million rows.
 MAX_CELLS = 20_000_000
@@ -107,10 +107,8 @@ def decode_text(raw: bytes) -> str:
             return raw.decode("utf-8", "replace")
     runs = [len(run) for run in _HIGH_BYTES.findall(raw[:200_000])]
     if sum(length > 1 for length in runs) * 2 > len(runs):
-        try:
+        with suppress(UnicodeDecodeError):
             return raw.decode("gb18030")
-        except UnicodeDecodeError:
-            pass
     return raw.decode("cp1252", "replace")
 
 
@@ -212,11 +210,9 @@ def _has_formulas(path: Path) -> bool:
 
 
 def _sheets(workbook: Any, written: Any) -> _Pieces:
-    """The sheets as tables. A formula that no program has calculated stands in place of its value.
+    """The sheets as tables. A formula that no program has calculated is shown in place of its value.
 
-    Args:
-        workbook: With the values of formulas.
-        written: With the formulas; the same one if there are none.
+    `workbook` has the values of formulas, `written` the formulas; the two are one workbook if there are no formulas.
     """
     for sheet, source in zip(workbook.worksheets, written.worksheets, strict=True):
         yield f"## {sheet.title}\n"
@@ -288,8 +284,6 @@ def _errors_named(path: Path, kind: str) -> Iterator[None]:
 
 
 def _import(module: str, path: Path, kind: str) -> Any:
-    from importlib import import_module
-
     try:
         return import_module(module)
     except ImportError:
@@ -298,12 +292,8 @@ def _import(module: str, path: Path, kind: str) -> Any:
         ) from None
 
 
-_MODULES = {
-    ".pdf": "pypdf",
-    ".docx": "docx",
-    ".xlsx": "openpyxl",
-    ".xlsm": "openpyxl",
-}  # libraries of the extra `documents`
+# Libraries of the extra `documents`.
+_MODULES = {".pdf": "pypdf", ".docx": "docx", ".xlsx": "openpyxl", ".xlsm": "openpyxl"}
 _READERS: dict[str, Callable[[Path], str]] = {
     ".txt": _read_plain, ".md": _read_plain, ".markdown": _read_plain, ".rst": _read_plain, ".json": _read_plain,
     ".jsonl": _read_plain, ".csv": _read_plain, ".tsv": _read_plain, ".html": _read_html, ".htm": _read_html,

@@ -23,7 +23,7 @@ MAX_RESULTS = 20
 # its words: more words describe more things.
 PLAIN_RESULTS = 3
 NEARLY = 0.7  # the share of the best passage's score from which another one fits nearly as well
-# Characters. What is beyond that at the ends of a passage is left out if no word of the query is in it.
+# Characters of a passage. Sentences at its ends are left out of a longer one if they have no word of the query.
 LONGEST_PLAIN = 400
 LISTED = 15  # documents named in a message
 KEPT_TEXTS = 8  # documents whose text is kept for the next page
@@ -129,8 +129,7 @@ def _as_sentences(hit: Hit, query: str) -> str:
     Numbers are written without commas: a small model takes 1,842 for two numbers. Its paragraphs are one line: after an
     empty line, a small model has forgotten what was before.
     """
-    text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), _trimmed(hit.text, query))
-    text = _joined(text)
+    text = _joined(_THOUSANDS.sub(lambda number: number[0].replace(",", ""), _trimmed(hit.text, query)))
     subject = _subject(hit)
     named = set(query_words(subject)) <= set(query_words(text))
     return text if named else f"{subject}: {text}"
@@ -207,7 +206,9 @@ class _DocumentReader:
             shown["note"] = f"No document is called {name[:100]!r}. This one fits it best."
         if document.problem:
             raise ToolError(document.problem)
-        pages = _pages(self._text(document.path))
+        file = self._index.file_of(document.path)
+        state = file.stat()
+        pages = _pages(self._extract(file, state.st_mtime_ns, state.st_size))
         if line and page == 1:
             page = next((n for n, (first, last, _) in enumerate(pages, 1) if first <= line <= last), 1)
         if not 1 <= page <= len(pages):
@@ -253,11 +254,6 @@ class _DocumentReader:
         if len(asked & there) * 2 <= len(asked):
             return None
         return next((each for each in self._index.documents() if each.path == best.path), None)
-
-    def _text(self, path: str) -> str:
-        file = self._index.file_of(path)
-        state = file.stat()
-        return self._extract(file, state.st_mtime_ns, state.st_size)
 
 
 def _extract(file: Path, changed_ns: int, size: int) -> str:

@@ -11,7 +11,7 @@ from operator import itemgetter
 __all__ = ["Embed", "openai_embeddings"]
 
 Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]  # a vector for each text
-SECONDS = 60.0  # for one request
+SECONDS = 60.0  # Seconds for one request.
 
 
 def openai_embeddings(model: str, *, base_url: str = "https://api.openai.com/v1", api_key: str | None = None) -> Embed:

@@ -79,8 +79,7 @@ class ProgramFiles(AbstractOS):  # type: ignore[misc]  # an extra's, which type 
     def path_resolve(self, path: PurePosixPath) -> str:
         return str(path)
 
-    def path_absolute(self, path: PurePosixPath) -> str:
-        return str(path)
+    path_absolute = path_resolve
 
     def getenv(self, key: str, default: str | None = None) -> str | None:
         return default

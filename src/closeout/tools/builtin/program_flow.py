@@ -145,20 +145,20 @@ class ProgramFlow:
         self._lost = False
         self._ahead: list[str] = []  # programs that were added before they run
         self._sites: dict[tuple[int, int, str], CallSite] = {}
-        self._places: dict[ast.AST, tuple[int, int]] = {}  # of calls by name, in the bytes of their program
+        self._places: dict[ast.AST, tuple[int, int]] = {}  # calls by name → their place in the bytes of the program
         self._stores: dict[ast.AST, _Variables] = {}  # by the expression that makes the objects
         self._errors = _Value(store=_Variables())  # the objects in errors that were raised
         self._globals: _Frame = {}
         self._frame = self._globals  # the variables of the function, or those of the programs
         self._local: frozenset[str] = frozenset()  # the names that belong to the function
-        self._scopes: list[_Frame] = []  # of the comprehensions and lambdas around the expression
+        self._scopes: list[_Frame] = []  # those of the comprehensions and lambdas around the expression
         self._returned = _Value()
         self._place: _Labels = _NONE  # what has decided that the program is here
         self._everything: _Labels = _NONE  # all labels that were read
         self._acted = False  # the expression has done more than compute a value
         self._unsure = 0  # around the place: what may be left, repeated or left out, so that variables keep old values
         self._trying = 0
-        self._growth = 0  # of the labels of all that was read, and of stores and what they share
+        self._growth = 0  # how often the labels of all that was read, or a store, have grown
 
     @property
     def decided(self) -> _Labels:
@@ -347,7 +347,7 @@ class ProgramFlow:
         self._set(node.name, _Value(function=node))
 
     def _either(self, *bodies: Sequence[ast.stmt]) -> None:
-        """Follow statements of which one body runs."""
+        """Follow bodies of statements, one of which runs."""
         start, ends = dict(self._frame), []
         for body in bodies:
             self._frame.clear()
@@ -365,7 +365,7 @@ class ProgramFlow:
         self._block(body)
 
     def _try(self, node: ast.Try) -> None:
-        """Follow statements that may be left anywhere. What was read may decide where, even whether a call fails."""
+        """Follow statements that may be left anywhere. Text that was read may decide where: it can make a call fail."""
         self._trying += 1
         self._unsure += 1
         self._decide(self._everything)
@@ -472,7 +472,7 @@ class ProgramFlow:
         return value
 
     def _in_turn(self, values: Sequence[ast.expr]) -> _Value:
-        """Follow expressions of which each decides whether the next one is evaluated."""
+        """Follow expressions, each of which decides if the next one is evaluated."""
         found = self._value(values[0])
         for each in values[1:]:
             found = self._joined(found, self._perhaps(found.labels, partial(self._value, each)))

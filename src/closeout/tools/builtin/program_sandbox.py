@@ -54,27 +54,20 @@ __all__ = [
 ]
 
 LOST_KEY = "variables_lost"
-# The key of a program's answer in the metadata of its output.
-ANSWER_KEY = "final_answer"
+ANSWER_KEY = "final_answer"  # The key of a program's answer in the metadata of its output.
 
-# Seconds that a program may compute, without its calls.
-MAX_SECONDS = 10.0
+MAX_SECONDS = 10.0  # Seconds that a program may compute, without its calls.
 MAX_MEMORY = 200_000_000  # bytes
-# Levels of recursion.
-MAX_DEPTH = 300
-# Function calls in one program.
-MAX_CALLS = 1_000
+MAX_DEPTH = 300  # Levels of recursion.
+MAX_CALLS = 1_000  # Function calls in one program.
 MAX_FILE_STEPS = 100_000  # steps with files in one program: each write of a line is one
 MAX_PRINTED = 200_000  # characters of output, an answer, a last value or arguments that are kept
 MAX_TRACEBACK = 2_000  # characters of an error
-# Frames of an error's traceback that are shown.
-MAX_FRAMES = 3
+MAX_FRAMES = 3  # Frames of an error's traceback that are shown.
 MAX_LINE = 160
-# Seconds that threads of the sandbox may take to hand over a result.
-_DELIVERY_SECONDS = 2.0
+_DELIVERY_SECONDS = 2.0  # Seconds that threads of the sandbox may take to hand over a result.
 MAX_CORRECTIONS = 8  # rounds of repairing what the type checker finds
-# Findings of the type checker that an error lists.
-MAX_FINDINGS = 6
+MAX_FINDINGS = 6  # Findings of the type checker that an error lists.
 
 # Findings of the type checker that are certain to fail when the program runs; others may be right in Python.
 _CERTAIN = frozenset({
@@ -132,7 +125,7 @@ class ProgramExecution:
         flow: ProgramFlow | None = None,
     ) -> None:
         self.repairs: list[Repair] = []
-        self.began = False  # it was not refused before it ran
+        self.began = False  # False if it was refused before it ran
         self._sandbox = sandbox
         self._functions = functions
         self._call = call
@@ -150,7 +143,7 @@ class ProgramExecution:
         self._file_steps = 0
 
     async def run(self, code: str) -> None:
-        """Execute the program. What goes wrong in it is in `output`."""
+        """Execute the program. Its errors are in `output`."""
         from pydantic_monty import MontyCrashedError, MontyError, MontyRuntimeError
 
         if len(code) > MAX_PROGRAM:
@@ -645,7 +638,7 @@ class ProgramSandbox:
         return self._session
 
     async def is_gone(self) -> bool:
-        """Return True if the session runs no program any more: its worker has ended, or has no memory left at all."""
+        """Return True if the session can run no more programs: its worker has ended or is out of memory."""
         from pydantic_monty import MontyError
 
         try:

@@ -105,7 +105,7 @@ def load_variables(path: str, names: dict[str, Any]) -> str:
         return ""
     try:
         with Path(path).open("rb") as file:
-            version, modules, functions, values = pickle.load(file)  # noqa: S301  # of a script like this one
+            version, modules, functions, values = pickle.load(file)  # noqa: S301  # written by a script like this one
             if version != sys.version:
                 return "The variables of earlier calls are lost: they were kept by another version of Python."
             for name, module in modules.items():
@@ -202,7 +202,8 @@ def leave_like(status: int) -> NoReturn:
     """Exit as the script did: with its code, or of its signal."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code if code >= 0 else 1)
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -78,13 +79,10 @@ def _packaged_bubblewrap() -> str:
     if not files or package is None or package.origin is None:
         return ""
     folder = Path(package.origin).parents[1]
-    try:
-        for name, digest in files.items():
-            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
-                return ""
-    except OSError:
-        return ""
-    return str(folder / _PROGRAM)
+    with suppress(OSError):
+        if all(hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest for name, digest in files.items()):
+            return str(folder / _PROGRAM)
+    return ""
 
 
 @functools.cache
@@ -130,8 +128,8 @@ def isolated(
     return list(command)
 
 
-# What programs and libraries are read from. All else is not there: data, and the sockets of the host's services, which
-# a read-only mount would not keep a script from using.
+# The folders of programs and libraries. Nothing else is visible: no data, and no sockets of the host's services,
+# which a script could use through a read-only mount.
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 _ETC = (
     *("alternatives", "ca-certificates", "fonts", "group", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),

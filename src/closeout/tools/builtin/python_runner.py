@@ -33,8 +33,7 @@ from closeout.tools.tool import Tool, tool
 
 __all__ = ["command_tool", "python_tool", "run_command", "run_python"]
 
-# Characters of the output that a model sees.
-SHOWN_CHARACTERS = 20_000
+SHOWN_CHARACTERS = 20_000  # Characters of the output that a model sees.
 MAX_OUTPUT_BYTES = 1_000_000  # a script that writes more is stopped
 # Seconds for the pipes of a process that ended; a program that it started may hold them.
 CLOSING_SECONDS = 1.0
@@ -44,22 +43,13 @@ WATCH_SECONDS = 0.2  # seconds between two looks at the memory of a script and o
 LEFTOVER_SECONDS = 60.0  # Age from which a folder counts as left over.
 _PREFIX = "closeout-python-"
 _PSS = re.compile(r"^Pss:\s+(\d+)", re.MULTILINE)  # kB
-# Bytes of any file that the script writes.
-MAX_FILE_BYTES = 100_000_000
+MAX_FILE_BYTES = 100_000_000  # Bytes of any file that the script writes.
 VARIABLES = "variables"  # the file of a script's variables, in its home
 MAX_NOTE_BYTES = 4_000  # the longest report of the script's process on them
 _CHILD = Path(__file__).with_name("python_child.py")
 _KEPT_VARIABLES = (
-    "PATH",
-    "LANG",
-    "LC_ALL",
-    "SYSTEMROOT",
-    "SYSTEMDRIVE",
-    "WINDIR",
-    "COMSPEC",
-    "PATHEXT",
-    "LD_LIBRARY_PATH",
-)
+    "PATH", "LANG", "LC_ALL", "SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "LD_LIBRARY_PATH",
+)  # fmt: skip
 
 
 def python_tool(
@@ -95,7 +85,7 @@ def python_tool(
         "network": network,
     }
 
-    # What runs without network in a folder of its own may be run again: nothing remains of a script that was killed.
+    # A script without network, in a folder of its own, may run again: nothing remains of one that was killed.
     repeats = isolation != "none" and not network
 
     @tool(
@@ -153,7 +143,6 @@ def command_tool(**limits: Any) -> Tool[..., Any]:
 
 
 def _described(*, network: bool, keep_variables: bool) -> str:
-    """The description of the tool for the model."""
     lost = "Variables are kept between calls" if keep_variables else "Variables are not kept between calls"
     return (
         f"Run a Python script and return what it prints. {lost}{'' if network else '; there is no network'}. "
@@ -163,15 +152,7 @@ def _described(*, network: bool, keep_variables: bool) -> str:
 
 
 class _Script:
-    """A script with its folder: `work`, which it begins in, and `home` for what is not kept.
-
-    Args:
-        code: The script.
-        folder: An empty folder.
-        kind: What isolates it.
-        view: The files that it sees.
-        keep_variables: Whether its variables are kept.
-    """
+    """A script with its empty folder: in it are `work`, where the script begins, and `home`, which is not kept."""
 
     def __init__(self, code: str, folder: str, kind: Isolation, view: FileView, *, keep_variables: bool) -> None:
         self.source = code.encode("utf-8", "replace")
@@ -319,7 +300,7 @@ async def _run(script: _Script, limits: dict[str, Any], seconds: float) -> str:
         raise ToolError(f"The script printed more than 1 MB and was stopped.{watched.printed()}")
     code_of_exit = transport.get_returncode()
     if kind == "bubblewrap" and code_of_exit is not None and code_of_exit > 128:
-        code_of_exit = 128 - code_of_exit  # it exits so for a script that a signal ended
+        code_of_exit = 128 - code_of_exit  # how it reports a script that a signal ended
     if code_of_exit == 0:
         return watched.output.text().rstrip()
     message = ["The script failed.", _why(code_of_exit), watched.errors.text().strip("\n"), watched.printed().strip()]

@@ -79,6 +79,5 @@ def _schema_of_reply(schema: dict[str, Any]) -> dict[str, Any]:
 
 # "trusted" with trusted arguments: the value has the labels of the text that it was read from.
 extract = ModelTool(
-    _make,
-    policy=ToolPolicy(read_only=True, idempotent=True, timeout=SECONDS, returns="trusted", accept_empty=True),
+    _make, policy=ToolPolicy(read_only=True, idempotent=True, timeout=SECONDS, returns="trusted", accept_empty=True)
 )

@@ -30,21 +30,16 @@ __all__ = [
     "web_tools",
 ]
 
-# Seconds for a call: the download has its own limit, and a long PDF takes time too.
-SECONDS = 90.0
-# Bytes of a page: scanned PDFs are large.
-MAX_BYTES = 20_000_000
+SECONDS = 90.0  # Seconds for a call: the download has its own limit, and a long PDF takes time too.
+MAX_BYTES = 20_000_000  # Bytes of a page: scanned PDFs are large.
 PART_TOKENS = 3_000  # estimated; with its links, a part fits into the default budget of a result, 4,000 tokens
-# Links that are shown with the first part.
-MAX_LINKS = 20
-# Pages whose text is kept for the next part.
-KEPT_PAGES = 16
+MAX_LINKS = 20  # Links that are shown with the first part.
+KEPT_PAGES = 16  # Pages whose text is kept for the next part.
 KEPT_SECONDS = 900.0
 URL_NAMES = ("link", "website", "page", "address", "href", "source", "uri", "website_url", "web_url")
 
 EXTRACT_TOKENS = 6_000  # estimated, of a page in one request: fits into small contexts too
-# Requests for one page; the rest of a longer one is not read.
-MAX_REQUESTS = 4
+MAX_REQUESTS = 4  # Requests for one page; the rest of a longer one is not read.
 EXTRACT_SECONDS = 600.0
 
 # A page is untrusted: its text is between tags that it cannot close, and is declared as data.
@@ -110,7 +105,7 @@ def scrape_tool(reader: ReadsPages | None = None) -> Tool[..., Any]:
         if number > len(parts):
             plural = "s" * (len(parts) > 1)
             raise ToolError(f"{address} has {len(parts)} part{plural}; there is no part {number}.")
-        shown: dict[str, Any] = {"url": page.url, **({"title": page.title} if page.title else {})}
+        shown: dict[str, Any] = {**page.head}
         if len(parts) > 1:
             shown["part"] = f"{number} of {len(parts)}"
         shown["text"] = parts[number - 1]
@@ -207,7 +202,7 @@ def extract_tool(reader: ReadsPages | None = None, *, ask: Ask | None = None) ->
 
 async def _extracted(page: WebPage, wanted: str, ask: Ask) -> dict[str, Any]:
     """Ask the model about each part of a page, and return what it found."""
-    shown: dict[str, Any] = {"url": page.url, **({"title": page.title} if page.title else {})}
+    shown: dict[str, Any] = {**page.head}
     if judge({"text": page.text}, _IS_PAGE).ask_again:  # no text, a captcha, a login wall: nothing to ask about
         return {**shown, "text": page.text}
     parts = split_text(page.text, EXTRACT_TOKENS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 from abc import ABC, abstractmethod
@@ -13,6 +12,7 @@ from html import unescape
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import urlsplit
 
+from closeout.codec import value_or_text
 from closeout.config import WebSettings, load_config
 from closeout.errors import ConfigError, ToolError
 from closeout.redaction import redact
@@ -33,10 +33,8 @@ __all__ = [
     "web_search",
 ]
 
-# Seconds for one request.
-SECONDS = 30.0
-# Bytes of a response, decompressed.
-MAX_BYTES = 5_000_000
+SECONDS = 30.0  # Seconds for one request.
+MAX_BYTES = 5_000_000  # Bytes of a response, decompressed.
 MAX_QUERY = 400  # characters that Brave and Tavily accept
 MAX_WORDS = 50  # words that Brave accepts
 MAX_SNIPPET = 1_000  # characters
@@ -194,11 +192,8 @@ class _HttpProvider(ABC):
 
     def _checked(self, status: int, body: bytes) -> Mapping[str, Any]:
         """Return the response's JSON object, or raise what to do about it."""
-        try:
-            found = json.loads(body)
-        except (ValueError, RecursionError):
-            found = None
-        detail = redact(_detail(found if found is not None else body), [self._key])
+        found = value_or_text(body)
+        detail = redact(_detail(body if found is None else found), [self._key])
         answered = f"{self.name} answered HTTP {status}{f' ({detail})' if detail else ''}."
         if status == 429:
             raise ToolError(f"{answered} Too many searches: work with what you have, and search again later.")

@@ -89,10 +89,8 @@ class AddressGuard:
         return make
 
 
-# Characters of a page's text that fetch_url returns.
-MAX_CHARACTERS = 200_000
-# Links of a page that are looked at.
-MAX_LINKS = 1_000
+MAX_CHARACTERS = 200_000  # Characters of a page's text that fetch_url returns.
+MAX_LINKS = 1_000  # Links of a page that are looked at.
 USER_AGENT = "Mozilla/5.0 (compatible; closeout)"
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.-]{1,40})", re.IGNORECASE)
 _TEXT_TYPES = re.compile(r"text/|application/(?:[\w.-]+\+)?(?:json|xml|yaml|javascript|x-ndjson)", re.IGNORECASE)
@@ -126,6 +124,11 @@ class WebPage:
     title: str
     text: str
     links: tuple[Link, ...] = ()
+
+    @property
+    def head(self) -> dict[str, str]:
+        """The address, and the title if the page has one, as results show them."""
+        return {"url": self.url, "title": self.title} if self.title else {"url": self.url}
 
 
 class PageReader:
@@ -221,7 +224,7 @@ def web_tool(
         text = page.text
         if len(text) > MAX_CHARACTERS:
             text = f"{text[:MAX_CHARACTERS]}\n… [cut: the whole text has {len(text):,} characters]"
-        return {"url": page.url, **({"title": page.title} if page.title else {}), "text": text}
+        return {**page.head, "text": text}
 
     return fetch
 
@@ -321,8 +324,10 @@ def _decoded(body: bytes, charset: str) -> str:
     found = _META_CHARSET.search(body[:4_096])
     best, fewest = "", len(body) + 1
     for name in (charset, found[1].decode("ascii", "replace") if found else "", None):
+        if name is not None and (not name or _NO_CHARSET.match(name)):
+            continue
         try:
-            text = decode_text(body) if name is None else _decoded_as(body, name)
+            text = decode_text(body) if name is None else body.decode(name, "replace")
         except (LookupError, UnicodeError):  # no such encoding, or not of these bytes
             continue
         unreadable = text.count("\ufffd")
@@ -331,12 +336,6 @@ def _decoded(body: bytes, charset: str) -> str:
         if unreadable < fewest:
             best, fewest = text, unreadable
     return best
-
-
-def _decoded_as(body: bytes, charset: str) -> str:
-    if not charset or _NO_CHARSET.match(charset):
-        raise LookupError(charset)
-    return body.decode(charset, "replace")
 
 
 def _document_text(body: bytes, suffix: str) -> str:

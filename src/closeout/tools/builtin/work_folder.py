@@ -17,7 +17,7 @@ __all__ = ["FilesLeft", "WorkFolder", "read_left_file"]
 MAX_ENTRIES = 2_000  # files, and folders, that are looked at after a script; more are not kept
 MAX_DEPTH = 100  # folders in one another; the name of a file has no room for more
 _CACHES = frozenset({"__pycache__"})
-_NAMED = 8  # files of each kind that the model is told of
+_NAMED = 8  # Files of each kind that are listed for the model.
 _READING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -183,12 +183,8 @@ def _opened(path: str, folder: int | None = None) -> int | None:
 
 
 def _read_bytes(descriptor: int, size: int) -> bytes:
-    parts = []
-    left = min(size, MAX_FILE_SIZE)
-    while left > 0 and (part := os.read(descriptor, left)):
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
+        return file.read(min(size, MAX_FILE_SIZE))
 
 
 def read_left_file(path: str, most: int) -> bytes:

@@ -20,18 +20,8 @@ from closeout.tools.mcp.mcp_questions import McpQuestion, QuestionRefused, read_
 from closeout.tools.run_context import RunContext, ServerAnswer
 
 if TYPE_CHECKING:
-    from mcp import MCPError
+    from mcp import MCPError, types
     from mcp.client.session import ClientSession
-    from mcp.types import (
-        CallToolResult,
-        CreateMessageResult,
-        ElicitResult,
-        ErrorData,
-        InputRequiredResult,
-        InputResponses,
-        ListRootsResult,
-        Result,
-    )
 
     from closeout.tools.mcp.mcp_tasks import TaskRequests
 
@@ -40,22 +30,16 @@ __all__ = ["CallAnswers", "roots_of"]
 # A server may ask this often during one call.
 MAX_QUESTIONS = 20
 MAX_ROUNDS = 30
-# Characters that a server may send to the model at once.
-MAX_PROMPT = 200_000
-# Tokens of a reply to a server.
-MAX_REPLY = 8_192
-# Every vendor takes this many stop sequences.
-MAX_STOPS = 4
-# A longer state of a server, in characters, is not recorded.
-MAX_STATE = 100_000
-# Seconds to wait for a server to cancel a task.
-CANCEL_SECONDS = 3.0
+MAX_PROMPT = 200_000  # Characters that a server may send to the model at once.
+MAX_REPLY = 8_192  # Tokens of a reply to a server.
+MAX_STOPS = 4  # Every vendor takes this many stop sequences.
+MAX_STATE = 100_000  # A longer state of a server, in characters, is not recorded.
+CANCEL_SECONDS = 3.0  # Seconds to wait for a server to cancel a task.
 # Seconds between two requests for the state of a task.
 POLL_LEAST, POLL_MOST = 0.1, 10.0
 # Seconds that a run stays with a task that it may leave, and the most between two looks at it.
 STAY_SECONDS, LONGEST_REST = 10.0, 86_400.0
-# Seconds before a call is repeated whose server needs time and no input.
-STATE_SECONDS = 0.25
+STATE_SECONDS = 0.25  # Seconds before a call is repeated whose server needs time and no input.
 # Seconds between two extensions of a call's deadline while an answer is being made.
 ALIVE_SECONDS = 5.0
 ELICITATION = "elicitation/create"
@@ -96,7 +80,7 @@ class CallAnswers:
 
     # ---------------------------------------------------------------------------------------- one question
 
-    async def elicit(self, params: Any) -> ElicitResult | ErrorData:
+    async def elicit(self, params: Any) -> types.ElicitResult | types.ErrorData:
         """Answer a request of the server's that arrives during the call."""
         from mcp.types import INVALID_PARAMS, INVALID_REQUEST, ErrorData
 
@@ -113,7 +97,7 @@ class CallAnswers:
             await self.over.wait()
             return ErrorData(code=INVALID_REQUEST, message="The call was given up while its question was open.")
 
-    async def sampled(self, params: Any) -> CreateMessageResult | ErrorData:
+    async def sampled(self, params: Any) -> types.CreateMessageResult | types.ErrorData:
         """Ask the agent's model for the server."""
         from mcp.types import INVALID_REQUEST, ErrorData
 
@@ -122,7 +106,7 @@ class CallAnswers:
         except (QuestionRefused, CloseoutError) as error:
             return ErrorData(code=INVALID_REQUEST, message=str(error))
 
-    async def _sample(self, params: Any) -> CreateMessageResult:
+    async def _sample(self, params: Any) -> types.CreateMessageResult:
         from mcp.types import CreateMessageResult, TextContent
 
         self._count_question()
@@ -191,8 +175,8 @@ class CallAnswers:
     async def in_rounds(
         self,
         session: ClientSession,
-        send: Callable[[InputResponses | None, str | None], Awaitable[CallToolResult | InputRequiredResult | Result]],
-    ) -> CallToolResult:
+        send: Callable[[types.InputResponses | None, str | None], Awaitable[types.Result]],
+    ) -> types.CallToolResult:
         """Make a call, and again with answers for as long as the server needs input; or follow the call's task."""
         from mcp import MCPError
         from mcp.types import INVALID_PARAMS, CallToolResult, InputRequiredResult
@@ -225,7 +209,7 @@ class CallAnswers:
                 await asyncio.sleep(STATE_SECONDS)
         raise ToolError(f"MCP server {self._config.name!r} still needs input after {MAX_ROUNDS} rounds of one call.")
 
-    async def _followed(self, session: ClientSession, task: str) -> CallToolResult:
+    async def _followed(self, session: ClientSession, task: str) -> types.CallToolResult:
         """Ask for the result of a task until it is there."""
         from mcp.types import CallToolResult
 
@@ -264,7 +248,7 @@ class CallAnswers:
                 async with asyncio.timeout(CANCEL_SECONDS):
                     await self.task.cancel()
 
-    async def _resumed(self) -> tuple[InputResponses | None, str | None]:
+    async def _resumed(self) -> tuple[types.InputResponses | None, str | None]:
         """The answers of the last round before the run was suspended, and the state that belongs to them."""
         rounds = [answer.question.get("context") for answer in self._known]
         last = rounds[-1] if rounds else None
@@ -279,10 +263,10 @@ class CallAnswers:
         await self._give(list(due.values()))
         return {key: _result(answer) for key, answer in due.items()}, last["state"]
 
-    async def _answer_all(self, requests: Mapping[str, Any], state: str | None) -> InputResponses:
+    async def _answer_all(self, requests: Mapping[str, Any], state: str | None) -> types.InputResponses:
         self._round += 1
         answers: dict[str, ServerAnswer] = {}
-        others: InputResponses = {}
+        others: types.InputResponses = {}
         open_requests: list[Any] = []
         # Without what the whole round needs, the call is made from its beginning.
         is_kept = len(state or "") <= MAX_STATE and all(each.method == ELICITATION for each in requests.values())
@@ -320,7 +304,7 @@ class CallAnswers:
         return bool(answers) and all(answer.accepted for answer in answers)
 
 
-def roots_of(config: McpServerConfig) -> ListRootsResult:
+def roots_of(config: McpServerConfig) -> types.ListRootsResult:
     """Return the folders that a server may work in."""
     from mcp.types import ListRootsResult, Root
 
@@ -335,7 +319,7 @@ def _text(content: Any) -> str:
     return "\n".join(part.text for part in parts)
 
 
-def _result(answer: ServerAnswer) -> ElicitResult:
+def _result(answer: ServerAnswer) -> types.ElicitResult:
     from mcp.types import ElicitResult
 
     if not answer.accepted:

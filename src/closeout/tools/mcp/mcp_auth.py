@@ -16,7 +16,6 @@ __all__ = ["CALLBACK_PORT", "McpAuth", "SignIn", "read_auth"]
 # The loopback port of the callback unless another is set: a registered client needs an address that stays the same.
 CALLBACK_PORT = 33_418
 GRANTS = ("authorization_code", "client_credentials")
-LOOPBACK = "127.0.0.1"
 
 SignIn = Callable[[str], Awaitable[str]]
 """Shows a person the address of the authorization server's page; returns the address that the browser was sent to."""
@@ -57,7 +56,7 @@ class McpAuth:
     @property
     def callback(self) -> str:
         """The address that the authorization server sends the browser to."""
-        return self.redirect_url or f"http://{LOOPBACK}:{self.callback_port}/callback"
+        return self.redirect_url or f"http://127.0.0.1:{self.callback_port}/callback"
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -65,7 +64,7 @@ class McpAuth:
         return tuple(filter(None, (self.client_secret, self.private_key)))
 
 
-_NAMES = {re.sub("_", "", each.name): each.name for each in fields(McpAuth) if each.name != "is_new"}
+_NAMES = {each.name.replace("_", ""): each.name for each in fields(McpAuth) if each.name != "is_new"}
 
 
 def read_auth(value: Any, shown: str, *, is_foreign: bool = False) -> McpAuth | None:
@@ -88,7 +87,7 @@ def read_auth(value: Any, shown: str, *, is_foreign: bool = False) -> McpAuth | 
         raise ConfigError(f"{about} must be a mapping such as {{client_id: …, scopes: [read]}}.")
     read: dict[str, Any] = {}
     for key, each in value.items():
-        name = _NAMES.get(re.sub("_", "", str(key)).lower())  # other clients write clientId and CLIENT_ID
+        name = _NAMES.get(str(key).replace("_", "").lower())  # other clients write clientId and CLIENT_ID
         if name is not None:
             read[name] = each
         elif not is_foreign:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TextIO
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -40,7 +40,7 @@ class Callback:
         self._left = asyncio.get_running_loop().create_future()
         self._state = parse_qs(urlsplit(page).query).get("state", [""])[0]
         self._show(page)
-        with _TypedLines(self._typed, self._take_line):
+        with _typed_lines(self._typed, self._take_line):
             return await self._left
 
     def _take_line(self, line: str) -> None:
@@ -91,28 +91,20 @@ async def callback_on(
         yield callback, server.sockets[0].getsockname()[1]
 
 
-class _TypedLines:
-    """Passes on the lines of a file as they are typed. Files that cannot be waited for are left alone."""
+@contextmanager
+def _typed_lines(file: TextIO | None, take: Callable[[str], object]) -> Iterator[None]:
+    """Pass on the lines of a file as they are typed. Files that cannot be waited for are left alone."""
+    loop, reads = asyncio.get_running_loop(), ExitStack()
 
-    def __init__(self, file: TextIO | None, take: Callable[[str], object]) -> None:
-        self._file, self._take, self._reads = file, take, False
+    def pass_on(file: TextIO) -> None:
+        if line := file.readline():
+            take(line)
+        else:  # the end of the file; the browser may still come
+            reads.close()
 
-    def __enter__(self) -> None:
-        if self._file is None or sys.platform == "win32":
-            return
-        with suppress(OSError, ValueError):
-            asyncio.get_running_loop().add_reader(self._file.fileno(), self._ready)
-            self._reads = True
-
-    def __exit__(self, *_: object) -> None:
-        if self._reads and self._file is not None:
-            self._reads = False
-            asyncio.get_running_loop().remove_reader(self._file.fileno())
-
-    def _ready(self) -> None:
-        assert self._file is not None
-        line = self._file.readline()
-        if line:
-            self._take(line)
-        else:  # nobody types any more; the browser may still come
-            self.__exit__()
+    with reads:
+        if file is not None and sys.platform != "win32":
+            with suppress(OSError, ValueError):
+                loop.add_reader(file.fileno(), pass_on, file)
+                reads.callback(loop.remove_reader, file.fileno())
+        yield

@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +29,7 @@ from closeout.errors import ToolError, UsageError
 from closeout.messages import ToolPolicy, ToolSpec
 from closeout.redaction import redact
 from closeout.results.escape import escape_markers
+from closeout.results.normal import texts_in
 from closeout.tools.call_records import MAX_EXTENSION, Progress, extensible_timeout
 from closeout.tools.mcp.mcp_answers import CallAnswers, roots_of
 from closeout.tools.mcp.mcp_config import McpServerConfig
@@ -44,21 +45,10 @@ from closeout.visible import visible
 
 if TYPE_CHECKING:
     import httpx2
-    from mcp import Client, MCPError
+    from mcp import Client, MCPError, types
     from mcp.client.extension import ClientExtension
     from mcp.client.session import ClientSession
     from mcp.shared.dispatcher import ProgressFnT
-    from mcp.types import (
-        CallToolResult,
-        CreateMessageResult,
-        ElicitResult,
-        ErrorData,
-        InputRequiredResult,
-        InputResponses,
-        ListRootsResult,
-        Result,
-    )
-    from mcp.types import Tool as McpTool
 
 __all__ = [
     "POLICY_KEY",
@@ -75,16 +65,12 @@ __all__ = [
 POLICY_KEY = "closeout/policy"
 STATED_FIELDS = ("aliases", "duplicate_key", "empty_at", "check_content")
 
-# Seconds for a server that let a call time out to show that it still answers.
-PROBE_SECONDS = 3.0
-# Seconds for a broken stream to say why.
-BROKEN_SECONDS = 0.5
-# Tools of one server; every request would carry them.
-MAX_TOOLS = 1_000
+PROBE_SECONDS = 3.0  # Seconds for a server that let a call time out to show that it still answers.
+BROKEN_SECONDS = 0.5  # Seconds for a broken stream to say why.
+MAX_TOOLS = 1_000  # Tools of one server; every request would carry them.
 MAX_ERROR = 2_000  # characters of an error of the protocol
 MAX_DESCRIPTION = 10_000  # characters; every request carries it
-# Characters that the parameters of a tool may take.
-MAX_SCHEMA = 200_000
+MAX_SCHEMA = 200_000  # Characters that the parameters of a tool may take.
 CLOSED = "Connection closed"  # the library's message
 NO_RESULT = ("SSE stream", "Unexpected content type")  # how the library begins if an answer over HTTP has no result
 SESSION_HEADER = "mcp-session-id"
@@ -92,16 +78,14 @@ SESSION_HEADER = "mcp-session-id"
 # and "invalid request".
 SESSION_UNKNOWN = (-32001, -32600)
 _UNDERSTOOD = re.compile(r"-3260[123]\b")  # the server read the message: no such method, invalid parameters, failed
-STDERR_KEPT = 4_000  # bytes of a server's error output that are kept for a message
+STDERR_KEPT = 4_000  # Bytes of the end of a server's error output, for a message.
 STDERR_SHOWN = 600  # characters of it in a message
-# Bytes of one result over streamable HTTP.
-MAX_EVENT_BYTES = 256_000_000
+MAX_EVENT_BYTES = 256_000_000  # Bytes of one result over streamable HTTP.
 LINES_SHOWN = 4
 CONNECT_SECONDS = 30.0
 # Statuses of a server that may be starting, and seconds after which it is tried again.
 STARTING, START_WAITS = (429, 502, 503, 504), (0.5, 2.0, 5.0)
-# Seconds that a request other than a call of a tool may take.
-USE_SECONDS = 60.0
+USE_SECONDS = 60.0  # Seconds that a request other than a call of a tool may take.
 # Seconds that an event stream may be silent: a slow tool may be, and calls have their own deadlines.
 SILENCE_SECONDS = 86_400.0
 
@@ -114,7 +98,7 @@ _Sent = tuple[str, dict[str, Any]]
 class McpServerFailed(ToolError):
     """A server could not be started or reached. The text names it and says why."""
 
-    status: int | None = None  # of its last answer over HTTP, if that was an error
+    status: int | None = None  # The status of its last HTTP answer, if that was an error.
 
 
 class MissingLogin(NamedTuple):
@@ -176,7 +160,7 @@ class McpServer:
     async def open(self) -> ServerOffer:
         """Start the server if it does not run, and return its tools. Raises `McpServerFailed`."""
         session = await self._live()
-        return _offer(self.config, session.tools, is_cut=session.is_cut, refused=session.refused)
+        return _offer(session)
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], policy: ToolPolicy, progress: Progress | None = None
@@ -284,7 +268,7 @@ class McpServer:
 
     def _changed(self, session: _ServerSession) -> None:
         if self._on_change is not None:
-            self._on_change(_offer(self.config, session.tools, is_cut=session.is_cut, refused=session.refused))
+            self._on_change(_offer(session))
 
 
 @dataclass(slots=True)
@@ -325,16 +309,16 @@ class _ServerSession:
         self.config = config
         self.loop = asyncio.get_running_loop()
         self._connecting = anyio.CancelScope()  # respects the library's shields, which `Task.cancel` ignores
-        self.tools: list[McpTool] = []
+        self.tools: list[types.Tool] = []
         self._resource_tools: frozenset[str] = frozenset()  # names of those tools that read its resources
         self.is_cut = False  # the server has more tools than are listed
         self.refused: list[str] = []  # what is wrong with entries of the list
         self._on_change = on_change
-        self._changed = asyncio.Event()  # the server says that its tools have changed
+        self._changed = asyncio.Event()  # the server says that its tools have changed, or the session must stop
         self._errors = _ErrorTail()
         self._client: Client | None = None
         self._ready: asyncio.Future[None] = self.loop.create_future()
-        self._stop = asyncio.Event()
+        self._is_stopping = False
         self._doubtful = False  # a call timed out: the server may hang
         self._has_overflowed = False  # it ended because of a result that the library does not read
         self._task: asyncio.Task[None] | None = None
@@ -344,7 +328,7 @@ class _ServerSession:
 
     @property
     def ended(self) -> bool:
-        return self._task is None or self._task.done() or self._stop.is_set()
+        return self._task is None or self._task.done() or self._is_stopping
 
     async def start(self) -> None:
         """Connect and list the tools. Raises `McpServerFailed`."""
@@ -356,7 +340,7 @@ class _ServerSession:
             await self.close()
             raise McpServerFailed(
                 f"MCP server {self.config.name!r} ({self.config.address}) was not ready within "
-                f"{self.config.start_timeout:g} s.{self._errors.oddness()}{self._errors.quoted()} A longer "
+                f"{self.config.start_timeout:g} s.{self._errors.odd}{self._errors.quoted()} A longer "
                 "start_timeout can be given."
             ) from None
         except asyncio.CancelledError:
@@ -366,7 +350,7 @@ class _ServerSession:
     async def call(
         self, name: str, arguments: Mapping[str, Any], timeout: float | None, receiver: Progress | None
     ) -> McpResult:
-        """Call a tool. What the server asks during the call is answered, if its entry allows that."""
+        """Call a tool, and answer the server's questions during the call if its entry allows them."""
         client = self._client
         if client is None or self.ended:
             raise _Died(self._errors.quoted())
@@ -405,15 +389,13 @@ class _ServerSession:
         deadline, extend = extensible_timeout(timeout, receiver)
         has_progressed = False
 
-        async def report(progress: float, total: float | None, message: str | None) -> None:  # the library's names
+        def alive(message: str, done: float = 0, total: float | None = None) -> None:
             nonlocal has_progressed
             has_progressed = True
-            extend(progress, total, message or "")
+            extend(done, total, message)
 
-        def alive(message: str) -> None:
-            nonlocal has_progressed
-            has_progressed = True
-            extend(0, None, message)
+        async def report(progress: float, total: float | None, message: str | None) -> None:  # the library's names
+            alive(message or "", progress, total)
 
         self._errors.forgotten, self._errors.post_status, self._errors.odd = False, None, ""
         schema = next((tool.input_schema for tool in self.tools if tool.name == name), None)
@@ -433,7 +415,7 @@ class _ServerSession:
                 raise await self._lost(sent_call, answers) from None
             told = visible(redact(error.message, self.config.secrets)[:MAX_ERROR], keep="\n\t")
             if self._errors.forgotten or (error.code in SESSION_UNKNOWN and self._errors.has_session):
-                self._stop.set()
+                self._stop()
                 refused = self._errors.forgotten and (self._errors.post_status or 0) < 500
                 raise _Died(f" It said: {told}", is_forgotten=refused) from None
             if self._errors.login:
@@ -449,7 +431,7 @@ class _ServerSession:
                 if has_progressed and timeout is not None:
                     within += f" of its last report of progress, or {timeout * MAX_EXTENSION:g} s in all"
                 about = f"{name} did not answer within {within} (MCP server {self.config.name!r})."
-                raise CallUnsure(f"{about}{self._errors.oddness()}") from None
+                raise CallUnsure(f"{about}{self._errors.odd}") from None
             # a result that breaks the protocol or its own schema
             raise CallUnsure(f"{name} gave a result that cannot be used: {first_error(error)}.") from None
         finally:
@@ -472,24 +454,18 @@ class _ServerSession:
 
     async def _sent(
         self, client: Client, name: str, sent: dict[str, Any], report: ProgressFnT, answers: CallAnswers | None
-    ) -> CallToolResult:
-        if name in self._resource_tools:
-            return await call_resource_tool(client, name, sent)
-        if answers is None:
-            return await client.call_tool(name, sent, progress_callback=report)
-        return await self._answered(client, name, sent, report, answers)
-
-    async def _answered(
-        self, client: Client, name: str, sent: dict[str, Any], report: ProgressFnT, answers: CallAnswers
-    ) -> CallToolResult:
-        """Make a call whose server may ask."""
+    ) -> types.CallToolResult:
+        """Make a call, whose server may ask if there are `answers`."""
         from mcp import MCPError
         from mcp.types import HEADER_MISMATCH
 
-        async def send(
-            responses: InputResponses | None = None, state: str | None = None
-        ) -> CallToolResult | InputRequiredResult | Result:
-            return await client.session.call_tool(
+        if name in self._resource_tools:
+            return await call_resource_tool(client, name, sent)
+        call = partial(client.call_tool, name, sent, progress_callback=report)
+
+        async def send(responses: types.InputResponses | None, state: str | None) -> types.Result:
+            call_once = partial(
+                client.session.call_tool,
                 name,
                 sent,
                 progress_callback=report,
@@ -498,44 +474,34 @@ class _ServerSession:
                 allow_input_required=True,
                 allow_claimed=True,
             )
-
-        async def send_listed(
-            responses: InputResponses | None, state: str | None
-        ) -> CallToolResult | InputRequiredResult | Result:
             try:
-                return await send(responses, state)
+                return await call_once()
             except MCPError as error:
                 if error.code != HEADER_MISMATCH:
                     raise
             # The protocol's remedy: the tool's schema has changed.
             await all_pages(client.list_tools, "tools", MAX_TOOLS)
-            return await send(responses, state)
+            return await call_once()
 
+        if answers is None:
+            return await call()
         if _has_rounds(client):
-            return await answers.in_rounds(client.session, send_listed)
+            return await answers.in_rounds(client.session, send)
         try:
-            return await client.call_tool(name, sent, progress_callback=report)
+            return await call()
         except MCPError as error:
             if not await answers.opened(error):
                 raise
-        return await client.call_tool(name, sent, progress_callback=report)
+        return await call()
 
-    async def _elicit(self, context: Any, params: Any) -> ElicitResult | ErrorData:
+    async def _elicit(self, context: Any, params: Any) -> types.ElicitResult | types.ErrorData:
         """Answer a question that arrives as a request of its own."""
-        from mcp.types import INVALID_REQUEST, ErrorData
+        return _no_call() if self._answers is None else await self._answers.elicit(params)
 
-        if self._answers is None:
-            return ErrorData(code=INVALID_REQUEST, message="No call is under way that could ask.")
-        return await self._answers.elicit(params)
+    async def _sample(self, context: Any, params: Any) -> types.CreateMessageResult | types.ErrorData:
+        return _no_call() if self._answers is None else await self._answers.sampled(params)
 
-    async def _sample(self, context: Any, params: Any) -> CreateMessageResult | ErrorData:
-        from mcp.types import INVALID_REQUEST, ErrorData
-
-        if self._answers is None:
-            return ErrorData(code=INVALID_REQUEST, message="No call is under way that could ask.")
-        return await self._answers.sampled(params)
-
-    async def _list_roots(self, context: Any) -> ListRootsResult:
+    async def _list_roots(self, context: Any) -> types.ListRootsResult:
         return roots_of(self.config)
 
     async def _unless_ended(self, request: asyncio.Future[Any], answers: CallAnswers | None) -> Any:
@@ -567,7 +533,7 @@ class _ServerSession:
         missing = self._errors.login
         if not missing.by_person:
             return ToolError(missing.problem)
-        # Calls that are equal cannot be told apart. What has become a task is asked for again by its id.
+        # Equal calls cannot be told apart. A call that has become a task is asked for again by its id.
         is_sure = call in self._errors.refused and self._in_flight.count(call) == 1
         self._errors.refused = [each for each in self._errors.refused if each != call]
         return LoginNeeded(self.config, missing, is_sure=is_sure or (answers is not None and answers.task is not None))
@@ -575,7 +541,7 @@ class _ServerSession:
     async def _lost(self, call: _Sent, answers: CallAnswers | None) -> Exception:
         """Return the error for a call that was running when the session ended."""
         if self.config.transport == "sse" and self._task is not None:
-            await asyncio.wait((self._task,), timeout=BROKEN_SECONDS)  # it knows why
+            await asyncio.wait((self._task,), timeout=BROKEN_SECONDS)  # the task knows why
         if self._errors.login:
             return self._login_failed(call, answers)
         if not self._has_overflowed:
@@ -598,12 +564,16 @@ class _ServerSession:
         self._doubtful = False
         return True
 
+    def _stop(self) -> None:
+        self._is_stopping = True
+        self._changed.set()
+
     async def close(self) -> None:
         """End the session and wait for its server process, even if cancelled: a process must not outlive the loop.
 
         The library bounds each step of a server's end, so this takes a few seconds at worst.
         """
-        self._stop.set()
+        self._stop()
         task = self._task
         if task is None:
             return
@@ -650,7 +620,6 @@ class _ServerSession:
             self._client = None
 
     async def _list(self, client: Client) -> None:
-        """Read the server's tools."""
         self.refused.clear()
         tools, self.is_cut = await all_pages(client.list_tools, "tools", MAX_TOOLS)
         found = resource_tools(client, [tool.name for tool in tools]) if self.config.resources else []
@@ -660,7 +629,7 @@ class _ServerSession:
     async def _note_message(self, message: Any) -> None:
         """Note that the server's tools have changed, or that it sent what is not a message."""
         if isinstance(message, Exception):
-            self._errors.odd = "It sends what is not a message of the protocol."
+            self._errors.odd = " It sends what is not a message of the protocol."
             if self._client is not None:
                 end_request(self._client.session, message)
         if type(message).__name__ == "ToolListChangedNotification":
@@ -669,21 +638,16 @@ class _ServerSession:
     async def _follow(self, client: Client) -> None:
         """List the tools again whenever they change, until the session must stop."""
         subscription = asyncio.create_task(self._subscribe(client))
-        stop = asyncio.create_task(self._stop.wait())
         try:
-            while not self._stop.is_set():
-                changed = asyncio.create_task(self._changed.wait())
-                await asyncio.wait((stop, changed), return_when=asyncio.FIRST_COMPLETED)
-                if not changed.done():
-                    changed.cancel()
-                    return
+            await self._changed.wait()
+            while not self._is_stopping:
                 self._changed.clear()
                 with suppress(Exception):  # the tools stay as they are; the next call shows what is wrong
                     await self._list(client)
                     self._on_change(self)
+                await self._changed.wait()
         finally:
             subscription.cancel()
-            stop.cancel()
 
     async def _subscribe(self, client: Client) -> None:
         """Follow the changes that newer servers report on a stream of their own."""
@@ -795,7 +759,7 @@ def _reason(error: BaseException, status: int | None = None) -> str:
     text = str(cause).strip().rstrip(".").splitlines()
     if isinstance(cause, ValidationError):
         return f"its answer breaks the protocol: {first_error(cause)}"
-    if text and text[0] == "Connection closed":
+    if text and text[0] == CLOSED:
         return "it ended before it was ready"
     return visible(text[0][:300]) if text else type(cause).__name__
 
@@ -819,6 +783,12 @@ def _extensions(config: McpServerConfig) -> list[ClientExtension] | None:
     from closeout.tools.mcp.mcp_tasks import TasksExtension
 
     return [TasksExtension()]
+
+
+def _no_call() -> types.ErrorData:
+    from mcp.types import INVALID_REQUEST, ErrorData
+
+    return ErrorData(code=INVALID_REQUEST, message="No call is under way that could ask.")
 
 
 def _has_rounds(client: Client) -> bool:
@@ -849,8 +819,8 @@ class _ErrorTail:
         self.status: int | None = None
         self.forgotten = False  # the last answer over HTTP refused a message of the session
         self.has_session = False
-        self.post_status: int | None = None  # that of the last message, if the server refused it
-        self.odd = ""  # a sentence about what it sends instead of messages
+        self.post_status: int | None = None  # the status of the last message, if the server refused it
+        self.odd = ""  # what it sends instead of messages, as a sentence that starts with a blank
         self.login: MissingLogin | None = None  # the library may not pass it on
         self.refused: list[_Sent] = []  # calls that a server refused for want of a login
 
@@ -880,10 +850,6 @@ class _ErrorTail:
         except Exception:  # the answer broke off
             body = ""
         self.forgotten = self.forgotten or not _UNDERSTOOD.search(body)
-
-    def oddness(self) -> str:
-        """Return what the server sends instead of messages, as a sentence that starts with a blank, or ""."""
-        return f" {self.odd}" if self.odd else ""
 
     def open(self) -> TextIO:
         """Return the file that the process writes its errors to."""
@@ -920,12 +886,13 @@ class _ErrorTail:
 # ------------------------------------------------------------------------------------------------ tools
 
 
-def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool, refused: Sequence[str] = ()) -> ServerOffer:
-    """The tools that can be offered, and why each of the others cannot."""
+def _offer(session: _ServerSession) -> ServerOffer:
+    """The tools of a session that can be offered, and why each of the others cannot."""
+    config, tools = session.config, session.tools
     about = f"MCP server {config.name!r}"
     offered: dict[str, ToolSpec] = {}
-    problems = [f"{about}: {problem}; not offered." for problem in refused]
-    if is_cut:
+    problems = [f"{about}: {problem}; not offered." for problem in session.refused]
+    if session.is_cut:
         problems.append(f"{about} has more than {MAX_TOOLS:,} tools; only the first {MAX_TOOLS:,} are offered.")
     again = Counter(tool.name for tool in tools)
     for tool in tools:
@@ -946,7 +913,7 @@ def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool, refus
     return ServerOffer(tuple(offered.values()), tuple(problems))
 
 
-def _spec(config: McpServerConfig, tool: McpTool) -> tuple[ToolSpec | None, str]:
+def _spec(config: McpServerConfig, tool: types.Tool) -> tuple[ToolSpec | None, str]:
     """The tool as it is offered, if it is, and what is wrong with its parameters."""
     sent = {key: value for key, value in (tool.input_schema or {}).items() if value is not None}
     schema: dict[str, Any] = _escaped(without_titles(sent, describe=_harmless))
@@ -1009,7 +976,7 @@ def _escaped(schema: Any) -> Any:
 
 def _as_named(arguments: Any, schema: Any) -> Any:
     """The arguments of a call with the names and values of the server's own schema, which the model saw escaped."""
-    originals = {escape_markers(text): text for text in _schema_texts(schema)}
+    originals = {escape_markers(text): text for text in texts_in(schema)}
 
     def named(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -1021,19 +988,7 @@ def _as_named(arguments: Any, schema: Any) -> Any:
     return named(arguments)
 
 
-def _schema_texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from value
-        for each in value.values():
-            yield from _schema_texts(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _schema_texts(each)
-
-
-def _policy(tool: McpTool) -> ToolPolicy:
+def _policy(tool: types.Tool) -> ToolPolicy:
     """Return what the server hints at. A tool without hints may be destructive: the specification's default."""
     stated = _stated_policy(tool)
     hints = tool.annotations
@@ -1051,7 +1006,7 @@ def _policy(tool: McpTool) -> ToolPolicy:
     )
 
 
-def _stated_policy(tool: McpTool) -> ToolPolicy:
+def _stated_policy(tool: types.Tool) -> ToolPolicy:
     """Return the policy that a Closeout server states beside a tool; the default for anything malformed."""
     stated = (tool.meta or {}).get(POLICY_KEY)
     known = (tool.input_schema or {}).get("properties")

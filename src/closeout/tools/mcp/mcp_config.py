@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
@@ -26,10 +27,6 @@ __all__ = ["McpEntry", "McpServerConfig", "read_servers", "without_keys"]
 # Seconds for a server to start and list its tools: package runners download it first.
 START_SECONDS = 60.0
 MOST_SECONDS = 10_000.0  # a larger timeout in another client's configuration is in milliseconds
-_KEYS = (
-    "name", "command", "args", "env", "cwd", "url", "headers", "transport", "timeout", "start_timeout", "required",
-    "auth", "elicitation", "sampling", "roots", "resources", "tasks", "rename", "only", "exclude",
-)  # fmt: skip
 _URL_KEYS = ("url", "httpUrl", "serverUrl")
 _SERVER_LISTS = ("mcpServers", "servers", "mcp_servers")
 # Keys that other clients write beside a server's address: approvals, filters of their interfaces, looks, sign-in.
@@ -61,13 +58,13 @@ class McpServerConfig:
     """
 
     name: str
-    transport: Literal["stdio", "http", "sse"]
     command: str = ""
     args: tuple[str, ...] = field(default=(), repr=False)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | None = None
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    transport: Literal["stdio", "http", "sse"]
     timeout: float | None = None
     start_timeout: float = START_SECONDS
     required: bool = True
@@ -101,6 +98,8 @@ class McpServerConfig:
         return found if self.auth is None else (*found, *self.auth.secrets)
 
 
+_KEYS = tuple(each.name for each in dataclasses.fields(McpServerConfig))
+
 # A command, a URL, a JSON file's path, a mapping with the keys of `McpServerConfig`, or a configuration read already.
 McpEntry = str | Mapping[str, Any] | McpServerConfig
 
@@ -120,17 +119,14 @@ def read_servers(entries: McpEntry | Mapping[str, McpEntry] | Iterable[McpEntry]
     Raises:
         ConfigError: An entry is wrong. The text says which, and how.
     """
-    configs = _read_all(entries, is_foreign=False)
-    taken: set[str] = set()
-    unique: list[McpServerConfig] = []
-    for config in configs:
+    unique: dict[str, McpServerConfig] = {}
+    for config in _read_all(entries, is_foreign=False):
         name, number = config.name, 1
-        while name in taken:
+        while name in unique:
             number += 1
             name = f"{config.name}-{number}"
-        taken.add(name)
-        unique.append(replace(config, name=name))
-    return tuple(unique)
+        unique[name] = replace(config, name=name)
+    return tuple(unique.values())
 
 
 def _read_all(entries: Any, *, is_foreign: bool) -> list[McpServerConfig]:

@@ -15,21 +15,12 @@ from closeout.config import home_folder
 from closeout.errors import ConfigError
 from closeout.shared_files import try_lock, write_whole
 
-__all__ = [
-    "delete_login",
-    "login_changed",
-    "login_lock",
-    "read_login",
-    "same_address",
-    "saved_logins",
-    "write_login",
-]
+__all__ = ["delete_login", "login_changed", "login_lock", "read_login", "same_address", "saved_logins", "write_login"]
 
 FOLDER = "mcp_logins"  # A folder in the home.
 _VERSION = 1
-# Seconds between two tries to lock a login.
-_BETWEEN = 0.05
-# Seconds after which a process that holds the lock is not waited for any more: a refresh takes one request.
+_BETWEEN = 0.05  # Seconds between two tries to lock a login.
+# Seconds to wait for a process that holds the lock: a refresh takes one request.
 _LONGEST = 60.0
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["broken_rule", "end_request", "first_error", "use_valid_parts"]
 
-_RULE = "closeout/broken_rule"  # in a result's `_meta`
-_WHOLE = ("JSONRPCRequest",)  # where the library finds fault with a whole message
+_RULE = "closeout/broken_rule"  # The key in a result's `_meta`.
+_WHOLE = ("JSONRPCRequest",)  # The place of an error about a whole message.
 # The id of a message that is nested too deeply, before or after everything else.
 _ID = re.compile(r'\A\s*\{[^][{}]*?"id"\s*:\s*(-?\d+|"[^"\\]*")|"id"\s*:\s*(-?\d+|"[^"\\]*")\s*\}\s*\Z')
 MAX_QUOTED = 300  # characters of an answer that cannot be read

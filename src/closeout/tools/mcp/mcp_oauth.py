@@ -39,8 +39,7 @@ from closeout.tools.mcp.mcp_logins import login_lock, read_login, write_login
 __all__ = ["LoginFailed", "auth_for", "login_command", "revoke_login", "wants_login"]
 
 _EARLY = 30.0  # seconds before its end in which a token is refreshed: clocks differ, and a request takes time
-# Seconds for a request to refresh or to revoke a token.
-_SECONDS = 30.0
+_SECONDS = 30.0  # Seconds for a request to refresh or to revoke a token.
 
 
 class LoginFailed(OAuthFlowError):
@@ -97,7 +96,7 @@ async def revoke_login(config: McpServerConfig) -> str:
         Why they may still be valid; empty if they are not.
     """
     provider = _KeptLogin(config, config.auth or McpAuth()).for_server(config, _nobody)
-    await provider.load()
+    await provider._initialize()
     context = provider.context
     metadata, tokens, client = context.oauth_metadata, context.current_tokens, context.client_info
     if metadata is None or metadata.revocation_endpoint is None:
@@ -169,7 +168,7 @@ class _Provider(OAuthClientProvider):
             await flow.aclose()
 
     async def _reload(self, request: httpx2.Request, refused: str) -> None:
-        """Read what another process may have changed. The server does not accept the token `refused` any more."""
+        """Read the login again: another process may have changed it. The server has refused the token `refused`."""
 
     def _must_refuse(self, response: httpx2.Response, request: httpx2.Request) -> bool:
         """True if the server's refusal is the outcome of the request."""
@@ -195,20 +194,17 @@ class _BySignedClient(_Provider, PrivateKeyJWTOAuthProvider):
     pass
 
 
-class _Memory:
-    """Tokens of a client that signs in by itself: they are fetched again by the next process."""
+class _NothingKept:
+    """The storage of a client that signs in by itself: each session fetches its own tokens."""
 
-    def __init__(self) -> None:
-        self._tokens: OAuthToken | None = None
-
-    async def get_tokens(self) -> OAuthToken | None:
-        return self._tokens
+    async def get_tokens(self) -> None:
+        pass
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        self._tokens = tokens
+        pass
 
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
-        return None
+    async def get_client_info(self) -> None:
+        pass
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
         pass
@@ -216,13 +212,13 @@ class _Memory:
 
 def _client_credentials(config: McpServerConfig, auth: McpAuth) -> _Provider:
     scope = " ".join(auth.scopes) or None
-    client_id, url, memory = auth.client_id or "", config.url, _Memory()
+    client_id, url, storage = auth.client_id or "", config.url, _NothingKept()
     if auth.private_key is None:
-        return _ByClient(url, memory, client_id, auth.client_secret or "", scope=scope, issuer=auth.issuer)
+        return _ByClient(url, storage, client_id, auth.client_secret or "", scope=scope, issuer=auth.issuer)
     signed = SignedJWTParameters(
         issuer=client_id, subject=client_id, signing_key=auth.private_key, signing_algorithm=auth.signing_algorithm
     )
-    return _BySignedClient(url, memory, client_id, signed.create_assertion_provider(), scope=scope, issuer=auth.issuer)
+    return _BySignedClient(url, storage, client_id, signed.create_assertion_provider(), scope=scope, issuer=auth.issuer)
 
 
 # ------------------------------------------------------------------------------------------------ by a person
@@ -237,9 +233,7 @@ class _KeptLogin(_Provider):
 
     def __init__(self, config: McpServerConfig, auth: McpAuth) -> None:
         metadata = OAuthClientMetadata(
-            client_name="Closeout",
-            redirect_uris=[AnyUrl(auth.callback)],
-            scope=" ".join(auth.scopes) or None,
+            client_name="Closeout", redirect_uris=[AnyUrl(auth.callback)], scope=" ".join(auth.scopes) or None
         )
         super().__init__(
             config.url, metadata, self, self._show_page, self._page_left, client_metadata_url=auth.client_metadata_url
@@ -248,14 +242,10 @@ class _KeptLogin(_Provider):
         self._is_new = auth.is_new  # nothing is read until the login is complete
         self._page = ""  # the authorization server's page
 
-    async def load(self) -> None:
-        """Read the login."""
-        await self._initialize()
-
     # -------------------------------------------------------------------------------------------- the requests
 
     async def _reload(self, request: httpx2.Request, refused: str) -> None:
-        """Read the login, and refresh it if it has ended: once, whatever processes need it."""
+        """Read the login, and refresh it if it has ended. Of several processes that need it, one does so."""
         await self._initialize()
         if self._is_new or not self._must_refresh(refused):
             return
@@ -291,6 +281,7 @@ class _KeptLogin(_Provider):
         return True
 
     async def _initialize(self) -> None:
+        """Read the login."""
         login = {} if self._is_new else read_login(self._config.url) or {}
         context = self.context
         context.current_tokens = _model(OAuthToken, login.get("tokens"))

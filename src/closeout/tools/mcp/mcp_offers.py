@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -151,11 +152,9 @@ def add_resources(server: Server[Any], shelf: ResourceShelf) -> None:
 
 def _content(uri: str, file: File) -> dict[str, Any]:
     about = {"uri": uri, "mimeType": file.media_type}
-    try:
+    with suppress(UnicodeDecodeError):
         if not file.is_image:
             return {**about, "text": file.data.decode()}
-    except UnicodeDecodeError:
-        pass
     return {**about, "blob": base64.b64encode(file.data).decode()}
 
 

@@ -21,7 +21,7 @@ async def listed_prompts(client: Client) -> list[dict[str, Any]]:
 
     `required` in an argument says whether it must be given.
     """
-    if client.session.server_capabilities is None or client.session.server_capabilities.prompts is None:
+    if getattr(client.session.server_capabilities, "prompts", None) is None:
         return []
     prompts, _ = await all_pages(client.list_prompts, "prompts", MAX_PROMPTS)
     return [
@@ -70,8 +70,7 @@ async def completed_argument(client: Client, name: str, argument: str, value: st
     """Return the values that the server suggests for an argument of a prompt that begins with a text."""
     from mcp.types import PromptReference
 
-    abilities = client.session.server_capabilities
-    if abilities is None or abilities.completions is None:
+    if getattr(client.session.server_capabilities, "completions", None) is None:
         return []
     found = await client.complete(PromptReference(name=name), {"name": argument, "value": value})
     return [each for each in found.completion.values if each.isprintable()]

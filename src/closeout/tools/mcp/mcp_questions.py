@@ -7,13 +7,14 @@ what a person is shown has every character plainly seen.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from closeout.codec import decode_json
 from closeout.errors import ConfigError
+from closeout.overrides import returned
 from closeout.visible import visible
 
 __all__ = [
@@ -129,7 +130,7 @@ def field_value(field: Mapping[str, Any], text: str) -> Any:
         return text
     try:
         return decode_json(text)
-    except ValueError:  # it does not fit, and is said not to
+    except ValueError:  # the check of the form says what is wrong
         return text
 
 
@@ -220,7 +221,6 @@ def _titles(field: Any) -> list[str]:
 
 
 def _described(name: str, field: Mapping[str, Any], required: bool) -> str:
-    """A line about a field."""
     kind = "any of" if field["type"] == "array" else "one of"
     titles = _titles(field)
     options = [f"{each!r} ({titles[at]})" if titles else repr(each) for at, each in enumerate(_choices(field))]
@@ -267,9 +267,7 @@ async def ruled_answer(rule: Elicitation, question: McpQuestion) -> tuple[bool, 
         return None
     found: Any = rule == "accept" and question.form is not None  # nobody has opened an address
     if callable(rule):
-        found = rule(question)
-        if isinstance(found, Awaitable):
-            found = await found
+        found = await returned(rule(question))
     if found is not True and not isinstance(found, Mapping):
         return False, ""
     text = json.dumps(dict(found)) if isinstance(found, Mapping) else ""

@@ -26,8 +26,7 @@ def resource_tools(client: Client, taken: Collection[str]) -> list[Tool]:
     """Return the tools for the server's resources; none if it has no resources, or has tools of these names itself."""
     from mcp.types import Tool, ToolAnnotations
 
-    capabilities = client.session.server_capabilities
-    if capabilities is None or capabilities.resources is None or {_LIST, _READ} & set(taken):
+    if getattr(client.session.server_capabilities, "resources", None) is None or {_LIST, _READ} & set(taken):
         return []
     reads = ToolAnnotations(read_only_hint=True)
     uri = {"type": "string", "description": "Its uri; for a template, with its variables filled in"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import mimetypes
 import re
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from closeout.codec import value_or_text
 from closeout.file_values import NO_FILES, File, FileView, safe_file_name
 from closeout.parsing.numbers import exact_or_text
 from closeout.results.normal import map_texts
@@ -98,7 +98,7 @@ class McpResult:
         wanted = [self.structured]
         if isinstance(self.structured, Mapping) and set(self.structured) == {"result"}:
             wanted.append(self.structured["result"])
-        read = [_read_json(self.text), [_read_json(text) for text in texts], self.text]
+        read = [value_or_text(self.text), [value_or_text(text) for text in texts], self.text]
         return not texts or any(each == value for each in read for value in wanted)
 
     @property
@@ -205,13 +205,6 @@ def _file_name(part: Mapping[str, Any], inner: Mapping[str, Any]) -> str:
     last = unquote(urlsplit(str(inner.get("uri") or "")).path).rstrip("/").rpartition("/")[2]
     suffix = mimetypes.guess_extension(str(inner.get("mimeType") or "")) or ""
     return last or f"{part.get('type') or 'file'}{suffix}"
-
-
-def _read_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _size(data: Any) -> int:

@@ -95,8 +95,7 @@ def takes_tasks() -> bool:
     from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
     context, _ = current_request()
-    abilities = context.session.client_capabilities
-    taken = None if abilities is None else abilities.extensions
+    taken = getattr(context.session.client_capabilities, "extensions", None)
     return context.protocol_version in MODERN_PROTOCOL_VERSIONS and TASKS in (taken or {})
 
 
@@ -119,7 +118,7 @@ def add_tasks(server: Server[Any], shelf: TaskShelf) -> None:
         task_id: str
 
     class AnswerParams(TaskParams):
-        input_responses: dict[str, Any]  # those that nobody asked for may be anything
+        input_responses: dict[str, Any]  # answers without a question may be anything
 
     response_of = TypeAdapter(types.InputResponse).validate_python
 

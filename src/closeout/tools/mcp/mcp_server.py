@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import ToolError
@@ -24,6 +23,7 @@ from closeout.tools.mcp.mcp_offers import (
     ResourceShelf,
     add_prompts,
     add_resources,
+    current_request,
     embedded,
     in_request,
 )
@@ -107,7 +107,8 @@ def make_server(
     async def list_tools(_: Any) -> ListToolsResult:
         return ListToolsResult(tools=[_definition(tool.spec) for tool in offered.values()])
 
-    async def call_tool(context: Any, parameters: CallToolRequestParams) -> Any:
+    async def call_tool(parameters: CallToolRequestParams) -> Any:
+        context, _ = current_request()
         tool = offered.get(parameters.name)
         if tool is None:
             return call_failure(f"Unknown tool: {parameters.name}. Choose from: {', '.join(offered)}.")
@@ -122,11 +123,12 @@ def make_server(
             reason = str(error) if isinstance(error, (ToolError, OSError)) else f"{type(error).__name__}: {error}"
             return call_failure(f"Error executing tool {parameters.name}: {reason or type(error).__name__}")
 
-    async def call(context: Any, parameters: CallToolRequestParams) -> Any:
-        return await in_request(lambda sent: call_tool(context, sent))(context, parameters)
-
     server = Server(
-        name, version=VERSION, instructions=instructions, on_list_tools=in_request(list_tools), on_call_tool=call
+        name,
+        version=VERSION,
+        instructions=instructions,
+        on_list_tools=in_request(list_tools),
+        on_call_tool=in_request(call_tool),
     )
     if resources is not None:
         add_resources(server, resources)
@@ -216,9 +218,9 @@ def _definition(spec: ToolSpec) -> Any:
         open_world_hint=False if policy.effects == "local" else None,
     )
     stated = {
-        field.name: normalise(getattr(policy, field.name))
-        for field in fields(policy)
-        if field.name in STATED_FIELDS and getattr(policy, field.name) != getattr(_DEFAULT, field.name)
+        name: normalise(getattr(policy, name))
+        for name in STATED_FIELDS
+        if getattr(policy, name) != getattr(_DEFAULT, name)
     }
     return Tool(
         name=spec.name,

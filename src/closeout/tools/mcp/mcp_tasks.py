@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from mcp.client.extension import ClientExtension, ResultClaim
 from mcp.types import EmptyResult, InputRequest, InputResponses, Request, RequestParams, Result
+from pydantic import SerializeAsAny
 
 if TYPE_CHECKING:
     from mcp.client.session import ClientSession
@@ -41,22 +42,8 @@ class _UpdateParams(_TaskParams):
     input_responses: InputResponses
 
 
-class _GetTask(Request[_TaskParams, Literal["tasks/get"]]):
+class _TaskRequest(Request[SerializeAsAny[_TaskParams], str]):
     name_param = "taskId"
-    method: Literal["tasks/get"] = "tasks/get"
-    params: _TaskParams
-
-
-class _UpdateTask(Request[_UpdateParams, Literal["tasks/update"]]):
-    name_param = "taskId"
-    method: Literal["tasks/update"] = "tasks/update"
-    params: _UpdateParams
-
-
-class _CancelTask(Request[_TaskParams, Literal["tasks/cancel"]]):
-    name_param = "taskId"
-    method: Literal["tasks/cancel"] = "tasks/cancel"
-    params: _TaskParams
 
 
 class TaskRequests:
@@ -73,16 +60,18 @@ class TaskRequests:
 
     async def state(self) -> TaskState:
         """Return what has become of the task."""
-        return await self._session.send_request(_GetTask(params=_TaskParams(task_id=self._task)), TaskState)
+        request = _TaskRequest(method="tasks/get", params=_TaskParams(task_id=self._task))
+        return await self._session.send_request(request, TaskState)
 
     async def update(self, responses: Mapping[str, Any]) -> None:
         """Send what the task waits for."""
         params = _UpdateParams(task_id=self._task, input_responses=dict(responses))
-        await self._session.send_request(_UpdateTask(params=params), EmptyResult)
+        await self._session.send_request(_TaskRequest(method="tasks/update", params=params), EmptyResult)
 
     async def cancel(self) -> None:
         """Tell the server that nobody waits for the task."""
-        await self._session.send_request(_CancelTask(params=_TaskParams(task_id=self._task)), EmptyResult)
+        request = _TaskRequest(method="tasks/cancel", params=_TaskParams(task_id=self._task))
+        await self._session.send_request(request, EmptyResult)
 
 
 class TasksExtension(ClientExtension):
