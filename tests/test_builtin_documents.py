@@ -487,6 +487,13 @@ def test_an_indented_hash_is_not_a_heading_and_loses_nothing() -> None:
     assert "# add one\n    n = n + 1" in passage.text
 
 
+def test_a_line_longer_than_a_passage_is_within_the_lines_of_each_passage_with_a_part_of_it() -> None:
+    lines = ["Short.", " ".join(f"Sentence {number}." for number in range(200)), "End."]
+    for passage in cut("\n".join(lines)):
+        covered = "\n".join(lines[passage.first_line - 1 : passage.last_line])
+        assert all(part in covered for part in passage.text.split("\n")), passage
+
+
 @given(st.text(alphabet="ab #|\n-。中文.x\x00\ud800", max_size=400))
 @settings(max_examples=100)
 def test_cutting_loses_no_words_and_keeps_to_the_lines(text: str) -> None:

@@ -142,13 +142,15 @@ def _pieces(block: _Paragraph) -> Iterator[tuple[str, int, int]]:
     most = max(PASSAGE_CHARACTERS, 2 * len(head))  # a long head takes half a passage at most: each passage has it
     start = block.first + len(block.lines) - len(rows)
     held: list[str] = []
-    first, size = start, len(head)
+    first = last = start
+    size = len(head)
     for number, line in enumerate(rows, start):
         for part in _parts(line):
             if held and size + len(part) > most:
-                yield head + "\n".join(held), first, max(first, number - 1)
+                yield head + "\n".join(held), first, last
                 held, first, size = [], number, len(head)
             held.append(part)
+            last = number
             size += len(part) + 1
     if held or head:
         last = block.first + len(block.lines) - 1
