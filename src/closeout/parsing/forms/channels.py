@@ -10,7 +10,7 @@ from functools import partial
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import make_call
-from closeout.parsing.forms.json_values import Loaded, Pairs, Source, load, value_end
+from closeout.parsing.forms.json_values import Loaded, Pairs, Source, load, value_or_text
 from closeout.parsing.forms.offered import OfferedNames, typed
 from closeout.parsing.forms.tag_calls import MUSE_GLIMMER, MUSE_INVOKE, TagGrammar, read_tagged_calls
 
@@ -92,7 +92,7 @@ def _messages(source: Source) -> Iterator[_ChannelMessage]:
         elif kind == "message":
             in_body, begin = True, token.end()
             calls = recipient not in _NOBODY and text.startswith("{", begin)
-            data = (value_end(source, begin) or 0) if calls else 0
+            data = (source.value_end(begin) or 0) if calls else 0
         elif kind != "constrain":
             channel, recipient, start = "", "", token.start()
     if in_body and begin < len(text):
@@ -210,7 +210,7 @@ def read_headers(source: Source, toolbox: OfferedNames, header: re.Pattern[str])
 def _object_in(source: Source, body: str, closed: bool) -> Loaded | None:
     """The object in a segment; one without an end is read only if another segment follows it."""
     inner = Source(body.strip())
-    if not inner.text.startswith("{") or (not closed and value_end(inner, 0) is None):
+    if not inner.text.startswith("{") or (not closed and inner.value_end(0) is None):
         return None
     return load(inner.text, repair=source)
 
@@ -271,9 +271,9 @@ def read_kimi_k3(source: Source, toolbox: OfferedNames) -> Found:
 
 def _close(element: _Element, stack: list[_Element], blocks: list[Block], end: int, toolbox: OfferedNames) -> None:
     if element.tag == "argument" and stack and "key" in element.attributes:
-        value = "".join(element.text)
-        loaded = None if element.attributes.get("type") == "string" else load(value)
-        stack[-1].arguments.put(element.attributes["key"], loaded.value if loaded else value)
+        text = "".join(element.text)
+        value = text if element.attributes.get("type") == "string" else value_or_text(text)
+        stack[-1].arguments.put(element.attributes["key"], value)
     elif element.tag == "call" and element.attributes.get("tool"):
         name = toolbox.resolve(element.attributes["tool"])
         call = ToolCall(name, element.arguments, element.attributes.get("id", ""), server_name=toolbox.server(name))

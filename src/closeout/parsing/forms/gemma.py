@@ -39,8 +39,7 @@ class _Braces:
     at: int
 
     def accept(self, mark: str) -> bool:
-        blank = _BLANK.match(self.source.text, self.at)
-        self.at = blank.end() if blank else self.at
+        self.at = self.source.skip(_BLANK, self.at)
         if not self.source.text.startswith(mark, self.at):
             return False
         self.at += len(mark)

@@ -14,7 +14,7 @@ from typing import Any
 
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
-from closeout.parsing.forms.json_values import Pairs, Source, load, value_end
+from closeout.parsing.forms.json_values import Pairs, Source, load, value_or_text
 from closeout.parsing.forms.offered import OfferedNames, Untyped, decode_entities, kinds, typed
 
 __all__ = [
@@ -100,8 +100,7 @@ def _unwrapped(arguments: dict[str, Any], name: str, toolbox: OfferedNames, repa
 
 def _after(source: Source, at: int, ends: tuple[str, ...]) -> int:
     """`at`, or the position after the wrapper's end that follows it."""
-    blank = _BLANK.match(source.text, at)
-    after = blank.end() if blank else at
+    after = source.skip(_BLANK, at)
     return next((after + len(end) for end in ends if source.text.startswith(end, after)), at)
 
 
@@ -150,11 +149,10 @@ def _closed(body: _Body, limit: int, mark: str, followed: bool, grammar: TagGram
 
 def _json_body(source: Source, at: int, grammar: TagGrammar) -> _Body | None:
     """Arguments as one JSON object between the tags."""
-    blank = _BLANK.match(source.text, at)
-    at = blank.end() if blank else at
+    at = source.skip(_BLANK, at)
     if not source.text.startswith("{", at):
         return None
-    end = value_end(source, at)
+    end = source.value_end(at)
     stop, mark = source.first((*grammar.call_ends, *grammar.wrapper_ends), end or at)
     loaded = load(source.text[at : end or (stop if stop >= 0 else at)], repair=source)
     if loaded is None or not isinstance(loaded.value, dict) or (end is None and stop < 0):
@@ -193,7 +191,7 @@ def _closing(source: Source, at: int, grammar: TagGrammar) -> int:
     """
     text, end = source.text, grammar.parameter_end
     first = close = source.find(end, at)
-    while close >= 0 and not _tag_follows(text, close + len(end), grammar):
+    while close >= 0 and not _tag_follows(source, close + len(end), grammar):
         following = source.find(end, close + 1)
         stop, _ = source.first((*grammar.call_ends, *grammar.wrapper_ends), close)
         if following < 0 or 0 <= stop < following or grammar.parameter.search(text, close, following):
@@ -202,10 +200,9 @@ def _closing(source: Source, at: int, grammar: TagGrammar) -> int:
     return close
 
 
-def _tag_follows(text: str, at: int, grammar: TagGrammar) -> bool:
+def _tag_follows(source: Source, at: int, grammar: TagGrammar) -> bool:
     """True if a tag of the call, or the end of the text, follows after blanks."""
-    blank = _BLANK.match(text, at)
-    at = blank.end() if blank else at
+    text, at = source.text, source.skip(_BLANK, at)
     if at == len(text) or text.startswith((grammar.parameter_end, *grammar.call_ends, *grammar.wrapper_ends), at):
         return True
     return grammar.parameter.match(text, at) is not None or grammar.call.match(text, at) is not None
@@ -253,8 +250,7 @@ def _read_value(
     if marked == "true":
         return raw
     if schema is None and marked == "false":
-        loaded = load(raw)
-        return loaded.value if loaded else raw
+        return value_or_text(raw)
     return typed(raw, schema, toolbox.schema(tool), grammar.untyped)
 
 
@@ -369,7 +365,7 @@ def _call(source: Source, opening: re.Match[str], name: str, toolbox: OfferedNam
     repairs: list[Repair] = []
     at = opening.end()
     while True:
-        at = _blank(text, at)
+        at = source.skip(_BLANK, at)
         key, after = _key(source, at, f"{space}arg_key{suffix}", f"<{space}arg_value{suffix}>", repairs)
         if key is None:
             break
@@ -397,19 +393,14 @@ def _key(source: Source, at: int, tag: str, value_tag: str, repairs: list[Repair
     return _element(source, at, tag)
 
 
-def _blank(text: str, at: int) -> int:
-    blank = _BLANK.match(text, at)
-    return blank.end() if blank else at
-
-
 def _element(source: Source, at: int, tag: str) -> tuple[str | None, int]:
     """The text of `<tag>…</tag>` after blanks at `at`, and where it ends; (None, at) if it is not there."""
-    begin = _blank(source.text, at)
+    begin = source.skip(_BLANK, at)
     if not source.text.startswith(f"<{tag}>", begin):
         return None, at
     begin += len(tag) + 2
     first = end = source.find(f"</{tag}>", begin)
-    while end >= 0 and not source.text.startswith("<", _blank(source.text, end + len(tag) + 3)):
+    while end >= 0 and not source.text.startswith("<", source.skip(_BLANK, end + len(tag) + 3)):
         # What no tag follows is data, if a better closing comes before the next key.
         end = source.find(f"</{tag}>", end + 1)
         key = source.find(_KEY, first)
@@ -422,8 +413,7 @@ def _element(source: Source, at: int, tag: str) -> tuple[str | None, int]:
 def _typed(value: str, key: str, kind: str | None, name: str, toolbox: OfferedNames) -> object:
     schema = toolbox.properties(name).get(key)
     if schema is None and kind is not None:
-        loaded = None if kind.strip() == "string" else load(value)
-        return loaded.value if loaded else value
+        return value if kind.strip() == "string" else value_or_text(value)
     return typed(trim_value(value), schema, toolbox.schema(name))
 
 

@@ -18,7 +18,7 @@ from closeout.messages import Repair, ToolCall
 from closeout.parsing.action_keys import ANSWER_KEYS, INPUT_KEYS
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import ID_KEYS, NAME_KEYS, calls_in, flat_call, make_call
-from closeout.parsing.forms.json_values import Loaded, Source, load, value_end
+from closeout.parsing.forms.json_values import Source, load, load_at
 from closeout.parsing.forms.offered import OfferedNames
 from closeout.parsing.forms.python_calls import CALL_START, CallNode, NotACall, PythonScanner, TooDeep, bind, settled
 
@@ -197,8 +197,7 @@ def _found(groups: Iterable[_Group]) -> Found:
 def _whole(source: Source, toolbox: OfferedNames) -> _Group | None:
     """The text as one group of calls, in a code fence or not."""
     text = source.text
-    opening = _WHOLE_START.match(text)
-    at = opening.end() if opening else 0
+    at = source.skip(_WHOLE_START, 0)
     if at >= len(text) or not (text[at] in "{[('\"" or CALL_START.match(text, at) or _NAME_LINE.match(text, at)):
         return None
     group = _group(source, toolbox, at, explicit=True)
@@ -216,8 +215,7 @@ def _is_plain(source: Source, at: int, group: _Group) -> bool:
         return source.text[at] == "["
     if group.family != "json":
         return False
-    end = value_end(source, at)
-    loaded = load(source.text[at:end], repair=source) if end else None
+    loaded, _ = load_at(source, at)
     members = loaded.value if loaded and isinstance(loaded.value, list) else [loaded.value if loaded else None]
     return all(isinstance(member, dict) and _only_call_keys(member) for member in members)
 
@@ -254,8 +252,8 @@ def _groups(source: Source, toolbox: OfferedNames) -> Iterator[_Group]:
 
 def _data_end(source: Source, at: int) -> int:
     """The end of a JSON value at `at`; a value that does not mean calls is data, and so is what it holds."""
-    end = value_end(source, at) if source.text[at : at + 1] in ("{", "[") else None
-    return end if end and load(source.text[at:end], repair=False) else at
+    loaded, end = load_at(source, at, repair=False) if source.text[at : at + 1] in ("{", "[") else (None, None)
+    return end if end and loaded else at
 
 
 def _fits(call: ToolCall, toolbox: OfferedNames) -> bool:
@@ -290,8 +288,7 @@ def _group(source: Source, toolbox: OfferedNames, at: int, *, explicit: bool) ->
         calls += read.calls
         repairs += read.repairs
         end, family = read.end, family or read.family
-        between = _BETWEEN.match(text, end)
-        at = between.end() if between else end
+        at = source.skip(_BETWEEN, end)
     return _Group(start, end, tuple(calls), tuple(repairs), family=family) if calls else None
 
 
@@ -308,8 +305,7 @@ def _one(source: Source, toolbox: OfferedNames, at: int, explicit: bool) -> _Gro
     name = toolbox.find(head["name"]) if head else None
     if head is None or name is None:
         return None
-    end = value_end(source, head.end())
-    loaded = load(text[head.end() : end], repair=source) if end else None
+    loaded, end = load_at(source, head.end())
     call = make_call(name, loaded.value, toolbox) if loaded and isinstance(loaded.value, dict) else None
     if call is None or loaded is None or end is None:
         return None
@@ -317,8 +313,7 @@ def _one(source: Source, toolbox: OfferedNames, at: int, explicit: bool) -> _Gro
 
 
 def _json(source: Source, toolbox: OfferedNames, at: int, explicit: bool, repair: bool) -> _Group | None:
-    end = value_end(source, at)
-    loaded: Loaded | None = load(source.text[at:end], repair=source if repair else False) if end else None
+    loaded, end = load_at(source, at, repair=repair)
     if loaded is None or end is None:
         return None
     interpreter = _Interpreter(toolbox, explicit)
