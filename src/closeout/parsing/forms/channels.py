@@ -10,7 +10,7 @@ from functools import partial
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import make_call
-from closeout.parsing.forms.json_values import Loaded, Pairs, Source, load, value_or_text
+from closeout.parsing.forms.json_values import Loaded, Pairs, Source, json_or_text, load
 from closeout.parsing.forms.offered import OfferedNames, typed
 from closeout.parsing.forms.tag_calls import MUSE_GLIMMER, MUSE_INVOKE, TagGrammar, read_tagged_calls
 
@@ -272,7 +272,7 @@ def read_kimi_k3(source: Source, toolbox: OfferedNames) -> Found:
 def _close(element: _Element, stack: list[_Element], blocks: list[Block], end: int, toolbox: OfferedNames) -> None:
     if element.tag == "argument" and stack and "key" in element.attributes:
         text = "".join(element.text)
-        value = text if element.attributes.get("type") == "string" else value_or_text(text)
+        value = text if element.attributes.get("type") == "string" else json_or_text(text)
         stack[-1].arguments.put(element.attributes["key"], value)
     elif element.tag == "call" and element.attributes.get("tool"):
         name = toolbox.resolve(element.attributes["tool"])

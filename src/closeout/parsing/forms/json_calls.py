@@ -10,7 +10,7 @@ from closeout.messages import Repair, ToolCall
 from closeout.parsing.action_keys import ANSWER_KEYS, INPUT_KEYS
 from closeout.parsing.action_keys import NAME_KEYS as ACTION_NAME_KEYS
 from closeout.parsing.forms.form import Block, Form, Found
-from closeout.parsing.forms.json_values import Pairs, Source, load_at, value_or_text
+from closeout.parsing.forms.json_values import Pairs, Source, json_or_text, load_at
 from closeout.parsing.forms.offered import OfferedNames
 
 __all__ = ["BARE_JSON", "as_arguments", "calls_in", "flat_call", "make_call", "read_json_run"]
@@ -41,7 +41,7 @@ def as_arguments(value: Any, name: str, toolbox: OfferedNames) -> dict[str, Any]
         None if the value has another form.
     """
     if isinstance(value, str) and value.strip()[:1] in ("{", "["):
-        value = value_or_text(value)
+        value = json_or_text(value)
     if isinstance(value, Mapping):
         return value if isinstance(value, dict) else dict(value)
     if value in (None, "", []) or (isinstance(value, str) and not value.strip()):

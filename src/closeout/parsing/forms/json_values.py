@@ -12,7 +12,7 @@ from typing import Any
 from closeout.messages import Repair
 from closeout.parsing.json_text import read_broken_json
 
-__all__ = ["Loaded", "Pairs", "Source", "load", "load_at", "refusal_in", "value_or_text"]
+__all__ = ["Loaded", "Pairs", "Source", "json_or_text", "load", "load_at", "refusal_in"]
 
 # A bracket, or a string with its closing quote. One set of characters comes first, which the search skips to.
 _STRUCTURE = re.compile(r'(?P<mark>[{}\[\]"])(?:(?<=")[^"\\]*+(?:\\.[^"\\]*+)*+(?P<quote>"?))?', re.DOTALL)
@@ -183,7 +183,7 @@ def load_at(source: Source, at: int, *, repair: bool = True) -> tuple[Loaded | N
     return (load(source.text[at:end], repair=source if repair else False) if end else None), end
 
 
-def value_or_text(text: str) -> Any:
+def json_or_text(text: str) -> Any:
     """Return the JSON value of a text; the text itself if it has none."""
     loaded = load(text)
     return loaded.value if loaded else text

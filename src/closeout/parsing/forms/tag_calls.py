@@ -14,7 +14,7 @@ from typing import Any
 
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
-from closeout.parsing.forms.json_values import Pairs, Source, load, value_or_text
+from closeout.parsing.forms.json_values import Pairs, Source, json_or_text, load
 from closeout.parsing.forms.offered import OfferedNames, Untyped, decode_entities, kinds, typed
 
 __all__ = [
@@ -250,7 +250,7 @@ def _read_value(
     if marked == "true":
         return raw
     if schema is None and marked == "false":
-        return value_or_text(raw)
+        return json_or_text(raw)
     return typed(raw, schema, toolbox.schema(tool), grammar.untyped)
 
 
@@ -413,7 +413,7 @@ def _element(source: Source, at: int, tag: str) -> tuple[str | None, int]:
 def _typed(value: str, key: str, kind: str | None, name: str, toolbox: OfferedNames) -> object:
     schema = toolbox.properties(name).get(key)
     if schema is None and kind is not None:
-        return value if kind.strip() == "string" else value_or_text(value)
+        return value if kind.strip() == "string" else json_or_text(value)
     return typed(trim_value(value), schema, toolbox.schema(name))
 
 
