@@ -40,7 +40,7 @@ class ServerRefusal:
     """
 
     def __init__(self, status: int, body: bytes) -> None:
-        code, param, reason = refusal(body)
+        code, reason, param = refusal(body)
         self.status, self.reason = status, reason
         self.overflow = is_overflow(code, reason, param) or status == 413
         self.numbers = [int(re.sub(r"\D", "", each)[:18]) for each in _NUMBER.findall(reason)]
