@@ -26,7 +26,7 @@ from urllib.error import HTTPError
 from closeout.config import home_folder
 from closeout.errors import ConfigError, ModelUnavailable
 from closeout.homes import DatabaseHome, data_folder
-from closeout.shared_files import try_lock
+from closeout.shared_files import try_lock, write_whole
 from closeout.version import VERSION
 
 __all__ = [
@@ -266,9 +266,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _write_json(path: Path, value: object) -> None:
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-    scratch.write_text(json.dumps(value), "utf-8")
-    scratch.replace(path)
+    write_whole(path, json.dumps(value).encode())
 
 
 # ------------------------------------------------------------------------------------------------ one at a time
