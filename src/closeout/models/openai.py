@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -307,7 +308,7 @@ class OpenAIClient(HTTPClient):
         limit = RequestChange(
             f"{other} is sent instead of {rules.limit_name}",
             "options",
-            lambda rules: replace(rules, limit_name=other),
+            partial(replace, limit_name=other),
             refusal.names(other) and self._limit_of(request) not in refusal.numbers,
             alone=True,
         )
