@@ -145,19 +145,15 @@ _IN_SINGLE = re.compile(r"""\\'|\\.|\"""")
 _SINGLE_PIECES = {"\\'": "'", '"': '\\"'}
 
 
-class Rewritten(NamedTuple):
-    """The text with its foreign tokens replaced, and notes on which they were."""
-
-    text: str
-    notes: Notes
-
-
 class _NotWellFormed(Exception):
     pass
 
 
-def rewrite_tokens(text: str) -> Rewritten | None:
-    """Rewrite a text in JSON's own tokens; None if nothing changes, tokens are too many, or a string does not end."""
+def rewrite_tokens(text: str) -> tuple[str, tuple[Repair, ...]] | None:
+    """Return a text in JSON's own tokens, and the repairs.
+
+    None if nothing changes, there are too many tokens, or a string does not end.
+    """
     notes = Notes(text)
     left = max(_MAX_TOKENS, len(text) * _MAX_TOKENS // 65_536)
 
@@ -198,7 +194,7 @@ def rewrite_tokens(text: str) -> Rewritten | None:
         rewritten = _TOKEN.sub(rewrite, text)
     except _NotWellFormed:
         return None
-    return Rewritten(rewritten, notes) if notes.repairs else None
+    return (rewritten, notes.repairs) if notes.repairs else None
 
 
 # What a string is: "listed" ones are in a container that is itself an element of a list.
@@ -498,24 +494,17 @@ class Scanner:
     def read_value(self) -> None:
         """Read one root value. Raises Broken if it is missing or makes no sense."""
         self._value(self.skip(), "root")
-        while self._stack:
-            self._effort.spend(self.position)
-            self._step()
+        self._close_all()
 
     def reopen(self) -> bool:
         """Continue an object that was closed too early, if more members follow."""
-        if (
-            not self.values
-            or not isinstance(self.values[-1], dict)
-            or not _MORE_MEMBERS.match(self.text, self.position)
-        ):
+        last = self.values[-1]
+        if not isinstance(last, dict) or not _MORE_MEMBERS.match(self.text, self.position):
             return False
         self.note("extra_bracket", self.position - 1)
-        self._push(self.values[-1])
+        self._push(last)
         self._after_value = True
-        while self._stack:
-            self._effort.spend(self.position)
-            self._step()
+        self._close_all()
         return True
 
     def skip(self) -> str:
@@ -532,6 +521,12 @@ class Scanner:
         return self.text[position : position + 1]
 
     # ------------------------------------------------------------------------------------------ inside containers
+
+    def _close_all(self) -> None:
+        """Read up to the end of the open containers."""
+        while self._stack:
+            self._effort.spend(self.position)
+            self._step()
 
     def _step(self) -> None:
         character = self.skip()
@@ -943,7 +938,7 @@ def _rewritten(text: str) -> tuple[Any, tuple[Repair, ...]] | None:
     if rewritten is None:
         return None
     try:
-        return _DISTINCT.decode(rewritten.text), rewritten.notes.repairs
+        return _DISTINCT.decode(rewritten[0]), rewritten[1]
     except (ValueError, RecursionError):
         return None
 

@@ -28,7 +28,7 @@ from closeout.parsing.action_keys import (
 from closeout.parsing.json_stream import JsonScanner, Signal, StringDecoder
 from closeout.parsing.reasoning import THINKING_TAGS, CodeQuotes
 
-__all__ = ["CotAgentOutputParser", "CotEvent", "EventKind", "Markers", "joined"]
+__all__ = ["CotAgentOutputParser", "CotEvent", "EventKind", "Markers"]
 
 # Defects that refuse a reply for safety: a call in it was readable and must not run.
 REFUSED = frozenset({"truncated", "invented_observation", "duplicate_key", "action_and_answer"})
@@ -72,7 +72,6 @@ EventKind = Literal[
     "untrusted",  # text after the first complete action, or after an observation that the model wrote
     "end",
 ]
-_STREAMED = frozenset({"text", "reasoning", "marker", "argument_delta", "final_delta", "untrusted"})
 
 
 class CotEvent(NamedTuple):
@@ -96,26 +95,6 @@ class CotEvent(NamedTuple):
     code: str = ""  # malformed: the defect; marker: "stop_prefix"; final: "truncated"; end: the finish reason
     hint: str = ""  # malformed: the hint for the model's next try
     refuses: bool = False  # malformed: refused for safety, so that no later stage may run a call from the text
-
-
-def joined(events: Iterable[CotEvent]) -> list[CotEvent]:
-    """Join adjacent pieces of one kind. The result is the same for any way of feeding one text."""
-    result: list[CotEvent] = []
-    parts: list[str] = []
-    for event in events:
-        last = result[-1] if result else None
-        alike = last is not None and event.kind in _STREAMED and event.span is None and last.span is None
-        if last is not None and alike and (last.kind, last.role, last.code) == (event.kind, event.role, event.code):
-            parts.append(event.text)
-            result[-1] = last._replace(end=event.end)
-            continue
-        if parts and last is not None:
-            result[-1] = last._replace(text="".join(parts))
-        result.append(event)
-        parts = [event.text]
-    if result:
-        result[-1] = result[-1]._replace(text="".join(parts))
-    return result
 
 
 class Tape:
@@ -955,7 +934,7 @@ class CotAgentOutputParser:
             self._begin_json()
 
     def _read_value(self, last: bool) -> bool:
-        """Behind `Action:`, `Action Input:`, a native tag or a fence's opening line: find out what follows."""
+        """After `Action:`, `Action Input:`, a native tag or a fence's opening line: find out what follows."""
         action, tape, text = self._action, self._tape, self._tape.text
         self._skip_blanks()
         if tape.position == len(text):
@@ -1166,7 +1145,7 @@ class CotAgentOutputParser:
         return self._reject_action(code, hint) if self._action.committed else self._not_an_action()
 
     def _read_rest_of_line(self, last: bool) -> bool:
-        """Behind JSON without a marker: it must be alone on its line."""
+        """After JSON without a marker: it must be alone on its line."""
         action, tape, text = self._action, self._tape, self._tape.text
         end = _SPACE.match(text, tape.position).end()  # type: ignore[union-attr]
         action.raw.append(text[tape.position : end])
@@ -1253,7 +1232,7 @@ class CotAgentOutputParser:
         return True
 
     def _read_call(self, last: bool) -> bool:
-        """Behind `name(`: an object, or nothing."""
+        """After `name(`: an object, or nothing."""
         self._skip_blanks()
         tape = self._tape
         if tape.position == len(tape.text):
@@ -1268,7 +1247,7 @@ class CotAgentOutputParser:
         return self._reject_action("broken_action", hint)
 
     def _read_input_marker(self, last: bool) -> bool:
-        """Behind the name's line: the input, or anything else if there is no input."""
+        """After the name's line: the input, or anything else if there is no input."""
         self._skip_blanks()
         action, tape, text = self._action, self._tape, self._tape.text
         if tape.position == len(text):

@@ -37,7 +37,7 @@ _SHOWN = 80  # characters of a call in its repair
 
 _THOUGHT = re.compile(r"[\s*#]*thought[ \t]*\d*[ \t]*\**[:：]", re.IGNORECASE)
 _ANSWERED = re.compile(r"^\s*[*#]*\s*final\s*answer\s*\**\s*[:：]|\\boxed\s*\{|<answer>", re.IGNORECASE | re.MULTILINE)
-# Behind a call: closing marks, or a result that the model invented (untrusted, not part of the call).
+# After a call: closing marks, or a result that the model invented (untrusted, not part of the call).
 _TAIL = re.compile(
     r"(?:\s|(?:\]<\]minimax\[>\[)?</[\w:|-]{1,40}>|<\|close\|>\w{1,20}|<[|｜][^<>\n]{1,40}[|｜]>|\[/?[A-Z_]{3,20}\]|```)*+\Z"
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -36,9 +36,7 @@ class _ChannelMessage:
     complete: bool  # a token ends it
 
 
-def read_channels(
-    source: Source, toolbox: OfferedNames, body: Callable[[Source, OfferedNames, _ChannelMessage], Block]
-) -> Found:
+def read_channels(source: Source, toolbox: OfferedNames, grammar: TagGrammar) -> Found:
     """Analysis, or a message to itself, is reasoning; a message to a tool is a call; the rest is content."""
     blocks: list[Block] = []
     thought: list[str] = []
@@ -48,7 +46,7 @@ def read_channels(
     for message in messages:
         text = source.text[message.begin : message.end]
         if message.recipient not in _NOBODY:
-            blocks.append(body(source, toolbox, message))
+            blocks.append(_body(source, toolbox, message, grammar))
         elif message.channel == "analysis" or message.recipient == "self" or (is_final and message.channel != "final"):
             thought.append(text.strip())
         else:
@@ -61,10 +59,7 @@ def _messages(source: Source) -> Iterator[_ChannelMessage]:
     text = source.text
     start = begin = head = data = 0  # `data`: where a call's JSON ends; tokens inside it are data
     channel = recipient = ""
-    in_body = False
-    waiting = _RECIPIENT.match(text.lstrip()) is None and not text.lstrip().startswith("<|")
-    if waiting:
-        in_body = True
+    in_body = _RECIPIENT.match(text.lstrip()) is None and not text.lstrip().startswith("<|")
     for token in _HARMONY_TOKEN.finditer(text):
         kind = token[1]
         if token.start() < data:
@@ -160,8 +155,7 @@ def _body(source: Source, toolbox: OfferedNames, message: _ChannelMessage, gramm
 
 
 def _form(family: str, grammar: TagGrammar) -> Form:
-    read = partial(read_channels, body=partial(_body, grammar=grammar))
-    return Form(family, ("<|channel|>", "<|message|>"), read, channels=True)
+    return Form(family, ("<|channel|>", "<|message|>"), partial(read_channels, grammar=grammar), channels=True)
 
 
 CHANNELS = _form("harmony", MUSE_INVOKE)
