@@ -133,9 +133,18 @@ def _read_body(source: Source, at: int, name: str, toolbox: OfferedNames, gramma
         if len(arguments) >= _MAX_PARAMETERS or (grammar.unique and key in arguments):
             body.broken, body.end = f"the parameter {key!r} is given twice", at
             return body
-        value = _read_value(
-            raw, key, tool=name, parameter=parameter, toolbox=toolbox, grammar=grammar, repairs=body.repairs
-        )
+        if grammar.escaped:
+            raw, decoded = decode_entities(raw)
+            if decoded:
+                body.repairs.append(Repair("xml_entities", f"arguments.{key}", after=raw[:80]))
+        schema = toolbox.properties(name).get(key) if grammar.declared else None
+        marked = parameter.groupdict().get("string")
+        if marked == "true":
+            value: Any = raw
+        elif marked == "false" and schema is None:
+            value = json_or_text(raw)
+        else:
+            value = typed(raw, schema, toolbox.schema(name), grammar.untyped)
         arguments.put(key, value)
 
 
@@ -229,29 +238,6 @@ def trim_value(value: str) -> str:
     if value.startswith("\n"):
         return value[1:-1] if value.endswith("\n") and len(value) > 1 else value[1:]
     return value
-
-
-def _read_value(
-    raw: str,
-    key: str,
-    *,
-    tool: str,
-    parameter: re.Match[str],
-    toolbox: OfferedNames,
-    grammar: TagGrammar,
-    repairs: list[Repair],
-) -> Any:
-    marked = parameter.groupdict().get("string")
-    if grammar.escaped:
-        raw, decoded = decode_entities(raw)
-        if decoded:
-            repairs.append(Repair("xml_entities", f"arguments.{key}", after=raw[:80]))
-    schema = toolbox.properties(tool).get(key) if grammar.declared else None
-    if marked == "true":
-        return raw
-    if schema is None and marked == "false":
-        return json_or_text(raw)
-    return typed(raw, schema, toolbox.schema(tool), grammar.untyped)
 
 
 _QUOTED_NAME = r"""\s{1,8}name\s{0,4}=\s{0,4}["']?(?P<name>[^"'>\n]{1,200})["']?[^>\n]{0,200}>"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -185,13 +185,12 @@ def read_unmarked(source: Source, toolbox: OfferedNames, whole: bool = False) ->
     if whole or not toolbox.mentioned(source.text):
         return Found()
     groups = list(_groups(source, toolbox))  # those on lines of their own; else those in list items and after labels
-    return _found(_distinct([group for group in groups if not group.loose] or groups))
+    return _found(list(_distinct([group for group in groups if not group.loose] or groups)))
 
 
-def _found(groups: Iterable[_Group]) -> Found:
-    chosen = list(groups)
-    blocks = tuple(Block(group.start, group.end, group.calls, group.repairs) for group in chosen)
-    return Found(blocks, family=chosen[0].family if chosen else "")
+def _found(groups: list[_Group]) -> Found:
+    blocks = tuple(Block(group.start, group.end, group.calls, group.repairs) for group in groups)
+    return Found(blocks, family=groups[0].family if groups else "")
 
 
 def _whole(source: Source, toolbox: OfferedNames) -> _Group | None:
