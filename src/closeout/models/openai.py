@@ -423,15 +423,9 @@ def tool_definitions(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 _FINISHES: Mapping[str, str] = {
     "stop": "stop",
     **dict.fromkeys(("eos", "eos_token", "endoftext", "stop_sequence", "end_turn", "complete", "completed"), "stop"),
-    "length": "length",
-    "tool_calls": "tool_calls",
-    "content_filter": "content_filter",
-    "function_call": "tool_calls",
-    "tool_use": "tool_calls",
-    "max_tokens": "length",
-    "max_length": "length",
-    "model_length": "length",
-    "safety": "content_filter",
+    **dict.fromkeys(("length", "max_tokens", "max_length", "model_length"), "length"),
+    **dict.fromkeys(("tool_calls", "function_call", "tool_use"), "tool_calls"),
+    **dict.fromkeys(("content_filter", "safety"), "content_filter"),
     "model_context_window_exceeded": "context_full",  # GLM
 }
 _LONGEST_REASON = 80  # characters of a finish reason that is not ours

@@ -231,7 +231,7 @@ class Fitting:
                 self.note("null_dropped", inside, item, None)
             else:
                 fitted[name] = self.fit(item, shape.properties[name], inside, level + 1)
-        self._fill(fitted, shape.properties, shape.required, where, defaults or {})
+        self._fill(fitted, shape, where, defaults or {})
         return fitted
 
     def _may_drop(self, written: Any, item: Any, properties: Mapping[str, Any]) -> bool:
@@ -251,18 +251,11 @@ class Fitting:
         types = self.rules.types_of(schema)
         return not (isinstance(item, str) and ("null" in types or "string" in types or not types))
 
-    def _fill(
-        self,
-        fitted: dict[str, Any],
-        properties: Mapping[str, Any],
-        required: tuple[str, ...],
-        where: str,
-        defaults: Mapping[str, Any],
-    ) -> None:
-        for name in required:
+    def _fill(self, fitted: dict[str, Any], shape: ObjectShape, where: str, defaults: Mapping[str, Any]) -> None:
+        for name in shape.required:
             if name in fitted:
                 continue
-            default = defaults.get(name, self.rules.resolve(properties.get(name)).get("default", _NO_CHANGE))
+            default = defaults.get(name, self.rules.resolve(shape.properties.get(name)).get("default", _NO_CHANGE))
             if default is not _NO_CHANGE:
                 fitted[name] = default
                 self.note("argument_default", f"{where}.{name}", None, default)

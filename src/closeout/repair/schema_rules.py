@@ -56,10 +56,10 @@ def kind_of(value: Any) -> str:
     return "integer" if kind == "number" and value.is_integer() else kind
 
 
-def nests_deeper(value: Any, limit: int = MAX_ARGUMENT_DEPTH) -> bool:
-    """Tell whether lists and objects in the value nest deeper than `limit` levels. Does not recurse."""
+def nests_deeper(value: Any) -> bool:
+    """Tell whether lists and objects in the value nest deeper than calls may. Does not recurse."""
     level = [value]
-    for _ in range(limit):
+    for _ in range(MAX_ARGUMENT_DEPTH):
         below: list[Any] = []
         for item in level:
             for part in item.values() if isinstance(item, dict) else item if isinstance(item, list) else ():
