@@ -18,7 +18,7 @@ from closeout.errors import (
 )
 from closeout.messages import ModelReply, Usage
 
-__all__ = ["MISTAKES", "OnRetry", "Retries", "RetryNote", "RetryPolicy", "complete_with_retries"]
+__all__ = ["MISTAKES", "OnRetry", "Retries", "RetryNote", "RetryPolicy", "as_model_error", "complete_with_retries"]
 
 _NOTHING = Usage()
 # What Python raises for a mistake in the code of a client: the next attempt would end in the same way.
@@ -114,13 +114,7 @@ class Retries:
                 all attempts.
             Exception: Any other error that was not classified, and no attempt follows.
         """
-        if isinstance(error, ModelError):
-            cause = error
-        elif isinstance(error, (CloseoutError, *MISTAKES)):
-            raise error
-        else:
-            cause = ModelUnreachable(f"{type(error).__name__}: {error}")
-            cause.__cause__ = error
+        cause = as_model_error(error)
         if cause.retried:
             cause.usage = self.spent + cause.usage if cause.usage else self.spent
             raise error
@@ -147,6 +141,22 @@ class Retries:
         if left <= 0:
             raise ModelTimeout("The time for all attempts (RetryPolicy.total) is used up.")
         return left if timeout is None or left < timeout else timeout
+
+
+def as_model_error(error: Exception) -> ModelError:
+    """Return an exception of a client as a ModelError. Those of other libraries are most often failed connections.
+
+    Raises:
+        CloseoutError: It is an error of ours, but not of a model.
+        Exception: It is a mistake in the client's code.
+    """
+    if isinstance(error, ModelError):
+        return error
+    if isinstance(error, (CloseoutError, *MISTAKES)):
+        raise error
+    found = ModelUnreachable(f"{type(error).__name__}: {error}")
+    found.__cause__ = error
+    return found
 
 
 async def complete_with_retries(
