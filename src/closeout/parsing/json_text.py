@@ -21,22 +21,18 @@ __all__ = ["MAX_REPAIRED", "RepairedJson", "read_broken_json", "repair_json"]
 class Notes:
     """The repairs made in one text. A kind that occurs a thousand times is one entry that says so."""
 
-    __slots__ = ("_counts", "_firsts", "_text")
+    __slots__ = ("_found", "_text")
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._firsts: dict[str, int] = {}
-        self._counts: dict[str, int] = {}
+        self._found: dict[str, tuple[int, int]] = {}  # the first position of each kind, and how often it occurs
 
     def __contains__(self, kind: str) -> bool:
-        return kind in self._counts
+        return kind in self._found
 
     def add(self, kind: str, position: int) -> None:
-        if kind in self._counts:
-            self._counts[kind] += 1
-        else:
-            self._counts[kind] = 1
-            self._firsts[kind] = position
+        first, count = self._found.get(kind, (position, 0))
+        self._found[kind] = first, count + 1
 
     @property
     def repairs(self) -> tuple[Repair, ...]:
@@ -45,9 +41,9 @@ class Notes:
                 kind,
                 f"character {at}",
                 self._text[max(0, at - 8) : at + 16],
-                after="" if self._counts[kind] == 1 else f"{self._counts[kind]} places",
+                after="" if count == 1 else f"{count} places",
             )
-            for kind, at in self._firsts.items()
+            for kind, (at, count) in self._found.items()
         )
 
 
@@ -59,12 +55,7 @@ _WORDS: dict[str, tuple[Any, str]] = {
     "true": (True, ""),
     "false": (False, ""),
     "null": (None, ""),
-    "True": (True, "python_literal"),
-    "False": (False, "python_literal"),
     "None": (None, "python_literal"),
-    "TRUE": (True, "python_literal"),
-    "FALSE": (False, "python_literal"),
-    "NULL": (None, "python_literal"),
     "undefined": (None, "javascript_literal"),
     "NaN": (None, "not_a_number"),
     "nan": (None, "not_a_number"),

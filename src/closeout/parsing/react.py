@@ -129,9 +129,7 @@ class Tape:
         start = self.emitted
         self.position = max(self.position, end)
         if end <= start:
-            if not text:
-                return
-            end = start
+            return
         if self._parts and self._growing != (kind, role, code):
             self._flush()
         if not self._parts:
@@ -1388,8 +1386,6 @@ class CotAgentOutputParser:
 
     def _complete(self, name: str, reading: ActionReading, raw: str, answer: str) -> bool:
         action = self._action
-        if not name:
-            return self._reject_action("broken_action", "Write a tool name on the Action line.")
         repairs = (*action.repairs, *reading.repairs)
         span = (action.start, self._tape.offset)
         if is_final_answer(name):

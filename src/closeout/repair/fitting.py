@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from closeout.messages import Repair
 from closeout.parsing.json_text import repair_json
@@ -18,7 +18,7 @@ from closeout.parsing.numbers import WrittenFloat, read_integer, read_number
 from closeout.repair.schema_rules import ObjectShape, SchemaRules, kind_of, short
 from closeout.spelling import fold, words
 
-__all__ = ["Fitting", "Rename", "match_names"]
+__all__ = ["Fitting", "match_names"]
 
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")  # 5,101 is one number or two
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -56,20 +56,12 @@ _SYNONYMS = tuple(
 _PLACEHOLDERS = frozenset(("input", "value", "arg", "arg1", "argument", "param", "parameter", "data"))
 
 
-class Rename(NamedTuple):
-    """An argument's name as the model wrote it, the parameter it means, and the kind of repair."""
-
-    written: str
-    parameter: str
-    kind: str
-
-
 def match_names(
     arguments: Mapping[str, Any],
     shape: ObjectShape,
     aliases: Mapping[str, tuple[str, ...]],
     fits: Callable[[Any, str], bool],
-) -> list[Rename]:
+) -> list[tuple[str, str, str]]:
     """Return the renames that give arguments their parameters, the surest first.
 
     Args:
@@ -77,13 +69,16 @@ def match_names(
         shape: The object's schema.
         aliases: Other names for parameters, as the tool declares them.
         fits: Tells whether a value could be meant for a parameter. Not asked for declared aliases, case, separators.
+
+    Returns:
+        (the name as the model wrote it, the parameter it means, the kind of repair) of each.
     """
-    renames: list[Rename] = []
+    renames: list[tuple[str, str, str]] = []
     unknown = [name for name in arguments if isinstance(name, str) and name not in shape.properties]
     free = [name for name in shape.properties if name not in arguments]
 
     def take(written: str, parameter: str, kind: str) -> None:
-        renames.append(Rename(written, parameter, kind))
+        renames.append((written, parameter, kind))
         unknown.remove(written)
         free.remove(parameter)
 
