@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from closeout.parsing.react import CotAgentOutputParser, CotEvent
+from closeout.parsing.react import CotAgentOutputParser, CotEvent, joined
 
 CALL = '{"action": "search", "action_input": {"q": "Überraschung 😀"}}'
 
@@ -65,29 +65,6 @@ SAMPLES = [
     "Action Input: orphan",
     "lone \ud800 surrogates \udc00 and NUL \x00\nFinal Answer: \ud83d",
 ]
-
-
-_STREAMED = frozenset({"text", "reasoning", "marker", "argument_delta", "final_delta", "untrusted"})
-
-
-def joined(events: Iterable[CotEvent]) -> list[CotEvent]:
-    """Join adjacent pieces of one kind. The result is the same for any way of feeding one text."""
-    result: list[CotEvent] = []
-    parts: list[str] = []
-    for event in events:
-        last = result[-1] if result else None
-        alike = last is not None and event.kind in _STREAMED and event.span is None and last.span is None
-        if last is not None and alike and (last.kind, last.role, last.code) == (event.kind, event.role, event.code):
-            parts.append(event.text)
-            result[-1] = last._replace(end=event.end)
-            continue
-        if parts and last is not None:
-            result[-1] = last._replace(text="".join(parts))
-        result.append(event)
-        parts = [event.text]
-    if result:
-        result[-1] = result[-1]._replace(text="".join(parts))
-    return result
 
 
 def feed(

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from closeout.parsing.react import CotAgentOutputParser
-from react_samples import CALL, action, answer, defect, feed, joined, of_kind, parse, repairs
+from closeout.parsing.react import CotAgentOutputParser, joined
+from react_samples import CALL, action, answer, defect, feed, of_kind, parse, repairs
 
 BODY = {"q": "Überraschung 😀"}
 

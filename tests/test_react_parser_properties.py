@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from closeout.parsing.react import CotAgentOutputParser
-from react_samples import SAMPLES, feed, joined, of_kind
+from closeout.parsing.react import CotAgentOutputParser, joined
+from react_samples import SAMPLES, feed, of_kind
 
 PIECES = [
     *("Thought:", "Action:", "Action Input:", "Observation:", "Final Answer:", " Observation: 3", "Observ", "Answer"),

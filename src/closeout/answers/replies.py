@@ -92,11 +92,7 @@ def announces_step(text: str) -> bool:
 def problem_of(text: str, reading: ContractReading, *, called_tools: bool = False, cut: bool = False) -> ReplyProblem:
     """Return what is wrong with a reply that was not accepted; the most specific problem wins.
 
-    Args:
-        text: The reply.
-        reading: What the contract read in it.
-        called_tools: Whether it made native tool calls.
-        cut: Whether it ended at the token limit.
+    `called_tools`: it made native tool calls. `cut`: it ended at the token limit.
     """
     if called_tools or find_call_mark(text) >= 0 or _ACTION.search(text):
         hint = "Your last reply called a tool. Tools are closed now, so nothing was run: answer from what you have."

@@ -140,14 +140,7 @@ class HTTPClient(BaseClient):
     async def complete_refused(
         self, request: ModelRequest, status: int, said: bytes, *, on_delta: OnDelta | None = None
     ) -> ModelReply:
-        """Send a request with a change that the server has refused as it is. See `complete`.
-
-        Args:
-            request: The request.
-            status: The status of the refusal.
-            said: The body of the refusal.
-            on_delta: Receives the reply in pieces.
-        """
+        """Send a request with a change, because the server has refused it with this status and body. See `complete`."""
         search = self._new_search(request)
         search.known = (status, said)
         if status == 500:  # it may also be down: the caller may ask again

@@ -129,12 +129,9 @@ class RefusalSearch:
     def next_rules(
         self, refusal: ServerRefusal, rules: ServerRules, is_new: Callable[[ServerRules], bool]
     ) -> ServerRules:
-        """Return the rules to try after a refusal; the same ones if there is nothing left to try.
+        """Return the rules to try after a refusal of a request by `rules`; the same ones if nothing is left to try.
 
-        Args:
-            refusal: The refusal.
-            rules: Those by which the refused request was written.
-            is_new: Whether a request by some rules differs from all that were sent.
+        `is_new` returns whether a request by some rules differs from all that were sent.
         """
         self.is_over = False
         self.refused = self.refused or refusal.same

@@ -184,12 +184,7 @@ def _json(text: str) -> Any:
 
 
 class StreamReader(ABC):
-    """Reads the events of one protocol into a builder.
-
-    Attributes:
-        builder: What puts the reply together.
-        done: Whether the reply is known to be complete.
-    """
+    """Reads the events of one protocol into a builder. It is `done` once the reply is known to be complete."""
 
     __slots__ = ("builder", "done")
 

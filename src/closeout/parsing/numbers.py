@@ -109,9 +109,7 @@ def may_be_inexact(written: str | bytes) -> bool:
 def read_with_digits(written: str | bytes, value: Any) -> Any:
     """Return the value of a strict JSON text with numbers that know how they were written.
 
-    Args:
-        written: The text.
-        value: What was read from it. It is returned if the text says something else, or cannot be read.
+    `value`, which was read from it, is returned if the text says something else, or cannot be read.
     """
     try:
         exact = json.loads(written, parse_float=WrittenFloat, parse_int=_whole)
@@ -138,11 +136,9 @@ def _exact_float(text: str) -> float:
 
 
 def exact_or_text(value: Any, written: str) -> Any:
-    """Return a JSON value with the numbers that no float can hold as texts, as `written` has them.
+    """Return a JSON value with the numbers that no float can hold as texts, as its JSON text has them.
 
-    Args:
-        value: The value.
-        written: Its JSON text. A text that says something else changes nothing.
+    A text that says something else changes nothing.
     """
 
     def exact(number: WrittenFloat) -> float | str:

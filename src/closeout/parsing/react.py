@@ -28,7 +28,7 @@ from closeout.parsing.action_keys import (
 from closeout.parsing.json_stream import JsonScanner, Signal, StringDecoder
 from closeout.parsing.reasoning import THINKING_TAGS, CodeQuotes
 
-__all__ = ["CotAgentOutputParser", "CotEvent", "EventKind", "Markers"]
+__all__ = ["CotAgentOutputParser", "CotEvent", "EventKind", "Markers", "joined"]
 
 # Defects that refuse a reply for safety: a call in it was readable and must not run.
 REFUSED = frozenset({"truncated", "invented_observation", "duplicate_key", "action_and_answer"})
@@ -72,6 +72,7 @@ EventKind = Literal[
     "untrusted",  # text after the first complete action, or after an observation that the model wrote
     "end",
 ]
+_STREAMED = frozenset({"text", "reasoning", "marker", "argument_delta", "final_delta", "untrusted"})
 
 
 class CotEvent(NamedTuple):
@@ -95,6 +96,26 @@ class CotEvent(NamedTuple):
     code: str = ""  # malformed: the defect; marker: "stop_prefix"; final: "truncated"; end: the finish reason
     hint: str = ""  # malformed: the hint for the model's next try
     refuses: bool = False  # malformed: refused for safety, so that no later stage may run a call from the text
+
+
+def joined(events: Iterable[CotEvent]) -> list[CotEvent]:
+    """Join adjacent pieces of one kind. The result is the same for any way of feeding one text."""
+    result: list[CotEvent] = []
+    parts: list[str] = []
+    for event in events:
+        last = result[-1] if result else None
+        alike = last is not None and event.kind in _STREAMED and event.span is None and last.span is None
+        if last is not None and alike and (last.kind, last.role, last.code) == (event.kind, event.role, event.code):
+            parts.append(event.text)
+            result[-1] = last._replace(end=event.end)
+            continue
+        if parts and last is not None:
+            result[-1] = last._replace(text="".join(parts))
+        result.append(event)
+        parts = [event.text]
+    if result:
+        result[-1] = result[-1]._replace(text="".join(parts))
+    return result
 
 
 class Tape:
@@ -304,15 +325,8 @@ class Place(Enum):
 class LineWalker:
     """Walk over text of one kind and emit it, up to what may be structure. Knows lines, code fences and tags.
 
-    Args:
-        tape: Where the text comes from and the events go.
-        markers: The markers that count at a line's start.
-        kind: The kind of the events.
-        role: The role of the events.
-        brackets: ReadingStop at JSON at a line's start.
-        tags: Where tags count: "anywhere", at a "line" start, or "never".
-        place: Where the walk begins.
-        kept: Where the text is collected.
+    `brackets`: stop at JSON at a line's start. `tags`: they count anywhere, at a line's start, or never. The text is
+    collected in `kept`.
     """
 
     def __init__(

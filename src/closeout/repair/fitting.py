@@ -64,14 +64,8 @@ def match_names(
 ) -> list[tuple[str, str, str]]:
     """Return the renames that give arguments their parameters, the surest first.
 
-    Args:
-        arguments: The object as the model wrote it.
-        shape: The object's schema.
-        aliases: Other names for parameters, as the tool declares them.
-        fits: Tells whether a value could be meant for a parameter. Not asked for declared aliases, case, separators.
-
-    Returns:
-        (the name as the model wrote it, the parameter it means, the kind of repair) of each.
+    A rename is (the name as the model wrote it, the parameter it means, the kind of repair). `fits` tells whether a
+    value could be meant for a parameter; it is not asked for declared aliases, case and separators.
     """
     renames: list[tuple[str, str, str]] = []
     unknown = [name for name in arguments if isinstance(name, str) and name not in shape.properties]

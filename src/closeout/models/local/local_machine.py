@@ -78,13 +78,7 @@ def pick_threads(available: int, speeds: Mapping[int, Speed]) -> int:
 
 
 class Speeds:
-    """The best speeds reached on this machine, kept in a file of the models folder. A damaged file counts as empty.
-
-    Args:
-        file: The file.
-        model: The name of the file of weights.
-        engine: The engine's name and version.
-    """
+    """The best speeds that a model has reached on this machine with an engine. A damaged file counts as empty."""
 
     def __init__(self, file: Path, model: str, engine: str) -> None:
         self._file = file

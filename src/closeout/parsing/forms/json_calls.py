@@ -30,15 +30,9 @@ _MAX_CALLS = 1000  # calls in one value
 
 
 def as_arguments(value: Any, name: str, toolbox: OfferedNames) -> dict[str, Any] | None:
-    """Read a call's arguments as a dict.
+    """Return a call's arguments: an object, JSON in a string, nothing, or the value of the tool's only parameter.
 
-    Args:
-        value: An object, JSON in a string, nothing, or the value of the tool's only parameter.
-        name: The tool's name.
-        toolbox: The offered tools.
-
-    Returns:
-        None if the value has another form.
+    None if the value has another form.
     """
     if isinstance(value, str) and value.strip()[:1] in ("{", "["):
         value = json_or_text(value)
@@ -51,11 +45,7 @@ def as_arguments(value: Any, name: str, toolbox: OfferedNames) -> dict[str, Any]
 
 
 def make_call(name: str, arguments: Any, toolbox: OfferedNames, call_id: str = "", text: str = "") -> ToolCall | None:
-    """Make a call of an offered tool, or of the name as written.
-
-    Returns:
-        None if the arguments are not an object and cannot be read as one.
-    """
+    """Return a call of an offered tool, or of the name as written; None if the arguments cannot be read."""
     name = toolbox.resolve(name)
     read = as_arguments(arguments, name, toolbox)
     return (
@@ -64,15 +54,9 @@ def make_call(name: str, arguments: Any, toolbox: OfferedNames, call_id: str = "
 
 
 def calls_in(value: Any, toolbox: OfferedNames, *, explicit: bool = False) -> list[ToolCall]:
-    """The calls in a JSON value: one, a list, or an envelope of either.
+    """Return the calls in a JSON value: one, a list, or an envelope of either; [] if a member is not a call.
 
-    Args:
-        value: The value.
-        toolbox: The offered tools.
-        explicit: Each call must have both a name and arguments, as nothing else shows that it is one.
-
-    Returns:
-        All calls, or none if a member of the value is not a call.
+    `explicit`: each call must have both a name and arguments, as nothing else shows that it is one.
     """
     calls: list[ToolCall] = []
     for envelope in _envelopes(value):

@@ -169,15 +169,10 @@ def _is_doubled(value: Any) -> bool:
 
 
 def read_unmarked(source: Source, toolbox: OfferedNames, whole: bool = False) -> Found:
-    """Read the calls of a text that has no marks.
+    """Return a block for each group of calls in a text that has no marks.
 
-    Args:
-        source: The text.
-        toolbox: The offered tools. Without tools, only a text that consists of calls is read.
-        whole: Read only a text that consists of calls.
-
-    Returns:
-        One block for each group of calls. A call that repeats one of an earlier group is left out.
+    A call that repeats one of an earlier group is left out. Without tools, or with `whole`, only a text that consists
+    of calls is read.
     """
     group = _whole(source, toolbox)
     if group is not None:
