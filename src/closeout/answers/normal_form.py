@@ -230,11 +230,7 @@ def _unit_form(unit: str) -> str:
     return form.removesuffix("s") if len(form) > 3 else form
 
 
-_FULL_WIDTH = {ord("０") + digit: ord("0") + digit for digit in range(10)} | {
-    ord("，"): ",",
-    ord("．"): ".",
-    ord("％"): "%",
-}
+_FULL_WIDTH = str.maketrans("０１２３４５６７８９，．％", "0123456789,.%")
 
 # ------------------------------------------------------------------------------------------------ one spelling
 

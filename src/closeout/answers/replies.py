@@ -12,13 +12,7 @@ from closeout.parsing.forms.reader import find_call_mark
 from closeout.parsing.read_reply import invents_result
 from closeout.parsing.repetition import repeated_tail
 
-__all__ = [
-    "ReplyProblem",
-    "announces_step",
-    "has_tool_calls",
-    "is_refusal",
-    "problem_of",
-]
+__all__ = ["ReplyProblem", "has_tool_calls", "problem_of"]
 
 Kind = Literal[
     "empty", "tool_call", "invented", "repeating", "cut", "refusal", "announced", "format_missing", "contract"

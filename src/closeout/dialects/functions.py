@@ -21,7 +21,6 @@ __all__ = [
     "call_source",
     "functions_of",
     "programs_in",
-    "stub_of",
     "stubs",
     "takes_any",
     "with_functions",

@@ -16,15 +16,7 @@ from closeout.dialects.protocol import HistoryView
 from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolSpec
 from closeout.parsing.readers import Reader
 
-__all__ = [
-    "TextChat",
-    "conversation",
-    "fit_history",
-    "historic_prompt",
-    "history_turns",
-    "observation_text",
-    "said_by_user",
-]
+__all__ = ["TextChat", "conversation", "fit_history", "historic_prompt", "observation_text", "said_by_user"]
 
 
 class TextChat(ABC):

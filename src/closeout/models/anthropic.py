@@ -25,15 +25,7 @@ from closeout.models.server_rules import ServerRules
 from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader
 from closeout.parsing.numbers import written_json
 
-__all__ = [
-    "ANTHROPIC_URL",
-    "AnthropicClient",
-    "AnthropicStream",
-    "conversation",
-    "read_message",
-    "tool_definitions",
-    "uses_tools",
-]
+__all__ = ["AnthropicClient", "AnthropicStream", "conversation", "read_message", "tool_definitions"]
 
 ANTHROPIC_URL = "https://api.anthropic.com"
 _LONGEST_REASON = 80  # characters of a stop reason that is not ours

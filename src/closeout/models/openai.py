@@ -47,16 +47,7 @@ from closeout.models.stated_tokens import TokenReader
 from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader, unique_ids
 from closeout.parsing.numbers import written_json
 
-__all__ = [
-    "OPENAI_URL",
-    "OpenAIClient",
-    "OpenAIStream",
-    "ServerKind",
-    "read_completion",
-    "read_usage",
-    "reasoning_field",
-    "tool_definitions",
-]
+__all__ = ["OpenAIClient", "OpenAIStream", "ServerKind", "read_completion", "read_usage", "tool_definitions"]
 
 _log = logging.getLogger(__name__)
 

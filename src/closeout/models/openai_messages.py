@@ -21,7 +21,6 @@ __all__ = [
     "added_to_message",
     "as_attached",
     "grown",
-    "joined_details",
     "read_content",
 ]
 

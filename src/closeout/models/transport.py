@@ -345,22 +345,18 @@ _used: ContextVar[Any] = ContextVar("closeout_connection", default=None)
 
 
 async def _new_pool(loop: asyncio.AbstractEventLoop) -> _ConnectionPool:
-    _forget_dead_loops()
-    session = _session()
-    guard = _closing(session)
-    pool = _pools[loop] = _ConnectionPool(session, guard)
-    await anext(guard)
-    return pool
-
-
-def _session() -> aiohttp.ClientSession:
     import aiohttp
 
-    return aiohttp.ClientSession(
+    _forget_dead_loops()
+    session = aiohttp.ClientSession(
         connector=_connector_type()(limit=POOL_LIMIT, keepalive_timeout=30.0),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=COMMON_HEADERS,
     )
+    guard = _closing(session)
+    pool = _pools[loop] = _ConnectionPool(session, guard)
+    await anext(guard)
+    return pool
 
 
 @cache

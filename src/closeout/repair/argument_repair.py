@@ -18,7 +18,7 @@ from closeout.repair.digits import settled, too_large
 from closeout.repair.fitting import Fitting
 from closeout.repair.schema_rules import SchemaRules, nests_deeper, short
 
-__all__ = ["MAX_ARGUMENTS", "RepairedArguments", "diagnose", "repair_arguments", "signature"]
+__all__ = ["RepairedArguments", "repair_arguments", "signature"]
 
 MAX_ARGUMENTS = 10_000  # arguments of one call, far more than any real call has
 _MAX_LENGTH = 400  # characters of a whole diagnostic

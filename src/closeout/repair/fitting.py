@@ -18,7 +18,7 @@ from closeout.parsing.numbers import WrittenFloat, read_integer, read_number
 from closeout.repair.schema_rules import ObjectShape, SchemaRules, kind_of, short
 from closeout.spelling import fold, words
 
-__all__ = ["Fitting", "match_names"]
+__all__ = ["Fitting"]
 
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")  # 5,101 is one number or two
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}

@@ -15,16 +15,7 @@ from closeout.repair.schema_width import multiplies, too_wide
 if TYPE_CHECKING:
     import jsonschema_rs
 
-__all__ = [
-    "MAX_ARGUMENT_DEPTH",
-    "ObjectShape",
-    "SchemaRules",
-    "fits_plainly",
-    "kind_of",
-    "map_schemas",
-    "nests_deeper",
-    "short",
-]
+__all__ = ["ObjectShape", "SchemaRules", "fits_plainly", "kind_of", "map_schemas", "nests_deeper", "short"]
 
 MAX_ARGUMENT_DEPTH = 200  # levels; far beyond any real call, far below what overflows a validator's stack
 _MAX_REFS = 16  # references followed one after another

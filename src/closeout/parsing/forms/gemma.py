@@ -9,7 +9,7 @@ from typing import Any
 from closeout.messages import ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import calls_in
-from closeout.parsing.forms.json_values import Pairs, Source, load
+from closeout.parsing.forms.json_values import BLANKS, Pairs, Source, load
 from closeout.parsing.forms.offered import OfferedNames, typed
 from closeout.parsing.forms.python_calls import read_calls
 
@@ -21,7 +21,6 @@ _CLOSE = ("<tool_call|>", "<end_function_call>")
 _QUOTES = ('<|"|>', "<escape>", '"')
 _KEY = re.compile(r"\s*+([^:{}\[\],<]{1,200}):")
 _SCALAR = re.compile(r"[^,{}\[\]<]{0,10000}")
-_BLANK = re.compile(r"\s*+")
 _MAX_DEPTH = 64
 _FENCE = re.compile(r"```(?:tool_code|tool_call|function_call|tool)[ \t]*\n(?P<body>.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _PRINT = re.compile(r"\s*+print\((?P<inner>.*)\)\s*\Z", re.DOTALL)
@@ -39,7 +38,7 @@ class _Braces:
     at: int
 
     def accept(self, mark: str) -> bool:
-        self.at = self.source.skip(_BLANK, self.at)
+        self.at = self.source.skip(BLANKS, self.at)
         if not self.source.text.startswith(mark, self.at):
             return False
         self.at += len(mark)

@@ -10,17 +10,16 @@ from closeout.messages import Repair, ToolCall
 from closeout.parsing.action_keys import ANSWER_KEYS, INPUT_KEYS
 from closeout.parsing.action_keys import NAME_KEYS as ACTION_NAME_KEYS
 from closeout.parsing.forms.form import Block, Form, Found
-from closeout.parsing.forms.json_values import Pairs, Source, json_or_text, load_at
+from closeout.parsing.forms.json_values import SEPARATORS, Pairs, Source, json_or_text, load_at
 from closeout.parsing.forms.offered import OfferedNames
 
-__all__ = ["BARE_JSON", "as_arguments", "calls_in", "flat_call", "make_call", "read_json_run"]
+__all__ = ["BARE_JSON", "calls_in", "flat_call", "make_call", "read_json_run"]
 
 NAME_KEYS = ("name", *(key for key in ACTION_NAME_KEYS if key != "name"))
 ID_KEYS = ("id", "tool_call_id", "call_id", "tool_use_id")
 _WRAPPERS = ("tool_call", "function_call", "functionCall", "function", "tool_use", "action", "tool")
 _LISTS = ("tool_calls", "function_calls")
 _CANDIDATE = re.compile(r"""\{\s{0,64}["']|\[\s{0,64}\{\s{0,64}["']""")
-_GAP = re.compile(r"(?:\s|[;,])*+")
 _FENCE = re.compile(r"```[\w-]{0,16}[ \t]*\n\s{0,64}\Z")
 _FENCE_END = re.compile(r"\s{0,64}```")
 _MAX_CALLS = 1000  # calls in one value
@@ -172,7 +171,7 @@ def read_json_run(source: Source, toolbox: OfferedNames, start: int, at: int) ->
             break
         calls += found
         repairs += loaded.repairs
-        end, at = stop, source.skip(_GAP, stop)
+        end, at = stop, source.skip(SEPARATORS, stop)
     return Block(start, end, tuple(calls), tuple(repairs)) if calls else None
 
 

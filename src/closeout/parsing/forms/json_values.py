@@ -12,10 +12,12 @@ from typing import Any
 from closeout.messages import Repair
 from closeout.parsing.json_text import read_broken_json
 
-__all__ = ["Loaded", "Pairs", "Source", "json_or_text", "load", "load_at", "refusal_in"]
+__all__ = ["BLANKS", "SEPARATORS", "Loaded", "Pairs", "Source", "json_or_text", "load", "load_at", "refusal_in"]
 
 # A bracket, or a string with its closing quote. One set of characters comes first, which the search skips to.
 _STRUCTURE = re.compile(r'(?P<mark>[{}\[\]"])(?:(?<=")[^"\\]*+(?:\\.[^"\\]*+)*+(?P<quote>"?))?', re.DOTALL)
+BLANKS = re.compile(r"\s*+")
+SEPARATORS = re.compile(r"(?:\s|[,;])*+")
 _MAX_DEPTH = 1000  # open brackets; Python reads no deeper JSON
 _MAX_REPAIRED = 1 << 18  # characters; a broken value beyond this is not repaired
 _STEPS_PER_CHARACTER = 4  # passes over the text that failed attempts may cost

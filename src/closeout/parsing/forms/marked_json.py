@@ -15,12 +15,11 @@ from typing import Any
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import calls_in, make_call
-from closeout.parsing.forms.json_values import Loaded, Source, load, load_at
+from closeout.parsing.forms.json_values import BLANKS, SEPARATORS, Loaded, Source, load, load_at
 from closeout.parsing.forms.offered import OfferedNames, kinds, typed
 
-__all__ = ["MISTRAL", "TAGGED_JSON", "TOKEN_CALLS", "Marks", "read_between"]
+__all__ = ["MISTRAL", "TAGGED_JSON", "TOKEN_CALLS", "Marks"]
 
-_SEPARATOR = re.compile(r"(?:\s|[,;])*+")
 _FENCE = re.compile(r"\s*```[\w-]{0,16}\s*")
 _FENCE_END = re.compile(r"\s*```")
 _MAX_VALUES = 1000
@@ -53,7 +52,7 @@ def _block(source: Source, toolbox: OfferedNames, marks: Marks, start: int, at: 
     text = source.text
     calls: list[ToolCall] = []
     repairs: list[Repair] = []
-    at = source.skip(_SEPARATOR, at)
+    at = source.skip(SEPARATORS, at)
     if text[at : at + 1] not in ("{", "["):
         return None
     end = at
@@ -66,12 +65,12 @@ def _block(source: Source, toolbox: OfferedNames, marks: Marks, start: int, at: 
             return Block(start, max(end, at + 1), broken=_UNREADABLE)
         calls += found
         repairs += value.repairs
-        at = source.skip(_SEPARATOR, end)
+        at = source.skip(SEPARATORS, end)
     return Block(start, _after_closer(source, end, marks.closers), tuple(calls), tuple(repairs))
 
 
 def _after_closer(source: Source, at: int, closers: tuple[str, ...]) -> int:
-    after = source.skip(_SEPARATOR, source.skip(_FENCE_END, at))
+    after = source.skip(SEPARATORS, source.skip(_FENCE_END, at))
     return next((after + len(closer) for closer in closers if source.text.startswith(closer, after)), at)
 
 
@@ -286,7 +285,6 @@ _MARK = "[TOOL_CALLS]"
 _NAMED = re.compile(
     r"\s{0,8}(?P<name>[\w.:/-]{1,200})\s{0,8}(?:\[CALL_ID\]\s{0,4}(?P<id>\w{1,64})\s{0,4})?(?:\[ARGS\])?\s{0,8}(?=\{)"
 )
-_BLANK = re.compile(r"\s*+")
 _LIST = re.compile(r"\[\s{0,64}\{")
 
 
@@ -319,7 +317,7 @@ def _named(source: Source, toolbox: OfferedNames, start: int) -> list[Block]:
 def _listed(source: Source, toolbox: OfferedNames, start: int) -> list[Block]:
     """Read calls as JSON. Words between the mark and a list of objects are skipped."""
     text = source.text
-    at = source.skip(_BLANK, start + len(_MARK))
+    at = source.skip(BLANKS, start + len(_MARK))
     if text[at : at + 1] not in ("[", "{"):
         following = source.find(_MARK, at)
         junk = _LIST.search(text, at, following if following >= 0 else len(text))

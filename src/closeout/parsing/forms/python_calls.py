@@ -17,7 +17,7 @@ from typing import Any
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import calls_in, read_json_run
-from closeout.parsing.forms.json_values import Pairs, Source, load_at
+from closeout.parsing.forms.json_values import BLANKS, SEPARATORS, Pairs, Source, load_at
 from closeout.parsing.forms.offered import OfferedNames, kinds
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "PythonScanner",
     "TooDeep",
     "bind",
-    "read_call",
     "read_calls",
     "settled",
 ]
@@ -501,9 +500,7 @@ def read_calls(source: Source, at: int, toolbox: OfferedNames) -> tuple[list[Too
 
 # ------------------------------------------------------------------------------------------------ forms
 
-_BLANK = re.compile(r"\s*+")
 _TAG = "<|python_tag|>"
-_GAP = re.compile(r"(?:\s|[;,])*+")
 _CODE_TOOLS = ("python", "code_interpreter", "ipython")
 _LIST_START = re.compile(r"\[\s{0,64}" + CALL_START.pattern)
 
@@ -521,7 +518,7 @@ def read_marked(source: Source, toolbox: OfferedNames, opener: str, closer: str)
 
 def _after_opener(source: Source, toolbox: OfferedNames, start: int, at: int, *, closer: str) -> Block:
     text = source.text
-    at = source.skip(_BLANK, at)
+    at = source.skip(BLANKS, at)
     if text[at : at + 1] == "{" or (text[at : at + 1] == "[" and not _LIST_START.match(text, at)):
         loaded, end = load_at(source, at)
         calls = calls_in(loaded.value, toolbox, explicit=bool(loaded.repairs)) if loaded else []
@@ -541,7 +538,7 @@ def read_python_tag(source: Source, toolbox: OfferedNames) -> Found:
     blocks: list[Block] = []
     start = source.find(_TAG, 0)
     while start >= 0:
-        at = source.skip(_GAP, start + len(_TAG))
+        at = source.skip(SEPARATORS, start + len(_TAG))
         following = source.find(_TAG, start + len(_TAG))
         stop = following if following >= 0 else len(text)
         blocks.append(read_json_run(source, toolbox, start, at) or _code(source, toolbox, start, at, stop=stop))

@@ -14,24 +14,14 @@ from typing import Any
 
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
-from closeout.parsing.forms.json_values import Pairs, Source, json_or_text, load
+from closeout.parsing.forms.json_values import BLANKS, Pairs, Source, json_or_text, load
 from closeout.parsing.forms.offered import OfferedNames, Untyped, decode_entities, kinds, typed
 
-__all__ = [
-    "ARG_PAIRS",
-    "MINIMAX_M3",
-    "MUSE_GLIMMER",
-    "MUSE_INVOKE",
-    "TAG_FAMILIES",
-    "TagGrammar",
-    "read_tagged_calls",
-    "trim_value",
-]
+__all__ = ["ARG_PAIRS", "MINIMAX_M3", "MUSE_GLIMMER", "MUSE_INVOKE", "TAG_FAMILIES", "TagGrammar", "read_tagged_calls"]
 
 _MAX_PARAMETERS = 500
 _MAX_INDENT = 64  # blanks before a tag on its own line
 _ENVELOPES = ("arguments", "parameters", "input")
-_BLANK = re.compile(r"\s*+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +90,7 @@ def _unwrapped(arguments: dict[str, Any], name: str, toolbox: OfferedNames, repa
 
 def _after(source: Source, at: int, ends: tuple[str, ...]) -> int:
     """`at`, or the position after the wrapper's end that follows it."""
-    after = source.skip(_BLANK, at)
+    after = source.skip(BLANKS, at)
     return next((after + len(end) for end in ends if source.text.startswith(end, after)), at)
 
 
@@ -158,7 +148,7 @@ def _closed(body: _Body, limit: int, mark: str, followed: bool, grammar: TagGram
 
 def _json_body(source: Source, at: int, grammar: TagGrammar) -> _Body | None:
     """Arguments as one JSON object between the tags."""
-    at = source.skip(_BLANK, at)
+    at = source.skip(BLANKS, at)
     if not source.text.startswith("{", at):
         return None
     end = source.value_end(at)
@@ -211,7 +201,7 @@ def _closing(source: Source, at: int, grammar: TagGrammar) -> int:
 
 def _tag_follows(source: Source, at: int, grammar: TagGrammar) -> bool:
     """True if a tag of the call, or the end of the text, follows after blanks."""
-    text, at = source.text, source.skip(_BLANK, at)
+    text, at = source.text, source.skip(BLANKS, at)
     if at == len(text) or text.startswith((grammar.parameter_end, *grammar.call_ends, *grammar.wrapper_ends), at):
         return True
     return grammar.parameter.match(text, at) is not None or grammar.call.match(text, at) is not None
@@ -351,7 +341,7 @@ def _call(source: Source, opening: re.Match[str], name: str, toolbox: OfferedNam
     repairs: list[Repair] = []
     at = opening.end()
     while True:
-        at = source.skip(_BLANK, at)
+        at = source.skip(BLANKS, at)
         key, after = _key(source, at, f"{space}arg_key{suffix}", f"<{space}arg_value{suffix}>", repairs)
         if key is None:
             break
@@ -381,12 +371,12 @@ def _key(source: Source, at: int, tag: str, value_tag: str, repairs: list[Repair
 
 def _element(source: Source, at: int, tag: str) -> tuple[str | None, int]:
     """The text of `<tag>…</tag>` after blanks at `at`, and where it ends; (None, at) if it is not there."""
-    begin = source.skip(_BLANK, at)
+    begin = source.skip(BLANKS, at)
     if not source.text.startswith(f"<{tag}>", begin):
         return None, at
     begin += len(tag) + 2
     first = end = source.find(f"</{tag}>", begin)
-    while end >= 0 and not source.text.startswith("<", source.skip(_BLANK, end + len(tag) + 3)):
+    while end >= 0 and not source.text.startswith("<", source.skip(BLANKS, end + len(tag) + 3)):
         # What no tag follows is data, if a better closing comes before the next key.
         end = source.find(f"</{tag}>", end + 1)
         key = source.find(_KEY, first)

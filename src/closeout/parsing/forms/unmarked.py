@@ -22,7 +22,7 @@ from closeout.parsing.forms.json_values import Source, load, load_at
 from closeout.parsing.forms.offered import OfferedNames
 from closeout.parsing.forms.python_calls import CALL_START, CallNode, NotACall, PythonScanner, TooDeep, bind, settled
 
-__all__ = ["UNMARKED", "WHOLE", "read_unmarked"]
+__all__ = ["UNMARKED", "WHOLE"]
 
 _NAME = r"[^\W\d][\w.:-]{0,199}"
 # Where a call may begin: after the start of a line, a list item or a fence, a label, or a token of a chat template.
@@ -54,13 +54,9 @@ _MAX_DEPTH = 8  # nested calls within strings and lists
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(Block):
     """Calls that follow each other with separators only between them."""
 
-    start: int
-    end: int
-    calls: tuple[ToolCall, ...]
-    repairs: tuple[Repair, ...] = ()
     family: str = "json"
     loose: bool = False  # a list item, or after a label on its line
 
@@ -176,16 +172,12 @@ def read_unmarked(source: Source, toolbox: OfferedNames, whole: bool = False) ->
     """
     group = _whole(source, toolbox)
     if group is not None:
-        return _found([group])
+        return Found((group,), family=group.family)
     if whole or not toolbox.mentioned(source.text):
         return Found()
     groups = list(_groups(source, toolbox))  # those on lines of their own; else those in list items and after labels
-    return _found(list(_distinct([group for group in groups if not group.loose] or groups)))
-
-
-def _found(groups: list[_Group]) -> Found:
-    blocks = tuple(Block(group.start, group.end, group.calls, group.repairs) for group in groups)
-    return Found(blocks, family=groups[0].family if groups else "")
+    chosen = tuple(_distinct([group for group in groups if not group.loose] or groups))
+    return Found(chosen, family=chosen[0].family if chosen else "")
 
 
 def _whole(source: Source, toolbox: OfferedNames) -> _Group | None:
