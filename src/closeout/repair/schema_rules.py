@@ -166,10 +166,8 @@ class SchemaRules:
             return None
         try:
             self._validator.validate(plain_numbers(arguments))
-        except jsonschema_rs.ValidationError as error:
-            return error
-        except (ValueError, TypeError):  # lone surrogates and other values that are not JSON
-            return None
+        except (ValueError, TypeError) as error:  # also lone surrogates and other values that are not JSON
+            return error if isinstance(error, jsonschema_rs.ValidationError) else None
         return None
 
     def wrong_format(self, arguments: Any) -> tuple[str, str] | None:

@@ -42,9 +42,9 @@ MARKED: tuple[Form, ...] = (
 # A family with more than one form, or with bare JSON or Python as its second writing.
 _COMPOUND: dict[str, tuple[str, ...]] = {
     "xlam": ("hermes", "mistral", "json"),
-    "llama3_json": ("llama3_json", "llama_function", "json"),
+    "llama3_json": ("llama3_json", "qwen3_coder", "json"),
     "llama_function": ("qwen3_coder",),
-    "llama3_2": ("llama3_json", "llama_function", "json", "pythonic_list"),
+    "llama3_2": ("llama3_json", "qwen3_coder", "json", "pythonic_list"),
     "openai": ("harmony", "json"),
     "mistral": ("mistral", "json"),
     "granite": ("granite", "granite_20b_fc", "hermes", "json"),
@@ -160,12 +160,7 @@ def forms_of(family: str, own: Sequence[Form] = ()) -> tuple[Form, ...]:
     if not canonical:
         return ()
     members = _COMPOUND.get(canonical, (canonical,))
-    forms = [form for member in members for form in _NAMED.get(member, ()) or _inner(member)]
-    return tuple(dict.fromkeys(forms))
-
-
-def _inner(member: str) -> tuple[Form, ...]:
-    return tuple(form for name in _COMPOUND.get(member, ()) for form in _NAMED.get(name, ()))
+    return tuple(dict.fromkeys(form for member in members for form in _NAMED[member]))
 
 
 def _canonical(family: str) -> str:
