@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
@@ -306,16 +307,14 @@ def _translated(error: Exception, origin: str, *, reading: bool) -> Exception:
 # ------------------------------------------------------------------------------------------------ the pool
 
 
+@dataclass(slots=True)
 class _ConnectionPool:
     """The aiohttp session of one event loop, and the timeouts in use on it."""
 
-    __slots__ = ("_deadlines", "guard", "process", "session")
-
-    def __init__(self, session: aiohttp.ClientSession, guard: AsyncGenerator[None, None]) -> None:
-        self.session = session
-        self.guard = guard
-        self.process = os.getpid()
-        self._deadlines: dict[float | None, aiohttp.ClientTimeout] = {}
+    session: aiohttp.ClientSession
+    guard: AsyncGenerator[None, None]
+    process: int = field(default_factory=os.getpid)
+    _deadlines: dict[float | None, aiohttp.ClientTimeout] = field(default_factory=dict)
 
     def deadline(self, seconds: float | None) -> aiohttp.ClientTimeout:
         found = self._deadlines.get(seconds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from closeout.messages import Repair
@@ -282,13 +283,11 @@ class Ambiguous(Broken):
     """The text can be read in more than one way; no further reader is asked."""
 
 
+@dataclass(slots=True)
 class Effort:
     """The limit on guesses about one text: it bounds the time that hostile text can take."""
 
-    __slots__ = ("left",)
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
+    left: int
 
     def spend(self, position: int) -> None:
         self.left -= 1
@@ -456,13 +455,13 @@ _EQUALS = re.compile(r"=>?|:=")
 
 
 class Scanner:
-    """One pass over one text. `values` are the root values read so far, `repairs` the repairs, once per kind."""
+    """One pass over one text. `values` are the root values read so far, `notes` the repairs."""
 
     def __init__(self, text: str, position: int = 0) -> None:
         self.text = text
         self.position = position
         self.values: list[Any] = []
-        self._notes = Notes(text)
+        self.notes = Notes(text)
         self._stack: list[dict[str, Any] | list[Any]] = []
         self._keys: list[str] = []
         self._open: dict[type, int] = {dict: 0, list: 0}
@@ -471,16 +470,9 @@ class Scanner:
         self._effort = Effort(max(_STEPS, len(text) * _STEPS // 65_536))
         self._strict_budget = 4 * len(text) + 256  # characters that failed strict readings may cost in all
 
-    @property
-    def repairs(self) -> tuple[Repair, ...]:
-        return self._notes.repairs
-
     def note(self, kind: str, position: int | None = None) -> None:
         """Record a repair at a position, by default the current one."""
-        self._notes.add(kind, self.position if position is None else position)
-
-    def noted(self, kind: str) -> bool:
-        return kind in self._notes
+        self.notes.add(kind, self.position if position is None else position)
 
     def read_value(self) -> None:
         """Read one root value. Raises Broken if it is missing or makes no sense."""
@@ -937,7 +929,7 @@ def _rewritten(text: str) -> tuple[Any, tuple[Repair, ...]] | None:
 def _scanned(text: str, start: int) -> tuple[Any, tuple[Repair, ...]]:
     scanner = Scanner(text, start)
     value = _all_values(scanner)
-    return value, scanner.repairs
+    return value, scanner.notes.repairs
 
 
 def _all_values(scanner: Scanner) -> Any:
@@ -969,10 +961,10 @@ def _all_values(scanner: Scanner) -> Any:
 
 def _refuse_ambiguous(scanner: Scanner) -> None:
     """Raise Ambiguous if unescaped quotes in strings leave two ways to read the text."""
-    if not scanner.noted("unescaped_quote"):
+    if "unescaped_quote" not in scanner.notes:
         return
-    torn = any(scanner.noted(kind) for kind in ("missing_quote", "missing_bracket", "concatenated"))
-    if torn or (scanner.noted("surrounding_text") and scanner.text.rstrip()[-1:] in ("}", "]")):
+    torn = any(kind in scanner.notes for kind in ("missing_quote", "missing_bracket", "concatenated"))
+    if torn or ("surrounding_text" in scanner.notes and scanner.text.rstrip()[-1:] in ("}", "]")):
         raise Ambiguous("quotes inside strings to be escaped", scanner.position)
 
 

@@ -356,15 +356,15 @@ def _constraint(constraint: Constraint) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ replies
 
 
+@dataclass(slots=True)
 class _ReadingProgress:
     """Tells how much of a prompt has been read and how long the rest takes, from the library's progress reports."""
 
-    def __init__(self, what: str, tell: OnStatus) -> None:
-        self._what = what
-        self._tell = tell
-        self.read = 0  # tokens, those from the cache not counted
-        self.speed = 0.0  # tokens per second; 0 if too few were read to tell
-        self.told = False
+    what: str
+    tell: OnStatus
+    read: int = 0  # tokens, those from the cache not counted
+    speed: float = 0.0  # tokens per second; 0 if too few were read to tell
+    told: bool = False
 
     def take_from(self, chunk: Mapping[str, Any]) -> None:
         """Read the report in a chunk, if it has one."""
@@ -378,7 +378,7 @@ class _ReadingProgress:
         if total - cached < _MEASURED:
             return
         left = f" ({(total - done) / self.speed:.0f} s left)" if self.speed and done < total else ""
-        self._tell(f"{self._what}: {done:,} of {total:,} tokens{left}")
+        self.tell(f"{self.what}: {done:,} of {total:,} tokens{left}")
         self.told = True
 
 

@@ -123,12 +123,11 @@ def _call(source: Source, opening: re.Match[str], toolbox: OfferedNames) -> Bloc
     except _NotGemma:
         return Block(opening.start(), stop, broken="the arguments cannot be read", hidden=True)
     close, mark = source.first(_CLOSE, braces.at)
-    rest = text[braces.at : close if close >= 0 else len(text)]
-    if rest.strip():
-        stop = close + len(mark) if close >= 0 else len(text)
+    stop = close + len(mark) if close >= 0 else len(text)
+    if text[braces.at : close if close >= 0 else len(text)].strip():
         return Block(opening.start(), stop, broken="there is text after the arguments", hidden=True)
     call = ToolCall(name, arguments, server_name=toolbox.server(name), text=text[head.end() : braces.at])
-    return Block(opening.start(), close + len(mark) if close >= 0 else len(text), (call,))
+    return Block(opening.start(), stop, (call,))
 
 
 def read_fenced(source: Source, toolbox: OfferedNames) -> Found:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -65,14 +65,14 @@ class _NotCalls(Exception):
     """A value does not mean calls; caught in this module."""
 
 
+@dataclass(slots=True)
 class _Interpreter:
     """Reads a literal as calls of the offered tools."""
 
-    def __init__(self, toolbox: OfferedNames, explicit: bool) -> None:
-        self.repairs: list[Repair] = []
-        self.family = "json"
-        self._toolbox = toolbox
-        self._explicit = explicit  # accept names that no tool has, where name and arguments are labelled
+    toolbox: OfferedNames
+    explicit: bool  # accept names that no tool has, where name and arguments are labelled
+    repairs: list[Repair] = field(default_factory=list)
+    family: str = "json"
 
     def calls(self, value: Any, depth: int = 0) -> list[ToolCall]:
         """The calls that a value means; raises _NotCalls."""
@@ -86,16 +86,16 @@ class _Interpreter:
             return self._from_string(value, depth)
         if not isinstance(value, list) or not value:
             raise _NotCalls
-        if isinstance(value[0], str) and self._toolbox.find(value[0]) and len(value) % 2 == 0:
+        if isinstance(value[0], str) and self.toolbox.find(value[0]) and len(value) % 2 == 0:
             return self._from_pairs(value)
         members = [item for item in value if item not in ("", "[]", [])]
         return [call for item in members for call in self.calls(item, depth + 1)]
 
     def _bound(self, node: CallNode) -> ToolCall:
-        if not self._toolbox.find(node.name) and not self._explicit:
+        if not self.toolbox.find(node.name) and not self.explicit:
             raise _NotCalls
         try:
-            call, repairs = bind(node, self._toolbox)
+            call, repairs = bind(node, self.toolbox)
         except NotACall:
             raise _NotCalls from None
         self.repairs += repairs
@@ -103,7 +103,7 @@ class _Interpreter:
         return call
 
     def _from_object(self, value: dict[str, Any], depth: int) -> list[ToolCall]:
-        box = self._toolbox
+        box = self.toolbox
         if value and box and all(box.find(key) for key in value):  # {"f": {…}, "g": {…}}
             return [call for key, item in value.items() for call in self._named(key, item)]
         lists = next((value[key] for key in ("tool_calls", "function_calls") if isinstance(value.get(key), list)), None)
@@ -117,14 +117,14 @@ class _Interpreter:
             self.repairs.append(Repair("extra_bracket", "json"))
             value = {**value, **doubled}
         calls = calls_in(value, box, explicit=True)
-        if not calls or not (self._explicit or all(call.name in box for call in calls)):
+        if not calls or not (self.explicit or all(call.name in box for call in calls)):
             raise _NotCalls
         return calls
 
     def _named(self, name: str, arguments: Any) -> Iterator[ToolCall]:
         several = isinstance(arguments, list) and bool(arguments) and all(isinstance(one, dict) for one in arguments)
         for one in arguments if several else [arguments]:
-            call = make_call(name, one, self._toolbox) if isinstance(one, dict) else None  # else it is data
+            call = make_call(name, one, self.toolbox) if isinstance(one, dict) else None  # else it is data
             if call is None:
                 raise _NotCalls
             yield call
@@ -133,7 +133,7 @@ class _Interpreter:
         """`["f", {…}, "g", {…}]`."""
         calls: list[ToolCall] = []
         for name, arguments in zip(value[::2], value[1::2], strict=True):
-            if not isinstance(name, str) or not self._toolbox.find(name) or not isinstance(arguments, dict):
+            if not isinstance(name, str) or not self.toolbox.find(name) or not isinstance(arguments, dict):
                 raise _NotCalls
             calls.extend(self._named(name, arguments))
         return calls
