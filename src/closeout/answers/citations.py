@@ -204,7 +204,7 @@ def with_quotes_checked(checks: tuple[Check, ...], contract: AnswerContract[Any]
 def cited(*, least: int = 1) -> CheckFunction:
     """Return a check that refuses an answer with a quote that is in no result of the run.
 
-    An answer that contains `Quote` objects, such as a `Report`, is checked without it, and a wrong one does not stand.
+    An answer that contains `Quote` objects, such as a `Report`, is checked without it, and a wrong one is not accepted.
     Pass the check for text, or to say what follows:
 
     ```python

@@ -104,7 +104,7 @@ class Transcript:
         return Snapshot(self._messages, self._origin)
 
     def last_of(self, steps: int) -> int:
-        """Return the index of the last message of so many steps."""
+        """Return the index of the last message of the first `steps` steps."""
         return (self._ends[steps - 1] if steps else len(self._head)) - 1
 
 

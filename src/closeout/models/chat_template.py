@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ChatTemplate"]
 
-# Stands for the end of a reply. No template and no tokenizer knows it, and no template changes it.
+# Marks the end of a reply. No template and no tokenizer knows it, and no template changes it.
 _END = "closeout-end-of-reply"
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 

@@ -80,14 +80,14 @@ class CircuitBreaker:
     until: float = 0.0
 
     def begin(self) -> float:
-        """Take note of a request, and return its time. After a failure, one request tries and others wait for it."""
+        """Note a request and return its time. After a failure, one request tries and others wait for it."""
         now = time.monotonic()
         if self.failures:
             self.until = max(self.until, now + self._wait())
         return now
 
     def fail(self, error: ModelError, began: float) -> None:
-        """Take note of a failure. One of a request that began before the last failure says nothing new."""
+        """Note a failure. One of a request that began before the last failure says nothing new."""
         if began >= self.opened:
             self.failures += 1
             self.opened = time.monotonic()

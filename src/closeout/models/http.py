@@ -357,7 +357,7 @@ class HTTPClient(BaseClient):
         return RefusalSearch(partial(self._changes, request), lambda part: _key_of(request, part) in self._passed)
 
     def _note_passed(self, request: ModelRequest) -> None:
-        """Take note that the server has accepted the parts of a request. The objects are kept, so ids stay unique."""
+        """Note that the server has accepted the parts of a request. The objects are kept, so ids stay unique."""
         keys = [_key_of(request, part) for part in ("tools", "options", "limit")]
         if self._passed.keys() >= {*keys}:
             return
@@ -485,7 +485,7 @@ class HTTPClient(BaseClient):
 
 
 def _ignore(_: Delta) -> None:
-    """Take a piece of a reply that nobody watches."""
+    """Ignore a piece of a reply."""
 
 
 def _streaming_change(refusal: ServerRefusal) -> RequestChange:

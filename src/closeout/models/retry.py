@@ -130,7 +130,7 @@ class Retries:
         await self._sleep(wait)
 
     def time_for(self, timeout: float | None) -> float | None:
-        """Return the seconds that the next attempt may take, of so many.
+        """Return the seconds that the next attempt may take, at most `timeout`.
 
         Raises:
             ModelTimeout: The time for all attempts is used up.
@@ -171,7 +171,7 @@ async def complete_with_retries(
     """Call `attempt(timeout)` until it returns a reply.
 
     Args:
-        attempt: Sends the request once, within so many seconds.
+        attempt: Sends the request once, within the given seconds.
         policy: Decides about retries.
         timeout: Seconds for one attempt.
         on_retry: Called before each wait.
