@@ -101,18 +101,14 @@ def register_weights(weights: Weights) -> None:
     Raises:
         ConfigError: The name, the file's name, the hash or the size is invalid, or the name is taken by other weights.
     """
-    _require_valid(weights)
-    if KNOWN_WEIGHTS.setdefault(weights.name, weights) != weights:
-        raise ConfigError(f"Other weights are registered as '{weights.name}'. Choose another name.")
-
-
-def _require_valid(weights: Weights) -> None:
     if not re.fullmatch(r"local:[\w.-]+", weights.name) or weights.name.endswith(".gguf"):
         raise ConfigError(f"The name of weights must look like 'local:mine', got '{weights.name}'.")
     if Path(weights.file).name != weights.file or not weights.file.endswith(".gguf"):
         raise ConfigError(f"The file of weights must be a name that ends in .gguf, got '{weights.file}'.")
     if not re.fullmatch("[0-9a-f]{64}", weights.sha256) or weights.size <= 0:
         raise ConfigError(f"{weights.name} needs the SHA-256 of its file in hexadecimal and its size in bytes.")
+    if KNOWN_WEIGHTS.setdefault(weights.name, weights) != weights:
+        raise ConfigError(f"Other weights are registered as '{weights.name}'. Choose another name.")
 
 
 @dataclass(frozen=True, slots=True)
