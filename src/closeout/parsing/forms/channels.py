@@ -137,21 +137,17 @@ def _beam_arguments(raw: str, name: str, toolbox: OfferedNames) -> dict[str, obj
     return arguments
 
 
-def _invoked(source: Source, toolbox: OfferedNames, message: _ChannelMessage, grammar: TagGrammar) -> Block:
-    """A Muse call: invoke tags in a message to a tool."""
+def _body(source: Source, toolbox: OfferedNames, message: _ChannelMessage, grammar: TagGrammar) -> Block:
+    """A call: Harmony's, or invoke tags in a message to a tool, as Muse writes it. In JSON a tag is data."""
     raw = source.text[message.begin : message.end]
+    if raw.lstrip().startswith("{") or "<atem:invoke" not in raw:
+        return _json_or_tags(source, toolbox, message)
     found = read_tagged_calls(Source(raw), toolbox, grammar)
     if found.calls:
         repairs = tuple(repair for block in found.blocks for repair in block.repairs)
         return Block(message.start, message.end, found.calls, repairs)
     broken = f"the call of {message.recipient[:80]!r} cannot be read"
     return Block(message.start, message.end, broken=broken, hidden=True)
-
-
-def _body(source: Source, toolbox: OfferedNames, message: _ChannelMessage, grammar: TagGrammar) -> Block:
-    is_json = source.text[message.begin : message.end].lstrip().startswith("{")  # and a tag in it is data
-    invoked = not is_json and 0 <= source.find("<atem:invoke", message.begin) < message.end
-    return _invoked(source, toolbox, message, grammar) if invoked else _json_or_tags(source, toolbox, message)
 
 
 def _form(family: str, grammar: TagGrammar) -> Form:
