@@ -28,6 +28,7 @@ __all__ = [
     "error_from_response",
     "explain",
     "is_overflow",
+    "json_or_none",
     "refusal",
     "refuses_tools",
     "rejected_text",
@@ -115,7 +116,7 @@ def _never_fits(status: int, reason: str) -> bool:
 
 def describes(body: bytes) -> bool:
     """Return whether a body is an error object that says what failed."""
-    value = _json(body)
+    value = json_or_none(body)
     return isinstance(value, dict | list) and any(_from_json(value))
 
 
@@ -169,9 +170,7 @@ def rejected_text(status: int, body: bytes) -> str | None:
     code, reason = explain(body)
     if code not in _REJECTED_CODES and _REJECTED.search(f"{code} {reason}") is None:
         return None
-    try:
-        value = decode_json(body)
-    except ValueError:  # plain text, or too long to be read whole
+    if (value := json_or_none(body)) is None:  # plain text, or too long to be read whole
         value = "" if body.lstrip().startswith(b"{") else body.decode("utf-8", "replace")
     generated = _find(value, "failed_generation")  # Groq, also behind a proxy
     if isinstance(generated, dict | list):
@@ -245,7 +244,7 @@ def explain(body: bytes) -> tuple[str, str]:
     if not body.strip():
         return "", ""
     text = body[: 16 * _READ].decode("utf-8", "replace")
-    if text.lstrip().startswith(("{", "[")) and (value := _json(body)) is not None:
+    if text.lstrip().startswith(("{", "[")) and (value := json_or_none(body)) is not None:
         return _from_json(value)
     if text.lstrip()[:1] == "<":
         title = _TITLE.search(text[:_READ])
@@ -280,7 +279,7 @@ def _from_json(value: Any) -> tuple[str, str]:
 
 def refusal(body: bytes) -> tuple[str, str, str]:
     """Return the code of an error, its text, and the parameter or field that it names; empty if it lacks them."""
-    return *explain(body), _refused_parameter(_json(body))
+    return *explain(body), _refused_parameter(json_or_none(body))
 
 
 def _refused_parameter(value: Any) -> str:
@@ -295,7 +294,8 @@ def _refused_parameter(value: Any) -> str:
     return named if isinstance(named, str) else ""
 
 
-def _json(body: bytes) -> Any:
+def json_or_none(body: bytes | str) -> Any:
+    """Return the value of a JSON text, None if it is not JSON."""
     try:
         return decode_json(body)
     except ValueError:

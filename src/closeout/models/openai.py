@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from closeout.codec import decode_json, encode_json
+from closeout.codec import encode_json
 from closeout.errors import ModelError, ServerFailed, StreamDropped
 from closeout.messages import (
     Capabilities,
@@ -27,7 +27,7 @@ from closeout.models import transport
 from closeout.models.catalog import Price, known_context
 from closeout.models.cited_pages import CitedPage, cited_by_gemini, cited_by_openai, with_citations
 from closeout.models.http import HTTPClient
-from closeout.models.http_errors import error_from_response
+from closeout.models.http_errors import error_from_response, json_or_none
 from closeout.models.message_changes import message_changes
 from closeout.models.message_forms import in_strict_form
 from closeout.models.ollama import GENERATE_PATH, OLLAMA_PORT, generate_options, read_generated
@@ -371,10 +371,7 @@ def _assumed(own_host: bool, kind: ServerKind | None) -> Capabilities:
 
 
 def _entry(data: bytes, model: str) -> dict[str, Any]:
-    try:
-        listed = decode_json(data)
-    except ValueError:
-        return {}
+    listed = json_or_none(data)
     entries = listed.get("data") if isinstance(listed, dict) else None
     found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     return next((entry for entry in found if entry.get("id") == model), found[0] if len(found) == 1 else {})
