@@ -17,23 +17,10 @@ from closeout.parsing.reasoning import THINKING_TAGS, CodeQuotes
 
 __all__ = ["PLACEHOLDERS", "Box", "Region", "extract_boxed", "find_boxes", "reasoning_regions"]
 
-PLACEHOLDERS = frozenset(
-    {
-        "?",
-        "??",
-        "???",
-        "？",
-        "……",
-        "…",
-        "...",
-        "unknown",
-        "Unknown",
-        "UNKNOWN",
-        "None",
-        "your answer",
-        "your answer here",
-    }
-)
+PLACEHOLDERS = frozenset({
+    "?", "??", "???", "？", "……", "…", "...", "unknown", "Unknown", "UNKNOWN", "None", "your answer",
+    "your answer here",
+})  # fmt: skip
 """Placeholders that models write into a box when they have no answer. Compared with the whole stripped content."""
 
 _START = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
@@ -55,7 +42,7 @@ _BARE_VALUE = (
     r"(?=[.,;!?*)\]`]{0,8}[ \t]*(?:\n|\Z)))"
 )
 _BARE = re.compile(rf"\\(?:boxed|fbox)(?![A-Za-z]|\\boxed|\\fbox)[ \t]*+({_BARE_VALUE})")
-# Behind one "<" that is searched for in C; repeated tags are one.
+# Begins with the one "<" that is searched for in C; repeated tags are one.
 _TAG = rf"(?i:{'|'.join(THINKING_TAGS)})\s?>"
 _REASONING_TAG = re.compile(rf"<(?:{_TAG}(?:<{_TAG})*+|/{_TAG}(?:</{_TAG})*+)")
 _FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)", re.MULTILINE)
@@ -135,7 +122,7 @@ def reasoning_regions(text: str) -> tuple[Region, ...]:
     """The text cut at `<think>` and `</think>` (`<thinking>`, `<reasoning>`, …), tags left out, empty parts too.
 
     Reasoning is what a closing tag follows, opened or not (servers may write the opening tag themselves), and what
-    follows an opening tag that is never closed. A tag that is quoted as code (`dialects.quoting`) is text.
+    follows an opening tag that is never closed. A tag that is quoted as code is text.
     """
     regions: list[Region] = []
     start, opened = 0, False

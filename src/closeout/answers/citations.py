@@ -75,9 +75,7 @@ _BRACKET = re.compile(
 def quotes_in(answer: str, value: Any = None) -> list[Quote]:
     """Return the quotes in an answer: in its value, or in its text, where they are written `[r3: "words"]`.
 
-    Args:
-        answer: The answer as text.
-        value: The answer in its own type, which may contain `Quote` objects, or lists of them as JSON under "quotes".
+    `value` is the answer in its own type, which may contain `Quote` objects, or lists of them as JSON under "quotes".
     """
     if value is None and answer.lstrip()[:1] in ("{", "["):
         with suppress(ValueError, RecursionError):
@@ -118,7 +116,7 @@ class Citation:
 
     Attributes:
         quote: The quote as the answer has it. Of a citation by the model's provider it is what the provider cites, or
-            the words of the answer that it stands behind.
+            the words of the answer that it supports.
         source: The result that contains it; None if none does.
         problem: Why it does not count, in a sentence for the model; empty if it was found.
         address: The web address of the source, if it has one.
@@ -145,10 +143,7 @@ class Citation:
 def citations_in(rows: Sequence[Row], answer: str, value: Any = None) -> list[Citation]:
     """Return the citations of a run's answer: its quotes, and those of the provider's own search tool.
 
-    Args:
-        rows: The record of the run.
-        answer: The answer as text.
-        value: The answer in its own type, if it is known.
+    `value` is the answer in its own type, if it is known.
     """
     quotes = quotes_in(answer, value)
     replies = (row.event for row in reversed(rows) if isinstance(row.event, ModelReplied))
@@ -209,7 +204,7 @@ def with_quotes_checked(checks: tuple[Check, ...], contract: AnswerContract[Any]
 def cited(*, least: int = 1) -> CheckFunction:
     """Return a check that refuses an answer with a quote that is in no result of the run.
 
-    An answer that contains `Quote` objects, such as a `Report`, is checked without it, and a wrong one does not stand.
+    An answer that contains `Quote` objects, such as a `Report`, is checked without it, and a wrong one is not accepted.
     Pass the check for text, or to say what follows:
 
     ```python

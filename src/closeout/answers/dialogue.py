@@ -287,10 +287,7 @@ class ClosingDialogue:
     def close(self, base: History, *, turns_spent: bool, another_follows: bool) -> Dialogue[FinalizedAnswer]:
         """Ask for the answer, or for experience if asking for an answer would get a guess.
 
-        Args:
-            base: The conversation of the attempt.
-            turns_spent: Whether the attempt stopped because its turns were used up.
-            another_follows: Whether another attempt follows.
+        That is the case if the attempt ended because its turns were used up, and another attempt follows.
         """
         if another_follows and turns_spent:
             self.note_turns_spent()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from closeout.answers.boxed import extract_boxed
@@ -101,9 +102,7 @@ def grade(
 def _grader_of(method: str | Grader, timeout: float) -> tuple[str, Grader]:
     if callable(method):
         return getattr(method, "__name__", type(method).__name__), method
-    if method == "math":
-        return method, lambda prediction, gold: _math(prediction, gold, timeout)
-    grader = _METHODS.get(method)
+    grader = partial(_math, timeout=timeout) if method == "math" else _METHODS.get(method)
     if grader is None:
         raise UsageError(f"'{method}' is not a grading method. Use one of {', '.join(_METHODS)}, or pass a function.")
     return method, grader
@@ -209,7 +208,7 @@ def _choice(prediction: str, gold: str) -> Grade:
     return _grade("choice", _text_form(prediction) == _text_form(gold), prediction, gold, "as options")
 
 
-def _math(prediction: str, gold: str, timeout: float) -> Grade:
+def _math(prediction: str, gold: str, timeout: float = 10.0) -> Grade:
     from closeout.answers.math_worker import MathVerifyMissing, MathWorkerFailed, equivalent
 
     if normalised(prediction) == normalised(gold):
@@ -281,6 +280,6 @@ def _grade(method: str, correct: bool, prediction: str, gold: str, how: str = ""
 _METHODS: dict[str, Grader] = {
     "exact": lambda prediction, gold: _grade("exact", prediction == gold, prediction, gold),
     "normalized": _normalized,
-    "math": lambda prediction, gold: _math(prediction, gold, 10.0),
+    "math": _math,
     "choice": _choice,
 }

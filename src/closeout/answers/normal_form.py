@@ -119,17 +119,10 @@ _ABOUT = re.compile(
 _LABEL = re.compile(
     r"(?:[^\W\d_][^\W\d]{0,20}(?: [^\W\d]{1,20}){0,4}|f\([a-z]\))\s*[=:：]|(?:the )?answer is|it is", re.IGNORECASE
 )
-_CURRENCY = {"$": "usd", "us$": "usd", "usd": "usd", "dollar": "usd", "dollars": "usd", "€": "eur", "eur": "eur"}
-_CURRENCY |= {
-    "euro": "eur",
-    "euros": "eur",
-    "£": "gbp",
-    "gbp": "gbp",
-    "¥": "cny",
-    "￥": "cny",
-    "cny": "cny",
-    "rmb": "cny",
-}
+_CURRENCY = {
+    "$": "usd", "us$": "usd", "usd": "usd", "dollar": "usd", "dollars": "usd", "€": "eur", "eur": "eur", "euro": "eur",
+    "euros": "eur", "£": "gbp", "gbp": "gbp", "¥": "cny", "￥": "cny", "cny": "cny", "rmb": "cny",
+}  # fmt: skip
 # What may be a unit after it. Where none is asked for, any word may be a number in some language (5 млн, 5 tausend).
 _UNIT = re.compile(r"(?:[^\W\d_]|[ .·/²³°%‰µ'′\"″$€£¥￥^{}-]|(?<=\^)\d)*")
 _NOT_A_UNIT = re.compile(
@@ -237,11 +230,7 @@ def _unit_form(unit: str) -> str:
     return form.removesuffix("s") if len(form) > 3 else form
 
 
-_FULL_WIDTH = {ord("０") + digit: ord("0") + digit for digit in range(10)} | {
-    ord("，"): ",",
-    ord("．"): ".",
-    ord("％"): "%",
-}
+_FULL_WIDTH = str.maketrans("０１２３４５６７８９，．％", "0123456789,.%")
 
 # ------------------------------------------------------------------------------------------------ one spelling
 

@@ -12,13 +12,7 @@ from closeout.parsing.forms.reader import find_call_mark
 from closeout.parsing.read_reply import invents_result
 from closeout.parsing.repetition import repeated_tail
 
-__all__ = [
-    "ReplyProblem",
-    "announces_step",
-    "has_tool_calls",
-    "is_refusal",
-    "problem_of",
-]
+__all__ = ["ReplyProblem", "has_tool_calls", "problem_of"]
 
 Kind = Literal[
     "empty", "tool_call", "invented", "repeating", "cut", "refusal", "announced", "format_missing", "contract"
@@ -92,11 +86,7 @@ def announces_step(text: str) -> bool:
 def problem_of(text: str, reading: ContractReading, *, called_tools: bool = False, cut: bool = False) -> ReplyProblem:
     """Return what is wrong with a reply that was not accepted; the most specific problem wins.
 
-    Args:
-        text: The reply.
-        reading: What the contract read in it.
-        called_tools: Whether it made native tool calls.
-        cut: Whether it ended at the token limit.
+    `called_tools`: it made native tool calls. `cut`: it ended at the token limit.
     """
     if called_tools or find_call_mark(text) >= 0 or _ACTION.search(text):
         hint = "Your last reply called a tool. Tools are closed now, so nothing was run: answer from what you have."

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice
-from typing import Any, Generic, overload
+from typing import Any, Generic, TypeAlias, overload
 
 from closeout.answers.reading import Candidate, ContractReading, Problem, Value, failed, fenced_blocks, said, shorten
 from closeout.codec import without_surrogates
@@ -37,28 +37,11 @@ _DEEPEST_YAML = 100  # brackets; the YAML reader's time grows with the square of
 _MOST_YAML = 50_000  # characters; the YAML reader needs half a second for as many
 
 
-class _Checker:
-    """A JSON schema or a Python type: what it asks for as a schema, and what is wrong with a value."""
-
-    def __init__(self, wanted: Any, owner: str) -> None:
-        self.schema: Mapping[str, Any]
-        self._check: Callable[[Any], tuple[Any, str]]
-        if wanted is None:
-            self.schema, self._check = {}, lambda value: (value, "")
-        elif isinstance(wanted, Mapping):
-            self.schema, self._check = wanted, _by_schema(wanted, owner)
-        else:
-            self.schema, self._check = _by_type(wanted, owner)
-
-    def check(self, value: Any) -> tuple[Any, str]:
-        """(the typed value, "") or (None, what is wrong)."""
-        try:
-            return self._check(without_surrogates(value))
-        except RecursionError:
-            return None, "The answer is nested too deeply."
+_CheckValue: TypeAlias = Callable[[Any], tuple[Any, str]]
+"""Returns (the typed value, "") or (None, what is wrong)."""
 
 
-def _by_schema(schema: Mapping[str, Any], owner: str) -> Callable[[Any], tuple[Any, str]]:
+def _by_schema(schema: Mapping[str, Any], owner: str) -> _CheckValue:
     import jsonschema_rs
 
     if problem := too_wide(schema):
@@ -86,7 +69,7 @@ def _by_schema(schema: Mapping[str, Any], owner: str) -> Callable[[Any], tuple[A
     return check
 
 
-def _by_type(wanted: Any, owner: str) -> tuple[Mapping[str, Any], Callable[[Any], tuple[Any, str]]]:
+def _by_type(wanted: Any, owner: str) -> tuple[Mapping[str, Any], _CheckValue]:
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticUserError
 
@@ -150,7 +133,14 @@ class _Structured(Generic[Value]):
     def __init__(self: _Structured[Any], wanted: Any) -> None: ...
 
     def __init__(self, wanted: Any = None) -> None:
-        self._checker = _Checker(wanted, type(self).__name__)
+        self._schema: Mapping[str, Any]
+        self._check_value: _CheckValue
+        if wanted is None:
+            self._schema, self._check_value = {}, lambda value: (value, "")
+        elif isinstance(wanted, Mapping):
+            self._schema, self._check_value = wanted, _by_schema(wanted, type(self).__name__)
+        else:
+            self._schema, self._check_value = _by_type(wanted, type(self).__name__)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({compact_json(self.schema)})"
@@ -158,7 +148,13 @@ class _Structured(Generic[Value]):
     @property
     def schema(self) -> Mapping[str, Any]:
         """The JSON Schema of the answer; empty when any value will do."""
-        return self._checker.schema
+        return self._schema
+
+    def _check(self, value: Any) -> tuple[Any, str]:
+        try:
+            return self._check_value(without_surrogates(value))
+        except RecursionError:
+            return None, "The answer is nested too deeply."
 
 
 class Json(_Structured[Value]):
@@ -166,7 +162,7 @@ class Json(_Structured[Value]):
 
     `wanted`: a JSON Schema as a dict, a pydantic model or any type that pydantic knows (`list[int]`), or None for any
     JSON. The value is the parsed JSON or, with a type, its instance. Text that is not strict JSON is repaired, and
-    counts only if it then fits. Raises UsageError for a schema that is none.
+    counts only if it then fits. Raises UsageError for an invalid schema.
     """
 
     @property
@@ -197,7 +193,7 @@ class Json(_Structured[Value]):
                     if problem[0] == "missing":
                         problem = ("unreadable", f"The JSON in the reply cannot be read: {found.error or 'malformed'}.")
                     continue
-                value, wrong = self._checker.check(found.value)
+                value, wrong = self._check(found.value)
                 if not wrong:
                     normal = compact_json(normalise(value))
                     return ContractReading(
@@ -290,7 +286,7 @@ class Yaml(_Structured[Value]):
             if wrong:
                 problem = ("unreadable", wrong) if problem[0] == "empty" else problem
                 continue
-            checked, wrong = self._checker.check(normalise(value) if self.schema else value)
+            checked, wrong = self._check(normalise(value) if self.schema else value)
             if not wrong:
                 return ContractReading(checked, block.text, True, candidates=candidates, complete=block.complete)
             problem = ("violation", wrong)

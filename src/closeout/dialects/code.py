@@ -128,7 +128,7 @@ def _answer_form(view: HistoryView) -> str:
 def _in_one_text(message: Message) -> str:
     if not message.text.startswith(_RESULT):
         return message.text
-    # A result cannot add a question: parts of the prompt must not stand at the beginnings of its lines.
+    # A result cannot add a question: none of its lines may begin like a part of the prompt.
     return f"{_RESULT}{_PART.sub(' ', message.text.removeprefix(_RESULT))}"
 
 

@@ -21,14 +21,7 @@ from closeout.parsing.action_keys import is_final_answer
 from closeout.parsing.react import CotAgentOutputParser, Markers
 from closeout.parsing.readers import ReactReader
 
-__all__ = [
-    "AgentScratchpadUnit",
-    "CotChat",
-    "CotCompletion",
-    "action_text",
-    "scratchpad_text",
-    "step_units",
-]
+__all__ = ["AgentScratchpadUnit", "CotChat", "CotCompletion", "scratchpad_text", "step_units"]
 
 # Whether an observation is a user message of its own after the assistant's action. Otherwise it ends the assistant's
 # message, and a short user message asks to continue. The reason for the default is in docs/design/dialects.md.

@@ -67,9 +67,8 @@ class Transcript:
         self._key = ""
         self._steps: Sequence[Step] = ()
         self._messages: list[Message] = []
-        self._origin: tuple[list[Message], int] | None = (
-            None  # the messages before the last change, and how many it kept
-        )
+        # The messages before the last change, and how many it kept.
+        self._origin: tuple[list[Message], int] | None = None
         self._ends: list[int] = []  # the number of messages up to the end of each step
         self.call_ids: set[str] = set()  # of all calls in the messages
 
@@ -82,11 +81,7 @@ class Transcript:
     ) -> Snapshot[Message]:
         """Return the messages of a head and steps. Only those are written that the last request did not have.
 
-        Args:
-            head: The messages before the steps; the same object if they are the same.
-            steps: The steps.
-            key: The name under which a step keeps its messages.
-            step_messages: Writes a step.
+        An unchanged head must be the same object. A step keeps its messages under `key`.
         """
         same = shared_items(self._steps, steps) if head is self._head and key == self._key else 0
         if head is not self._head or same < len(self._ends):
@@ -109,7 +104,7 @@ class Transcript:
         return Snapshot(self._messages, self._origin)
 
     def last_of(self, steps: int) -> int:
-        """Return the index of the last message of so many steps."""
+        """Return the index of the last message of the first `steps` steps."""
         return (self._ends[steps - 1] if steps else len(self._head)) - 1
 
 

@@ -21,7 +21,6 @@ __all__ = [
     "call_source",
     "functions_of",
     "programs_in",
-    "stub_of",
     "stubs",
     "takes_any",
     "with_functions",
@@ -36,7 +35,7 @@ _ANY_ANSWER: dict[str, Any] = {"type": "object", "properties": {"answer": {}}, "
 _LONGEST_LITERAL = 200  # characters of an enumeration that a signature shows
 
 MODULES = "collections, csv, datetime, decimal, functools, itertools, json, math, random, re, statistics"
-"""The modules of the standard library that a model is told of."""
+"""The modules of the standard library that prompts name."""
 
 DESCRIPTION = f"""Run a Python program in a sandbox and return what it prints, and the value of its last line.
 
@@ -99,11 +98,7 @@ def stub_of(name: str, tool: ToolSpec, *, documented: bool = True) -> str:
 
 
 def answer_function(schema: Mapping[str, Any] | None) -> ToolSpec:
-    """Return the function that closes a run: it takes the fields of an answer that is an object, or the answer.
-
-    Args:
-        schema: The JSON Schema of the answer, if there is one.
-    """
+    """Return the function that closes a run: it takes the fields of an answer that is an object, or the answer."""
     schema = schema or {}
     fields = schema.get("properties") if schema.get("type") == "object" else None
     named = isinstance(fields, Mapping) and all(name.isidentifier() and not keyword.iskeyword(name) for name in fields)

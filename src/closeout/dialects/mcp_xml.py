@@ -14,7 +14,7 @@ from closeout.dialects.text_chat import TextChat
 from closeout.messages import Message, Step, ToolCall, ToolSpec
 from closeout.parsing.readers import LOCAL_SERVER, McpXmlReader
 
-__all__ = ["McpXml", "call_tags"]
+__all__ = ["McpXml"]
 
 # The lines that introduce a tool in the prompt. In a description, which a server wrote, they would introduce another.
 _SLOT = re.compile(r"(?im)^([ \t#]*(?:server name|tool name|input json schema)[ \t]*):")

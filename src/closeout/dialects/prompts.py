@@ -117,12 +117,10 @@ def _compiled(name: str, text: str) -> Template:
 @lru_cache(maxsize=256)
 def _check_slots(name: str, text: str) -> None:
     """Raise ConfigError for a template without a slot that it needs, or that is not valid Jinja."""
-    from jinja2 import Environment, TemplateError, meta
+    from jinja2 import Environment, meta
 
-    try:
-        found = meta.find_undeclared_variables(Environment(autoescape=False).parse(text))  # noqa: S701  only parsed
-    except TemplateError as error:
-        raise ConfigError(f"The prompt template '{name}' is not valid Jinja: {error}.") from None
+    _compiled(name, text)
+    found = meta.find_undeclared_variables(Environment(autoescape=False).parse(text))  # noqa: S701  only parsed
     for slot, contents in _REQUIRED[name].items():
         if slot not in found:
             raise ConfigError(

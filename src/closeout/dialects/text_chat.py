@@ -16,15 +16,7 @@ from closeout.dialects.protocol import HistoryView
 from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolSpec
 from closeout.parsing.readers import Reader
 
-__all__ = [
-    "TextChat",
-    "conversation",
-    "fit_history",
-    "historic_prompt",
-    "history_turns",
-    "observation_text",
-    "said_by_user",
-]
+__all__ = ["TextChat", "conversation", "fit_history", "historic_prompt", "observation_text", "said_by_user"]
 
 
 class TextChat(ABC):
@@ -121,7 +113,7 @@ NOTICE_ROLES = ("system", "developer")
 
 
 def said_by_user(message: str) -> str:
-    """A message of the user's to the running agent, where results and other texts of the user's role stand too."""
+    """A message of the user's to the running agent, for a prompt in which results have the user's role, too."""
     return f"Message from the user: {message}"
 
 
@@ -216,12 +208,9 @@ def history_turns(messages: Sequence[Mapping[str, Any]]) -> list[list[Message]]:
 def fit_history(
     messages: Sequence[Mapping[str, Any]], budget: int | None, count: Callable[[str], int]
 ) -> tuple[Message, ...]:
-    """Keep the newest whole turns that fit into a budget. The newest turn and all system notices are kept.
+    """Keep the newest whole turns that fit into a budget of tokens; None is no limit.
 
-    Args:
-        messages: The conversation.
-        budget: Tokens, or None for no limit.
-        count: Counts the tokens of a text.
+    The newest turn and all system notices are kept. `count` returns the tokens of a text.
     """
     turns = history_turns(messages)
     if budget is not None and turns:

@@ -15,6 +15,7 @@ from closeout.models import transport
 from closeout.models.catalog import Price, known_context
 from closeout.models.cited_pages import cited_by_anthropic, with_citations
 from closeout.models.http import HTTPClient
+from closeout.models.http_errors import json_or_none
 from closeout.models.message_changes import form_change, reasoning_changes
 from closeout.models.message_forms import in_strict_form
 from closeout.models.openai_messages import MessageEncoder
@@ -25,15 +26,7 @@ from closeout.models.server_rules import ServerRules
 from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader
 from closeout.parsing.numbers import written_json
 
-__all__ = [
-    "ANTHROPIC_URL",
-    "AnthropicClient",
-    "AnthropicStream",
-    "conversation",
-    "read_message",
-    "tool_definitions",
-    "uses_tools",
-]
+__all__ = ["AnthropicClient", "AnthropicStream", "conversation", "read_message", "tool_definitions"]
 
 ANTHROPIC_URL = "https://api.anthropic.com"
 _LONGEST_REASON = 80  # characters of a stop reason that is not ours
@@ -343,7 +336,7 @@ class AnthropicStream(StreamReader):
             written = self.builder.arguments(index)
             if not written:
                 self.builder.add_call(index, arguments=written_json(block["input"]))
-            elif not _says(written, block["input"]):
+            elif json_or_none(written) != block["input"]:
                 self.builder.lost = True
 
     def _start(self, at: int, block: Mapping[str, Any]) -> None:
@@ -392,13 +385,6 @@ class AnthropicStream(StreamReader):
             pieces = self._grown[index, name] = [start] if isinstance(start, str) else []
         pieces.append(piece)
         return piece
-
-
-def _says(text: str, value: Any) -> bool:
-    try:
-        return bool(decode_json(text) == value)
-    except ValueError:
-        return False
 
 
 def _object(event: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -169,10 +169,10 @@ class BaseClient(ABC):
         return self.price
 
     def recall(self, reply: ModelReply) -> None:  # noqa: B027  most clients keep nothing
-        """Take note of a reply that a resumed run read from its record."""
+        """Note a reply that a resumed run read from its record."""
 
     def rolled_back(self, times: int) -> None:  # noqa: B027
-        """Take note of how many replies in a row were rolled back before the next request; 0: the last one was not."""
+        """Note how many replies in a row were rolled back before the next request; 0: the last one was not."""
 
     def lessons(self) -> str:
         """Return what the server's refusals have taught, for `take_lessons` of a later client."""
@@ -220,7 +220,7 @@ class BaseClient(ABC):
 
         `tool_definitions`: ToolSpecs, or `[{"name": server, "tools": [{"name", "description", "schema"}]}]`.
         `keep_tool_result`: -1 sends every tool result, K the last K; older ones are replaced by a short note.
-        `task_log`: told of retries through `log_step(level, step_name, message)`. `options`: fields of ModelRequest.
+        `task_log`: receives retries through `log_step(level, step_name, message)`. `options`: fields of ModelRequest.
         """
         history, own = Message.all_of(message_history), run_request.get()
         if own is not None and keep_tool_result == own.keep_tool_result:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from closeout.messages import Usage
 
-__all__ = ["CONTEXTS", "PRICES", "Price", "find_price", "known_context", "price", "undated"]
+__all__ = ["PRICES", "Price", "find_price", "known_context", "price"]
 
 
 @dataclass(frozen=True, slots=True)

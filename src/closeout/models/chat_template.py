@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from closeout.codec import shared_prefix, value_or_text
 from closeout.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ChatTemplate"]
 
-# Stands for the end of a reply. No template and no tokenizer knows it, and no template changes it.
+# Marks the end of a reply. No template and no tokenizer knows it, and no template changes it.
 _END = "closeout-end-of-reply"
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -67,30 +68,30 @@ class ChatTemplate:
         templates leave thinking out, trim texts and write calls in a way of their own.
         """
         head = {"role": "user", "content": "."}
-        plain, called = dict(_ENDED), _with_calls(reply)
+        called = _with_calls(reply)
         try:
-            end = _after(self.write([head, plain], tools, generate=False))
+            end = _after(self.write([head, _ENDED], tools, generate=False))
             whole = _after(self.write([head, called, *later], tools))
-            alone = end if called is plain else _after(self.write([head, called], tools, generate=False))
+            alone = _after(self.write([head, called], tools, generate=False))
         except ConfigError:
             return None
         if end is None or whole is None or alone is None:
             return None
         if not reply.get("tool_calls"):
             return whole
-        shared = _shared_end(end, alone)  # what ends the reply, without what closes its last call
+        shared = shared_prefix(end[::-1], alone[::-1])  # what ends the reply, without what closes its last call
         written = alone[: len(alone) - shared]
         return whole.removeprefix(written) if whole.startswith(written) else None
 
 
-_ENDED = {"role": "assistant", "content": _END}
+_ENDED: dict[str, Any] = {"role": "assistant", "content": _END}
 
 
 def _with_calls(reply: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message that has the reply's calls, so that results find them, and ends with the mark."""
     calls = reply.get("tool_calls")
     if not calls:
-        return dict(_ENDED)
+        return _ENDED
     made = [{**call, "function": {**call["function"], "arguments": {"x": "."}}} for call in calls]
     made[-1]["function"]["arguments"] = {"x": _END}
     return {"role": "assistant", "content": "", "tool_calls": made}
@@ -99,13 +100,6 @@ def _with_calls(reply: Mapping[str, Any]) -> dict[str, Any]:
 def _after(text: str) -> str | None:
     _, found, after = text.rpartition(_END)
     return after if found else None
-
-
-def _shared_end(first: str, second: str) -> int:
-    length = 0
-    while length < min(len(first), len(second)) and first[-1 - length] == second[-1 - length]:
-        length += 1
-    return length
 
 
 def _as_template(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,19 +111,10 @@ def _as_template(message: Mapping[str, Any]) -> dict[str, Any]:
         shown["content"] = ""
     if calls := shown.get("tool_calls"):
         shown["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": _object(call["function"].get("arguments"))}}
+            {**call, "function": {**call["function"], "arguments": value_or_text(call["function"].get("arguments"))}}
             for call in calls
         ]
     return shown
-
-
-def _object(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return arguments
 
 
 def _load(source: str | Path) -> tuple[str, dict[str, str]]:

@@ -13,7 +13,7 @@ __all__ = ["CitedPage", "cited_by_anthropic", "cited_by_gemini", "cited_by_opena
 
 
 class CitedPage(TypedDict):
-    """What a provider cites: its words, or those of the reply that it stands behind."""
+    """What a provider cites: its words, or the words of the reply that it supports."""
 
     text: str
     url: str

@@ -74,18 +74,18 @@ def connect(
     """
     if isinstance(model, BaseClient):
         return model
+    variables: Mapping[str, str] = os.environ if environment is None else environment
     if model is None and settings is not None and settings.fallback.models:
-        model = _configured_fallback(settings, os.environ if environment is None else environment)
+        model = _configured_fallback(settings, variables)
     if isinstance(model, str) and "," in model and not Path(model).is_file():
         model = [name.strip() for name in model.split(",")]
     if isinstance(model, list | tuple):
         model = Fallback(model)
     if isinstance(model, Fallback):
-        return _fallback(model, base_url, api_key, settings or LLMSettings(), environment=environment, later=later)
+        return _fallback(model, base_url, api_key, settings or LLMSettings(), variables, later)
     if model is not None and not isinstance(model, str):
         return _wrapped(model)
     settings = settings or LLMSettings()
-    variables: Mapping[str, str] = os.environ if environment is None else environment
     name = model or _name_in(settings, variables)
     provider, _, model_name = name.partition(":")
     remote = provider in {"openai", "anthropic"}
@@ -115,7 +115,7 @@ def _fallback(
     base_url: str | None,
     api_key: str | None,
     settings: LLMSettings,
-    environment: Mapping[str, str] | None,
+    variables: Mapping[str, str],
     later: bool,
 ) -> FallbackClient:
     """Return the client for several models. Address and key are those of the first one's vendor."""
@@ -134,7 +134,7 @@ def _fallback(
         else:
             own |= {"base_url": None, "api_key": None}
         llm = settings.model_copy(update=own)
-        client = connect(entry.get("model"), url, key, llm, environment=environment, later=later)
+        client = connect(entry.get("model"), url, key, llm, environment=variables, later=later)
         for method in [method for method in METHODS if is_overridden(client, BaseClient, method)]:
             text = f"{type(client).__name__}.{method} is never called in a list of models. Override complete."
             warnings.warn(text, UserWarning, stacklevel=3)
@@ -147,12 +147,12 @@ def _fallback(
     )
 
 
-def _configured_fallback(settings: LLMSettings, environment: Mapping[str, str]) -> Fallback:
+def _configured_fallback(settings: LLMSettings, variables: Mapping[str, str]) -> Fallback:
     rules = settings.fallback.model_dump(exclude={"models"}, exclude_none=True)
     if "conditions" in rules:
         rules["on"] = rules.pop("conditions")
     try:
-        return Fallback([_name_in(settings, environment), *settings.fallback.models], **rules)
+        return Fallback([_name_in(settings, variables), *settings.fallback.models], **rules)
     except UsageError as error:
         raise ConfigError(f"'llm.fallback': {error}") from error
 

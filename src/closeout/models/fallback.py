@@ -9,11 +9,9 @@ from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 from closeout.errors import (
-    CloseoutError,
     ContextOverflow,
     ModelError,
     ModelTimeout,
-    ModelUnreachable,
     PermanentModelError,
     RateLimited,
     TransientModelError,
@@ -22,7 +20,7 @@ from closeout.errors import (
 from closeout.messages import Capabilities, ModelReply, ModelRequest, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry, RetryNote, price_of
 from closeout.models.catalog import Price
-from closeout.models.retry import MISTAKES, RetryPolicy, complete_with_retries
+from closeout.models.retry import MISTAKES, RetryPolicy, as_model_error, complete_with_retries
 
 __all__ = ["CONDITIONS", "Fallback", "FallbackClient"]
 
@@ -82,14 +80,14 @@ class CircuitBreaker:
     until: float = 0.0
 
     def begin(self) -> float:
-        """Take note of a request, and return its time. After a failure, one request tries and others wait for it."""
+        """Note a request and return its time. After a failure, one request tries and others wait for it."""
         now = time.monotonic()
         if self.failures:
             self.until = max(self.until, now + self._wait())
         return now
 
     def fail(self, error: ModelError, began: float) -> None:
-        """Take note of a failure. One of a request that began before the last failure says nothing new."""
+        """Note a failure. One of a request that began before the last failure says nothing new."""
         if began >= self.opened:
             self.failures += 1
             self.opened = time.monotonic()
@@ -333,22 +331,13 @@ def _labels(clients: Sequence[BaseClient]) -> list[str]:
 
 
 def _model_error(error: Exception, client: BaseClient) -> ModelError:
-    """Return an exception of a client as a ModelError. Those of other libraries are most often failed connections.
-
-    Raises:
-        CloseoutError: It is an error of ours, but not of a model.
-        Exception: It is a mistake in the client's code.
-    """
+    """Return an exception of a client as a ModelError; raises others, see `as_model_error`."""
     if isinstance(error, MISTAKES):
         error.add_note(f"{type(client).__name__}.complete raised it.")
-        raise error
-    if isinstance(error, CloseoutError) and not isinstance(error, ModelError):
-        raise error
-    if not isinstance(error, ModelError):
-        return ModelUnreachable(f"{type(error).__name__}: {error}")
+    found = as_model_error(error)
     if client.retry is not None and not client.retry.retries:
-        error.retried = False  # asked only once, and may be asked again after the others
-    return error
+        found.retried = False  # asked only once, and may be asked again after the others
+    return found
 
 
 def _condition(error: ModelError) -> str:

@@ -140,14 +140,7 @@ class HTTPClient(BaseClient):
     async def complete_refused(
         self, request: ModelRequest, status: int, said: bytes, *, on_delta: OnDelta | None = None
     ) -> ModelReply:
-        """Send a request with a change that the server has refused as it is. See `complete`.
-
-        Args:
-            request: The request.
-            status: The status of the refusal.
-            said: The body of the refusal.
-            on_delta: Receives the reply in pieces.
-        """
+        """Send a request with a change, because the server has refused it with this status and body. See `complete`."""
         search = self._new_search(request)
         search.known = (status, said)
         if status == 500:  # it may also be down: the caller may ask again
@@ -183,7 +176,7 @@ class HTTPClient(BaseClient):
         return found
 
     def _use_rules(self, rules: ServerRules) -> None:
-        """Write requests by these rules from now on."""
+        """Write later requests by these rules."""
         self.rules, self._tools = rules, {}
 
     # -------------------------------------------------------------------------------- what a protocol implements
@@ -232,7 +225,7 @@ class HTTPClient(BaseClient):
         rules = self.rules
         if limit is not None and rules.most_tokens is not None:
             limit = min(limit, rules.most_tokens)
-        if limit is not None and rules.long_from is not None and _size_of(request) >= rules.long_from:
+        if limit is not None and rules.long_from is not None and len(request.text) >= rules.long_from:
             limit = min(limit, rules.long_tokens)
         return limit
 
@@ -364,7 +357,7 @@ class HTTPClient(BaseClient):
         return RefusalSearch(partial(self._changes, request), lambda part: _key_of(request, part) in self._passed)
 
     def _note_passed(self, request: ModelRequest) -> None:
-        """Take note that the server has accepted the parts of a request. The objects are kept, so ids stay unique."""
+        """Note that the server has accepted the parts of a request. The objects are kept, so ids stay unique."""
         keys = [_key_of(request, part) for part in ("tools", "options", "limit")]
         if self._passed.keys() >= {*keys}:
             return
@@ -492,7 +485,7 @@ class HTTPClient(BaseClient):
 
 
 def _ignore(_: Delta) -> None:
-    """Take a piece of a reply that nobody watches."""
+    """Ignore a piece of a reply."""
 
 
 def _streaming_change(refusal: ServerRefusal) -> RequestChange:
@@ -538,7 +531,7 @@ def _tool_changes(
         RequestChange(
             f"descriptions of tools are cut to {limit} characters (shorten them)",
             "tools",
-            lambda rules: replace(rules, longest_description=limit),
+            partial(replace, longest_description=limit),
             refusal.names("description", "descriptions"),
         )
     ]
@@ -548,25 +541,17 @@ def _tool_changes(
     if len(suspects) == 1 and len(tools) > 1:
         (name,) = suspects
         told = f"the tool {name} is not offered (change or remove it)"
-        changes.append(RequestChange(told, "tools", partial(_withholding, name), True, alone=True))
+        changes.append(
+            RequestChange(
+                told, "tools", lambda rules: replace(rules, withheld=rules.withheld | {name}), True, alone=True
+            )
+        )
     return [*changes, _plain_schemas(frozenset({ALL}), "all tools", named=about_schemas)]
 
 
 def _plain_schemas(names: frozenset[str], whose: str, *, named: bool) -> RequestChange:
     told = f"the schema of {whose} is reduced to types, names and descriptions (simplify it)"
-    return RequestChange(told, "tools", partial(_reducing, names), named)
-
-
-def _withholding(name: str, rules: ServerRules) -> ServerRules:
-    return replace(rules, withheld=rules.withheld | {name})
-
-
-def _reducing(names: frozenset[str], rules: ServerRules) -> ServerRules:
-    return replace(rules, plain=rules.plain | names)
-
-
-def _size_of(request: ModelRequest) -> int:
-    return len(request.text)
+    return RequestChange(told, "tools", lambda rules: replace(rules, plain=rules.plain | names), named)
 
 
 def _limit_changes(
@@ -576,22 +561,18 @@ def _limit_changes(
     if limit is None:
         return []
     if (left := _left_for_reply(limit, refusal.numbers)) is not None:
-        size, told = _size_of(request), f"a reply to a prompt of this length may have {left} tokens (llm.max_tokens)"
-        rewrite = partial(_shortening, size, left)
-        return [RequestChange(told, "limit", rewrite, named=True, alone=True)]
+        told = f"a reply to a prompt of this length may have {left} tokens (llm.max_tokens)"
+        shortened = partial(replace, long_from=len(request.text), long_tokens=left)
+        return [RequestChange(told, "limit", shortened, named=True, alone=True)]
     lower = max((number for number in refusal.numbers if 1 < number < limit), default=min(limit // 2, EVERY_LIMIT))
     lower = max(lower, 1)
     about = limit in refusal.numbers or refusal.names(*LIMIT_NAMES)
     told = f"a reply may have {lower} tokens (lower llm.max_tokens)"
-    changes = [RequestChange(told, "limit", lambda rules: replace(rules, most_tokens=lower), about, alone=not required)]
+    changes = [RequestChange(told, "limit", partial(replace, most_tokens=lower), about, alone=not required)]
     if not required:
         told = f"{name} is left out (llm.max_tokens)"
         changes.append(RequestChange(told, "limit", partial(_dropping, name), refusal.names(*LIMIT_NAMES)))
     return changes
-
-
-def _shortening(size: int, tokens: int, rules: ServerRules) -> ServerRules:
-    return replace(rules, long_from=size, long_tokens=tokens)
 
 
 def _left_for_reply(limit: int, numbers: Sequence[int]) -> int | None:

@@ -28,13 +28,14 @@ __all__ = [
     "error_from_response",
     "explain",
     "is_overflow",
+    "json_or_none",
     "refusal",
     "refuses_tools",
     "rejected_text",
 ]
 
 # How servers say that a prompt is too long: something of the prompt, and that it is too much. It only orders what is
-# tried: a run whose request is refused in other words makes room all the same.
+# tried: a run whose request is refused in other words makes room as well.
 _OF_PROMPT = re.compile(
     r"context|prompt|\binputs?\b(?! should)|messages\b|request (?:body|too large)|\btokens?\b|sequence"
     r"|at least 1, got -|上下文|输入|入力|コンテキスト|提示词|eingabe|kontext|contexte|contexto|entrada",
@@ -92,7 +93,7 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, or
     wait = stated_wait(headers, body if status in _LATER else b"")
     told = f"{origin} answered {status}{_phrase(status)}{said}"
     told = told if told.endswith((".", "!", "?")) else f"{told}."
-    if status == 413 or (status in {400, 422, 500} and is_overflow(*_coded(body))) or _never_fits(status, reason):
+    if status == 413 or (status in {400, 422, 500} and is_overflow(*refusal(body))) or _never_fits(status, reason):
         return ContextOverflow(f"The prompt is longer than the model's context. {told}", status=status)
     if _NO_TOOLS.search(reason):
         return BadRequest(f"{told} Choose a text dialect, such as dialect='cot_chat'.", status=status)
@@ -108,11 +109,6 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, or
     return kind(f"{told} {step}", status=status, retry_after=wait)
 
 
-def _coded(body: bytes) -> tuple[str, str, str]:
-    code, param, reason = refusal(body)
-    return code, reason, param
-
-
 def _never_fits(status: int, reason: str) -> bool:
     found = _NEVER_FITS.search(reason) if status == 429 else None
     return found is not None and int(found[2]) > int(found[1])
@@ -120,10 +116,7 @@ def _never_fits(status: int, reason: str) -> bool:
 
 def describes(body: bytes) -> bool:
     """Return whether a body is an error object that says what failed."""
-    try:
-        value = decode_json(body)
-    except ValueError:
-        return False
+    value = json_or_none(body)
     return isinstance(value, dict | list) and any(_from_json(value))
 
 
@@ -160,7 +153,7 @@ def refuses_tools(body: bytes, sent: bytes) -> bool:
     Few servers name the parameter, so the message counts too. It may repeat words of the request, such as a tool's
     name or result: if the request says the same, nothing is learned.
     """
-    code, parameter, reason = refusal(body)
+    code, reason, parameter = refusal(body)
     if code == "unsupported_parameter" and parameter in ("tools", "tool_choice"):
         return True
     return _NO_TOOLS.search(reason) is not None and _NO_TOOLS.search(sent.decode("utf-8", "replace")) is None
@@ -177,9 +170,7 @@ def rejected_text(status: int, body: bytes) -> str | None:
     code, reason = explain(body)
     if code not in _REJECTED_CODES and _REJECTED.search(f"{code} {reason}") is None:
         return None
-    try:
-        value = decode_json(body)
-    except ValueError:  # plain text, or too long to be read whole
+    if (value := json_or_none(body)) is None:  # plain text, or too long to be read whole
         value = "" if body.lstrip().startswith(b"{") else body.decode("utf-8", "replace")
     generated = _find(value, "failed_generation")  # Groq, also behind a proxy
     if isinstance(generated, dict | list):
@@ -253,12 +244,8 @@ def explain(body: bytes) -> tuple[str, str]:
     if not body.strip():
         return "", ""
     text = body[: 16 * _READ].decode("utf-8", "replace")
-    if text.lstrip().startswith(("{", "[")):
-        try:
-            code, reason = _from_json(decode_json(body))
-            return code, reason
-        except ValueError:
-            pass
+    if text.lstrip().startswith(("{", "[")) and (value := json_or_none(body)) is not None:
+        return _from_json(value)
     if text.lstrip()[:1] == "<":
         title = _TITLE.search(text[:_READ])
         return "", _one_line(f"an HTML page, '{title[1].strip()}'" if title else "an HTML page")
@@ -291,12 +278,8 @@ def _from_json(value: Any) -> tuple[str, str]:
 
 
 def refusal(body: bytes) -> tuple[str, str, str]:
-    """Return the code of an error, the parameter or field that it names, and its text; empty if it lacks them."""
-    code, reason = explain(body)
-    try:
-        return code, _refused_parameter(decode_json(body)), reason
-    except ValueError:
-        return code, "", reason
+    """Return the code of an error, its text, and the parameter or field that it names; empty if it lacks them."""
+    return *explain(body), _refused_parameter(json_or_none(body))
 
 
 def _refused_parameter(value: Any) -> str:
@@ -309,6 +292,14 @@ def _refused_parameter(value: Any) -> str:
         place = _field(details[0], "loc")
         named = place[-1] if isinstance(place, list) and place else ""
     return named if isinstance(named, str) else ""
+
+
+def json_or_none(body: bytes | str) -> Any:
+    """Return the value of a JSON text, None if it is not JSON."""
+    try:
+        return decode_json(body)
+    except ValueError:
+        return None
 
 
 def _field(value: Any, name: str) -> Any:

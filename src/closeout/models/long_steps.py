@@ -14,9 +14,7 @@ PAUSES = 3  # The pause in lengths of the step: others get three quarters of the
 async def pause_after(began: float, size: int) -> None:
     """Sleep for three times as long as a step took, if it worked on a large message.
 
-    Args:
-        began: The `time.thread_time()` at which the step began. Nothing was awaited since.
-        size: The length of the message, as far as it is there.
+    `began` is the `time.thread_time()` at which the step began; nothing was awaited since.
     """
     if size > LARGE:
         await asyncio.sleep(PAUSES * (time.thread_time() - began))

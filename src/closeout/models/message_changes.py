@@ -47,7 +47,7 @@ def message_changes(messages: Sequence[Message], rules: ServerRules, refusal: Se
 def form_change(refusal: ServerRefusal) -> RequestChange:
     """Return the change to the form of the strictest servers."""
     told = "messages are sent in a stricter form: none is empty, roles alternate, and results have names"
-    return RequestChange(told, "forms", lambda rules: replace(rules, strict=True), refusal.names(*_ABOUT_FORM))
+    return RequestChange(told, "forms", partial(replace, strict=True), refusal.names(*_ABOUT_FORM))
 
 
 def reasoning_changes(
@@ -75,10 +75,7 @@ def _change(told: str, *, named: bool, alone: bool = False, **fields: Any) -> Re
 
 
 def _leaving_out(names: Sequence[str], *, named: bool) -> RequestChange:
-    return RequestChange(
-        f"{', '.join(names)} of earlier replies are left out", "messages", partial(_without, names), named
-    )
+    def rewrite(rules: ServerRules) -> ServerRules:
+        return replace(rules, encode=replace(rules.encode, refused=rules.encode.refused | set(names)))
 
-
-def _without(names: Sequence[str], rules: ServerRules) -> ServerRules:
-    return replace(rules, encode=replace(rules.encode, refused=rules.encode.refused | set(names)))
+    return RequestChange(f"{', '.join(names)} of earlier replies are left out", "messages", rewrite, named)

@@ -14,7 +14,7 @@ BRIDGE = "OK."  # of the assistant, between the result of a call and a message o
 
 
 def in_strict_form(messages: Sequence[Message]) -> list[Message]:
-    """Return messages of which none is empty, with the user and the assistant in turn after one system message.
+    """Return messages with content, the user and the assistant in turn after one system message.
 
     Results have the names of their tools. Messages that have the form already stay the same objects.
     """

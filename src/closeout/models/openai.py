@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from closeout.codec import decode_json, encode_json
+from closeout.codec import encode_json
 from closeout.errors import ModelError, ServerFailed, StreamDropped
 from closeout.messages import (
     Capabilities,
@@ -26,7 +27,7 @@ from closeout.models import transport
 from closeout.models.catalog import Price, known_context
 from closeout.models.cited_pages import CitedPage, cited_by_gemini, cited_by_openai, with_citations
 from closeout.models.http import HTTPClient
-from closeout.models.http_errors import error_from_response
+from closeout.models.http_errors import error_from_response, json_or_none
 from closeout.models.message_changes import message_changes
 from closeout.models.message_forms import in_strict_form
 from closeout.models.ollama import GENERATE_PATH, OLLAMA_PORT, generate_options, read_generated
@@ -46,16 +47,7 @@ from closeout.models.stated_tokens import TokenReader
 from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader, unique_ids
 from closeout.parsing.numbers import written_json
 
-__all__ = [
-    "OPENAI_URL",
-    "OpenAIClient",
-    "OpenAIStream",
-    "ServerKind",
-    "read_completion",
-    "read_usage",
-    "reasoning_field",
-    "tool_definitions",
-]
+__all__ = ["OpenAIClient", "OpenAIStream", "ServerKind", "read_completion", "read_usage", "tool_definitions"]
 
 _log = logging.getLogger(__name__)
 
@@ -307,7 +299,7 @@ class OpenAIClient(HTTPClient):
         limit = RequestChange(
             f"{other} is sent instead of {rules.limit_name}",
             "options",
-            lambda rules: replace(rules, limit_name=other),
+            partial(replace, limit_name=other),
             refusal.names(other) and self._limit_of(request) not in refusal.numbers,
             alone=True,
         )
@@ -379,10 +371,7 @@ def _assumed(own_host: bool, kind: ServerKind | None) -> Capabilities:
 
 
 def _entry(data: bytes, model: str) -> dict[str, Any]:
-    try:
-        listed = decode_json(data)
-    except ValueError:
-        return {}
+    listed = json_or_none(data)
     entries = listed.get("data") if isinstance(listed, dict) else None
     found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     return next((entry for entry in found if entry.get("id") == model), found[0] if len(found) == 1 else {})
@@ -422,15 +411,9 @@ def tool_definitions(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 _FINISHES: Mapping[str, str] = {
     "stop": "stop",
     **dict.fromkeys(("eos", "eos_token", "endoftext", "stop_sequence", "end_turn", "complete", "completed"), "stop"),
-    "length": "length",
-    "tool_calls": "tool_calls",
-    "content_filter": "content_filter",
-    "function_call": "tool_calls",
-    "tool_use": "tool_calls",
-    "max_tokens": "length",
-    "max_length": "length",
-    "model_length": "length",
-    "safety": "content_filter",
+    **dict.fromkeys(("length", "max_tokens", "max_length", "model_length"), "length"),
+    **dict.fromkeys(("tool_calls", "function_call", "tool_use"), "tool_calls"),
+    **dict.fromkeys(("content_filter", "safety"), "content_filter"),
     "model_context_window_exceeded": "context_full",  # GLM
 }
 _LONGEST_REASON = 80  # characters of a finish reason that is not ours

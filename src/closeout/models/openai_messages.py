@@ -21,7 +21,6 @@ __all__ = [
     "added_to_message",
     "as_attached",
     "grown",
-    "joined_details",
     "read_content",
 ]
 
@@ -78,8 +77,9 @@ class MessageEncoder:
         thought = message.get("reasoning_content") or ""
         if self.reasoning is not None and message.role == "assistant" and (thought or self.always):
             own = attached.get("server") == self.server and not self.always
-            name = attached.get("reasoning") if own else None
-            self._send_thought(shown, name or self.reasoning, thought)
+            name = (own and attached.get("reasoning")) or self.reasoning
+            if name not in self.refused:
+                shown[name] = thought
         self._make_calls_safe(shown)
         if self.sign:
             _sign_calls(shown)
@@ -101,11 +101,6 @@ class MessageEncoder:
         if self.short_ids:
             return text if _IS_SHORT_ID.fullmatch(text) else sha256(text.encode()).hexdigest()[:SHORT_ID]
         return text if 0 < len(text) <= self.longest_id else sha256(text.encode()).hexdigest()[:32]
-
-    def _send_thought(self, shown: dict[str, Any], name: str, thought: str) -> None:
-        """Add reasoning under the name that the server gave it, or that it takes."""
-        if name not in self.refused:
-            shown[name] = thought
 
     def _attach(self, shown: dict[str, Any], attached: Mapping[str, Any], text: str) -> None:
         """Add what the server attached to a message and to its calls."""

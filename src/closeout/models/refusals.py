@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from closeout.models.http_errors import describes, is_overflow, refusal
@@ -40,7 +40,7 @@ class ServerRefusal:
     """
 
     def __init__(self, status: int, body: bytes) -> None:
-        code, param, reason = refusal(body)
+        code, reason, param = refusal(body)
         self.status, self.reason = status, reason
         self.overflow = is_overflow(code, reason, param) or status == 413
         self.numbers = [int(re.sub(r"\D", "", each)[:18]) for each in _NUMBER.findall(reason)]
@@ -92,6 +92,7 @@ class _Level:
     queue: Iterator[Sequence[RequestChange]]
 
 
+@dataclass(slots=True)
 class RefusalSearch:
     """The search for what a server refuses in one request.
 
@@ -99,42 +100,36 @@ class RefusalSearch:
     before, then all. If the server refuses something else after a change, the change is kept and the search continues
     from there.
 
-    Args:
+    Attributes:
         changes: Returns the changes that a request may need, given the rules so far and a refusal.
         accepted: Whether the server has accepted a part of the request before.
-
-    Attributes:
         known: Status and body of a refusal of the request that was received before it is sent.
         refused: The text of the first refusal, without numbers.
         reason: The same for people.
         may_have_passed: Whether the server first failed at the request: what follows may have passed unchanged, too.
         is_over: Whether there was nothing left to try after the last refusal.
         told: What the rules that were returned last change.
+        failed: The text of the last refusal without numbers, if the server failed at the request.
     """
 
-    def __init__(
-        self, changes: Callable[[ServerRules, ServerRefusal], Sequence[RequestChange]], accepted: Callable[[Part], bool]
-    ) -> None:
-        self.known: tuple[int, bytes] | None = None
-        self.refused = self.reason = ""
-        self.may_have_passed = False
-        self.is_over = False
-        self.told: tuple[str, ...] = ()
-        self._tries = MOST_TRIES
-        self._changes = changes
-        self._accepted = accepted
-        self._levels: list[_Level] = []
-        self.failed = ""
+    changes: Callable[[ServerRules, ServerRefusal], Sequence[RequestChange]]
+    accepted: Callable[[Part], bool]
+    known: tuple[int, bytes] | None = None
+    refused: str = ""
+    reason: str = ""
+    may_have_passed: bool = False
+    is_over: bool = False
+    told: tuple[str, ...] = ()
+    failed: str = ""
+    _tries: int = MOST_TRIES
+    _levels: list[_Level] = field(default_factory=list)
 
     def next_rules(
         self, refusal: ServerRefusal, rules: ServerRules, is_new: Callable[[ServerRules], bool]
     ) -> ServerRules:
-        """Return the rules to try after a refusal; the same ones if there is nothing left to try.
+        """Return the rules to try after a refusal of a request by `rules`; the same ones if nothing is left to try.
 
-        Args:
-            refusal: The refusal.
-            rules: Those by which the refused request was written.
-            is_new: Whether a request by some rules differs from all that were sent.
+        `is_new` returns whether a request by some rules differs from all that were sent.
         """
         self.is_over = False
         self.refused = self.refused or refusal.same
@@ -169,8 +164,8 @@ class RefusalSearch:
     ) -> list[Sequence[RequestChange]]:
         possible = [
             each
-            for each in self._changes(rules, refusal)
-            if (not self._accepted(each.part) or (each.named and each.part == "limit")) and is_new(each.rewrite(rules))
+            for each in self.changes(rules, refusal)
+            if (not self.accepted(each.part) or (each.named and each.part == "limit")) and is_new(each.rewrite(rules))
         ]
         named = [(each,) for each in possible if each.named]
         shared = [each for each in possible if not each.alone]

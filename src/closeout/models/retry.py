@@ -18,7 +18,7 @@ from closeout.errors import (
 )
 from closeout.messages import ModelReply, Usage
 
-__all__ = ["MISTAKES", "OnRetry", "Retries", "RetryNote", "RetryPolicy", "complete_with_retries"]
+__all__ = ["MISTAKES", "OnRetry", "Retries", "RetryNote", "RetryPolicy", "as_model_error", "complete_with_retries"]
 
 _NOTHING = Usage()
 # What Python raises for a mistake in the code of a client: the next attempt would end in the same way.
@@ -114,13 +114,7 @@ class Retries:
                 all attempts.
             Exception: Any other error that was not classified, and no attempt follows.
         """
-        if isinstance(error, ModelError):
-            cause = error
-        elif isinstance(error, (CloseoutError, *MISTAKES)):
-            raise error
-        else:
-            cause = ModelUnreachable(f"{type(error).__name__}: {error}")
-            cause.__cause__ = error
+        cause = as_model_error(error)
         if cause.retried:
             cause.usage = self.spent + cause.usage if cause.usage else self.spent
             raise error
@@ -136,7 +130,7 @@ class Retries:
         await self._sleep(wait)
 
     def time_for(self, timeout: float | None) -> float | None:
-        """Return the seconds that the next attempt may take, of so many.
+        """Return the seconds that the next attempt may take, at most `timeout`.
 
         Raises:
             ModelTimeout: The time for all attempts is used up.
@@ -147,6 +141,22 @@ class Retries:
         if left <= 0:
             raise ModelTimeout("The time for all attempts (RetryPolicy.total) is used up.")
         return left if timeout is None or left < timeout else timeout
+
+
+def as_model_error(error: Exception) -> ModelError:
+    """Return an exception of a client as a ModelError. Those of other libraries are most often failed connections.
+
+    Raises:
+        CloseoutError: It is an error of ours, but not of a model.
+        Exception: It is a mistake in the client's code.
+    """
+    if isinstance(error, ModelError):
+        return error
+    if isinstance(error, (CloseoutError, *MISTAKES)):
+        raise error
+    found = ModelUnreachable(f"{type(error).__name__}: {error}")
+    found.__cause__ = error
+    return found
 
 
 async def complete_with_retries(
@@ -161,7 +171,7 @@ async def complete_with_retries(
     """Call `attempt(timeout)` until it returns a reply.
 
     Args:
-        attempt: Sends the request once, within so many seconds.
+        attempt: Sends the request once, within the given seconds.
         policy: Decides about retries.
         timeout: Seconds for one attempt.
         on_retry: Called before each wait.

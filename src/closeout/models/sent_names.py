@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from hashlib import sha256
 
-__all__ = ["LONGEST_NAME", "safe_name"]
+__all__ = ["safe_name"]
 
 LONGEST_NAME = 64
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from closeout.messages import ReplyTokens
@@ -16,16 +17,14 @@ __all__ = ["TokenReader"]
 HIGHEST_ID = 2**31
 
 
+@dataclass(slots=True)
 class TokenReader:
     """Collects the tokens of a reply from its body, or from the events of its stream."""
 
-    __slots__ = ("_ids", "_logprobs", "_prompt", "_texts")
-
-    def __init__(self) -> None:
-        self._prompt: list[Any] = []
-        self._ids: list[Any] = []
-        self._logprobs: list[Any] = []
-        self._texts: list[Any] = []
+    _prompt: list[Any] = field(default_factory=list)
+    _ids: list[Any] = field(default_factory=list)
+    _logprobs: list[Any] = field(default_factory=list)
+    _texts: list[Any] = field(default_factory=list)
 
     def take(self, value: Mapping[str, Any], choice: Mapping[str, Any]) -> None:
         """Read a body or an event, and its first choice."""

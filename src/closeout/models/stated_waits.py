@@ -79,7 +79,7 @@ def is_daily(body: bytes) -> bool:
 
 
 def _resets(headers: Mapping[str, str], now: float) -> Iterator[float]:
-    """Yield the waits of the limits of which nothing is left."""
+    """Yield the waits of the limits that are used up."""
     if found := _LIMIT.search(headers.get("RateLimit") or ""):
         yield float(found[1])
     for name, value in headers.items():

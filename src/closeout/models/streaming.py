@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from closeout.codec import decode_json, join_surrogates
+from closeout.codec import join_surrogates
 from closeout.errors import ServerFailed
 from closeout.messages import FINISHED, Delta, ModelReply, ReplyTokens, ToolCall, Usage
 from closeout.models.base import OnDelta
+from closeout.models.http_errors import json_or_none
 
 __all__ = ["MAX_EVENT", "MOST_COUNTED", "EventReader", "ReplyBuilder", "StreamReader", "unique_ids"]
 
@@ -139,7 +140,7 @@ class _CallParts:
         """The arguments: the pieces together, or the last one if each repeats all that came before it."""
         pieces, text = self.arguments.pieces, self.arguments.whole()
         if len(pieces) > 1 and all(later.startswith(piece) for piece, later in pairwise(pieces)):
-            return pieces[-1] if _json(text) is None and _json(pieces[-1]) is not None else text
+            return pieces[-1] if json_or_none(text) is None and json_or_none(pieces[-1]) is not None else text
         return text
 
     @property
@@ -173,23 +174,11 @@ class _CallParts:
     @property
     def clear(self) -> bool:
         """True if the arguments are one JSON value, or left out."""
-        return not self.begun or _json(self.arguments.whole()) is not None
-
-
-def _json(text: str) -> Any:
-    try:
-        return decode_json(text)
-    except ValueError:
-        return None
+        return not self.begun or json_or_none(self.arguments.whole()) is not None
 
 
 class StreamReader(ABC):
-    """Reads the events of one protocol into a builder.
-
-    Attributes:
-        builder: What puts the reply together.
-        done: Whether the reply is known to be complete.
-    """
+    """Reads the events of one protocol into a builder. It is `done` once the reply is known to be complete."""
 
     __slots__ = ("builder", "done")
 
@@ -305,8 +294,8 @@ class ReplyBuilder:
             begins = not (of_id and any(calls[n].begun for n in takers))
         elif name and not takers:
             same = [n for n in found if calls[n].name == name]
-            value = _json(arguments) if same and arguments else None
-            if same and (not arguments.strip() or any(_json(calls[n].arguments.whole()) == value for n in same)):
+            value = json_or_none(arguments) if same and arguments else None
+            if same and (not arguments.strip() or any(json_or_none(calls[n].arguments.whole()) == value for n in same)):
                 return None
             begins = True
         else:

@@ -8,7 +8,7 @@ reply, and the tokens of what was added.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -65,11 +65,9 @@ class TokenClient(OpenAIClient):
         super().__init__(model, base_url, api_key, server=server, small=False, capabilities=known, **options)
         self._template = template if isinstance(template, ChatTemplate) else ChatTemplate(template)
         root = self.base_url.removesuffix("/v1")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        headers |= options.get("headers") or {}
-        self._tokenize = transport.Endpoint(f"{root}/tokenize", headers)
+        self._tokenize = transport.Endpoint(f"{root}/tokenize", self._models.headers)
         if server in _PATHS:
-            self._completions = transport.Endpoint(root + _PATHS[server], headers)
+            self._completions = transport.Endpoint(root + _PATHS[server], self._models.headers)
 
     async def _attempt_request(
         self,
@@ -88,7 +86,8 @@ class TokenClient(OpenAIClient):
                 f"{self.base_url} states no token ids. TokenClient needs a vLLM that knows return_token_ids, SGLang or "
                 "llama.cpp."
             )
-        kept = {"prompt": added, "reply": list(reply.tokens.ids), "seen": _seen(request), "anew": not before}
+        *_, seen = _digests(request)
+        kept = {"prompt": added, "reply": list(reply.tokens.ids), "seen": seen, "anew": not before}
         return replace(
             reply,
             tokens=replace(reply.tokens, prompt=prompt, by_ids=True),
@@ -130,16 +129,14 @@ class TokenClient(OpenAIClient):
         """Return the ids up to the last reply, and its place; none and -1 if it is not known how they were written."""
         ids: list[int] = []
         last = -1
-        seen = _RequestDigest(request)
-        for place, message in enumerate(request.messages):
+        for place, (message, seen) in enumerate(zip(request.messages, _digests(request), strict=False)):
             if message.role == "assistant":
                 kept = _kept(message, self._server)
-                if kept is not None and kept.get("seen") == seen.digest() and (ids or kept.get("anew")):
+                if kept is not None and kept.get("seen") == seen and (ids or kept.get("anew")):
                     ids = [*([] if kept.get("anew") else ids), *kept["prompt"], *kept["reply"]]
                     last = place
                 else:  # such as a reply to a hint; a later request, which was written again, is known
                     ids, last = [], -1
-            seen.add(message)
         return ids, last
 
     async def tokenize(self, text: str) -> list[int]:
@@ -225,24 +222,13 @@ def _read_generated(value: Any) -> ModelReply | None:
     )
 
 
-class _RequestDigest:
-    """A digest of a request's prompt: its tools and, one by one, its messages."""
-
-    def __init__(self, request: ModelRequest) -> None:
-        self._hash = hashlib.sha256(encode_json(tool_definitions(request.tools)))
-
-    def add(self, message: Message) -> None:
-        self._hash.update(encode_json({name: value for name, value in message.items() if name != "attached"}))
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()[:32]
-
-
-def _seen(request: ModelRequest) -> str:
-    seen = _RequestDigest(request)
+def _digests(request: ModelRequest) -> Iterator[str]:
+    """Yield a digest of a request's tools and the messages before each message, then one of all of them."""
+    seen = hashlib.sha256(encode_json(tool_definitions(request.tools)))
+    yield seen.hexdigest()[:32]
     for message in request.messages:
-        seen.add(message)
-    return seen.digest()
+        seen.update(encode_json({name: value for name, value in message.items() if name != "attached"}))
+        yield seen.hexdigest()[:32]
 
 
 def _kept(message: Message, server: str) -> Mapping[str, Any] | None:

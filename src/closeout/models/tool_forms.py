@@ -26,18 +26,9 @@ _CUT = " …"
 
 
 class SentTools:
-    """The tools of a request as one server takes them.
-
-    Args:
-        tools: The tools.
-        rules: What the server takes.
-
-    Attributes:
-        specs: The tools to send.
-    """
+    """The tools of a request as one server takes them: `specs`."""
 
     def __init__(self, tools: tuple[ToolSpec, ...], rules: ServerRules) -> None:
-        self.specs: tuple[ToolSpec, ...] = ()
         self._own_names: dict[str, str] = {}
         self._own_keys: dict[str, dict[str, str]] = {}  # of each tool: the parameters by the names that were sent
         self.specs = tuple(self._sent(tool, rules) for tool in tools if tool.name not in rules.withheld)

@@ -10,7 +10,8 @@ import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from weakref import WeakKeyDictionary
@@ -58,33 +59,29 @@ class Endpoint:
     request.
     """
 
-    __slots__ = ("_route", "headers", "origin", "url")
-
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         parts = _checked(url)
         host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
         self.url = url.strip()
         self.origin = f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else "")
         self.headers = {name: _header(name, value) for name, value in (headers or {}).items()}
-        self._route: tuple[Any, dict[str, Any]] | None = None
 
+    @cached_property
     def route(self) -> tuple[Any, dict[str, Any]]:
         """The parsed URL and what every request passes to aiohttp."""
-        if self._route is None:
-            from multidict import CIMultiDict
-            from yarl import URL
+        from multidict import CIMultiDict
+        from yarl import URL
 
-            # Follow no redirect: it would send the key to an address that is not configured.
-            options: dict[str, Any] = {"headers": CIMultiDict(self.headers), "allow_redirects": False}
-            proxy, login = _proxy_for(urlsplit(self.url))
-            if proxy is not None:
-                options["proxy"] = proxy
-            if login and self.url.startswith("https:"):
-                options["proxy_headers"] = login
-            elif login:  # the proxy reads a request without TLS itself
-                options["headers"] = CIMultiDict({**self.headers, **login})
-            self._route = (URL(self.url), options)
-        return self._route
+        # Follow no redirect: it would send the key to an address that is not configured.
+        options: dict[str, Any] = {"headers": CIMultiDict(self.headers), "allow_redirects": False}
+        proxy, login = _proxy_for(urlsplit(self.url))
+        if proxy is not None:
+            options["proxy"] = proxy
+        if login and self.url.startswith("https:"):
+            options["proxy_headers"] = login
+        elif login:  # the proxy reads a request without TLS itself
+            options["headers"] = CIMultiDict({**self.headers, **login})
+        return URL(self.url), options
 
 
 def _checked(url: str) -> SplitResult:
@@ -227,7 +224,7 @@ class Response:
 async def post(endpoint: Endpoint, body: bytes | None, *, timeout: float | None, method: str = "POST") -> Response:
     """Send a request.
 
-    A request on a pooled connection that the server has closed meanwhile is sent again on a fresh one.
+    A request on a pooled connection that the server has closed is sent again on a new one.
 
     Args:
         endpoint: Where to send it.
@@ -246,7 +243,7 @@ async def post(endpoint: Endpoint, body: bytes | None, *, timeout: float | None,
     # After a fork the child has the parent's loop object and must not write to the parent's sockets.
     if pool is None or pool.session.closed or pool.process != os.getpid():
         pool = await _new_pool(loop)
-    url, options = endpoint.route()
+    url, options = endpoint.route
     deadline = pool.deadline(timeout)
     while True:
         data: Any = body if body is None or len(body) <= LARGE_BODY else io.BytesIO(body)
@@ -310,16 +307,14 @@ def _translated(error: Exception, origin: str, *, reading: bool) -> Exception:
 # ------------------------------------------------------------------------------------------------ the pool
 
 
+@dataclass(slots=True)
 class _ConnectionPool:
     """The aiohttp session of one event loop, and the timeouts in use on it."""
 
-    __slots__ = ("_deadlines", "guard", "process", "session")
-
-    def __init__(self, session: aiohttp.ClientSession, guard: AsyncGenerator[None, None]) -> None:
-        self.session = session
-        self.guard = guard
-        self.process = os.getpid()
-        self._deadlines: dict[float | None, aiohttp.ClientTimeout] = {}
+    session: aiohttp.ClientSession
+    guard: AsyncGenerator[None, None]
+    process: int = field(default_factory=os.getpid)
+    _deadlines: dict[float | None, aiohttp.ClientTimeout] = field(default_factory=dict)
 
     def deadline(self, seconds: float | None) -> aiohttp.ClientTimeout:
         found = self._deadlines.get(seconds)
@@ -349,22 +344,18 @@ _used: ContextVar[Any] = ContextVar("closeout_connection", default=None)
 
 
 async def _new_pool(loop: asyncio.AbstractEventLoop) -> _ConnectionPool:
-    _forget_dead_loops()
-    session = _session()
-    guard = _closing(session)
-    pool = _pools[loop] = _ConnectionPool(session, guard)
-    await anext(guard)
-    return pool
-
-
-def _session() -> aiohttp.ClientSession:
     import aiohttp
 
-    return aiohttp.ClientSession(
+    _forget_dead_loops()
+    session = aiohttp.ClientSession(
         connector=_connector_type()(limit=POOL_LIMIT, keepalive_timeout=30.0),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=COMMON_HEADERS,
     )
+    guard = _closing(session)
+    pool = _pools[loop] = _ConnectionPool(session, guard)
+    await anext(guard)
+    return pool
 
 
 @cache

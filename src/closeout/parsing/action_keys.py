@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from closeout.codec import decode_json
@@ -31,18 +31,9 @@ __all__ = [
 # The first key that is present counts. The first of each is the one that the prompts teach.
 NAME_KEYS = ("action", "action_name", "tool", "tool_name", "function_name", "name", "function")
 INPUT_KEYS = (
-    "action_input",
-    "actionInput",
-    "tool_input",
-    "tool_args",
-    "tool_arguments",
-    "input",
-    "arguments",
-    "args",
-    "parameters",
-    "params",
-    "kwargs",
-)
+    "action_input", "actionInput", "tool_input", "tool_args", "tool_arguments", "input", "arguments", "args",
+    "parameters", "params", "kwargs",
+)  # fmt: skip
 WRAPPER_KEYS = frozenset({"tool_call", "tool_calls", "function_call", "function", "action", "tool"})
 ANSWER_KEYS = frozenset({"final_answer", "answer"})
 NATIVE_TAGS = ("tool_call", "function_call", "functioncall", "tool_use")
@@ -54,20 +45,10 @@ _NAME_KEY = re.compile(rf"[\"'“](?:{'|'.join(NAME_KEYS)})[\"'”]\s*[:：]")
 _IGNORED = str.maketrans("", "", " \t\r\n_-.")
 
 # The repairs that an action may need and still run; a model that wrote anything worse is asked again.
-_ALLOWED_REPAIRS = frozenset(
-    {
-        "python_literal",
-        "single_quotes",
-        "smart_quotes",
-        "full_width",
-        "trailing_comma",
-        "comment",
-        "raw_newline",
-        "control_character",
-        "unescaped_backslash",
-        "double_encoded",
-    }
-)
+_ALLOWED_REPAIRS = frozenset({
+    "python_literal", "single_quotes", "smart_quotes", "full_width", "trailing_comma", "comment", "raw_newline",
+    "control_character", "unescaped_backslash", "double_encoded",
+})  # fmt: skip
 _FORM = 'Write it as {"action": "tool name", "action_input": {…}}.'
 
 
@@ -98,25 +79,18 @@ def is_no_action(name: str) -> bool:
 
 def read_action(raw: str, *, closing: bool = False) -> ActionReading:
     """Read the action in a JSON text. `closing` allows missing closing brackets at its end to be added."""
-    value, repairs, error = _load(raw, closing)
-    if error:
-        return ActionReading(code="broken_action", hint=f"The Action is not valid JSON: {error}. {_FORM}")
-    if refused := contradiction(raw):
-        return ActionReading(code="duplicate_key", hint=f"The Action {refused}. {_FORM}")
-    action, answered = _unwrap(value)
+    read = _read_json(raw, closing, "The Action")
+    if read.code:
+        return replace(read, hint=f"{read.hint} {_FORM}")
+    action, answered = _unwrap(read.input)
     if not isinstance(action, dict):
         return ActionReading(code="broken_action", hint=f"The Action has no tool name. {_FORM}")
-    return _read_action(action, repairs, answered)
+    return _read_action(action, read.repairs, answered)
 
 
 def read_input(raw: str, *, closing: bool = False) -> ActionReading:
     """Read the JSON text of an `Action Input:`."""
-    value, repairs, error = _load(raw, closing)
-    if error:
-        return ActionReading(code="broken_action", hint=f"The Action Input is not valid JSON: {error}.")
-    if refused := contradiction(raw):
-        return ActionReading(code="duplicate_key", hint=f"The Action Input {refused}.")
-    return ActionReading(input=value, repairs=repairs)
+    return _read_json(raw, closing, "The Action Input")
 
 
 def plain_input(value: Any) -> tuple[Any, tuple[Repair, ...]]:
@@ -179,15 +153,16 @@ def contradiction(text: str) -> str:
     return found[0] if found else ""
 
 
-def _load(raw: str, closing: bool) -> tuple[Any, tuple[Repair, ...], str]:
+def _read_json(raw: str, closing: bool, what: str) -> ActionReading:
+    """Read a JSON text as an input, whatever it is. `what` names it in hints."""
     result = read_broken_json(raw)
-    if result.error:
-        return None, (), result.error.rstrip(".")
     allowed = _ALLOWED_REPAIRS | {"missing_bracket"} if closing else _ALLOWED_REPAIRS
-    for repair in result.repairs:
-        if repair.kind not in allowed:
-            return None, (), repair.kind.replace("_", " ")
-    return result.value, result.repairs, ""
+    refused = (repair.kind.replace("_", " ") for repair in result.repairs if repair.kind not in allowed)
+    if error := (result.error or "").rstrip(".") or next(refused, ""):
+        return ActionReading(code="broken_action", hint=f"{what} is not valid JSON: {error}.")
+    if doubt := contradiction(raw):
+        return ActionReading(code="duplicate_key", hint=f"{what} {doubt}.")
+    return ActionReading(input=result.value, repairs=result.repairs)
 
 
 def _unwrap(value: Any) -> tuple[Any, bool]:

@@ -107,11 +107,7 @@ class JsonScanner:
         return not self._quote and not self._comment and self._number is None and self._expect is _Expect.COMMA_OR_END
 
     def scan(self, text: str, at: int) -> tuple[Signal, int]:
-        """Read on from `at` until there is something to report.
-
-        Returns:
-            The signal and the position after what was read.
-        """
+        """Read on from `at` until there is something to report. Return the signal and the position after it."""
         size = len(text)
         signal: Signal | None = None
         while at < size and signal is None:

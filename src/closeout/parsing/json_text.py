@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from closeout.messages import Repair
@@ -21,22 +22,18 @@ __all__ = ["MAX_REPAIRED", "RepairedJson", "read_broken_json", "repair_json"]
 class Notes:
     """The repairs made in one text. A kind that occurs a thousand times is one entry that says so."""
 
-    __slots__ = ("_counts", "_firsts", "_text")
+    __slots__ = ("_found", "_text")
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._firsts: dict[str, int] = {}
-        self._counts: dict[str, int] = {}
+        self._found: dict[str, tuple[int, int]] = {}  # the first position of each kind, and how often it occurs
 
     def __contains__(self, kind: str) -> bool:
-        return kind in self._counts
+        return kind in self._found
 
     def add(self, kind: str, position: int) -> None:
-        if kind in self._counts:
-            self._counts[kind] += 1
-        else:
-            self._counts[kind] = 1
-            self._firsts[kind] = position
+        first, count = self._found.get(kind, (position, 0))
+        self._found[kind] = first, count + 1
 
     @property
     def repairs(self) -> tuple[Repair, ...]:
@@ -45,9 +42,9 @@ class Notes:
                 kind,
                 f"character {at}",
                 self._text[max(0, at - 8) : at + 16],
-                after="" if self._counts[kind] == 1 else f"{self._counts[kind]} places",
+                after="" if count == 1 else f"{count} places",
             )
-            for kind, at in self._firsts.items()
+            for kind, (at, count) in self._found.items()
         )
 
 
@@ -59,12 +56,7 @@ _WORDS: dict[str, tuple[Any, str]] = {
     "true": (True, ""),
     "false": (False, ""),
     "null": (None, ""),
-    "True": (True, "python_literal"),
-    "False": (False, "python_literal"),
     "None": (None, "python_literal"),
-    "TRUE": (True, "python_literal"),
-    "FALSE": (False, "python_literal"),
-    "NULL": (None, "python_literal"),
     "undefined": (None, "javascript_literal"),
     "NaN": (None, "not_a_number"),
     "nan": (None, "not_a_number"),
@@ -145,19 +137,15 @@ _IN_SINGLE = re.compile(r"""\\'|\\.|\"""")
 _SINGLE_PIECES = {"\\'": "'", '"': '\\"'}
 
 
-class Rewritten(NamedTuple):
-    """The text with its foreign tokens replaced, and notes on which they were."""
-
-    text: str
-    notes: Notes
-
-
 class _NotWellFormed(Exception):
     pass
 
 
-def rewrite_tokens(text: str) -> Rewritten | None:
-    """Rewrite a text in JSON's own tokens; None if nothing changes, tokens are too many, or a string does not end."""
+def rewrite_tokens(text: str) -> tuple[str, tuple[Repair, ...]] | None:
+    """Return a text in JSON's own tokens, and the repairs.
+
+    None if nothing changes, there are too many tokens, or a string does not end.
+    """
     notes = Notes(text)
     left = max(_MAX_TOKENS, len(text) * _MAX_TOKENS // 65_536)
 
@@ -198,7 +186,7 @@ def rewrite_tokens(text: str) -> Rewritten | None:
         rewritten = _TOKEN.sub(rewrite, text)
     except _NotWellFormed:
         return None
-    return Rewritten(rewritten, notes) if notes.repairs else None
+    return (rewritten, notes.repairs) if notes.repairs else None
 
 
 # What a string is: "listed" ones are in a container that is itself an element of a list.
@@ -295,13 +283,11 @@ class Ambiguous(Broken):
     """The text can be read in more than one way; no further reader is asked."""
 
 
+@dataclass(slots=True)
 class Effort:
     """The limit on guesses about one text: it bounds the time that hostile text can take."""
 
-    __slots__ = ("left",)
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
+    left: int
 
     def spend(self, position: int) -> None:
         self.left -= 1
@@ -469,13 +455,13 @@ _EQUALS = re.compile(r"=>?|:=")
 
 
 class Scanner:
-    """One pass over one text. `values` are the root values read so far, `repairs` the repairs, once per kind."""
+    """One pass over one text. `values` are the root values read so far, `notes` the repairs."""
 
     def __init__(self, text: str, position: int = 0) -> None:
         self.text = text
         self.position = position
         self.values: list[Any] = []
-        self._notes = Notes(text)
+        self.notes = Notes(text)
         self._stack: list[dict[str, Any] | list[Any]] = []
         self._keys: list[str] = []
         self._open: dict[type, int] = {dict: 0, list: 0}
@@ -484,38 +470,24 @@ class Scanner:
         self._effort = Effort(max(_STEPS, len(text) * _STEPS // 65_536))
         self._strict_budget = 4 * len(text) + 256  # characters that failed strict readings may cost in all
 
-    @property
-    def repairs(self) -> tuple[Repair, ...]:
-        return self._notes.repairs
-
     def note(self, kind: str, position: int | None = None) -> None:
         """Record a repair at a position, by default the current one."""
-        self._notes.add(kind, self.position if position is None else position)
-
-    def noted(self, kind: str) -> bool:
-        return kind in self._notes
+        self.notes.add(kind, self.position if position is None else position)
 
     def read_value(self) -> None:
         """Read one root value. Raises Broken if it is missing or makes no sense."""
         self._value(self.skip(), "root")
-        while self._stack:
-            self._effort.spend(self.position)
-            self._step()
+        self._close_all()
 
     def reopen(self) -> bool:
         """Continue an object that was closed too early, if more members follow."""
-        if (
-            not self.values
-            or not isinstance(self.values[-1], dict)
-            or not _MORE_MEMBERS.match(self.text, self.position)
-        ):
+        last = self.values[-1]
+        if not isinstance(last, dict) or not _MORE_MEMBERS.match(self.text, self.position):
             return False
         self.note("extra_bracket", self.position - 1)
-        self._push(self.values[-1])
+        self._push(last)
         self._after_value = True
-        while self._stack:
-            self._effort.spend(self.position)
-            self._step()
+        self._close_all()
         return True
 
     def skip(self) -> str:
@@ -532,6 +504,12 @@ class Scanner:
         return self.text[position : position + 1]
 
     # ------------------------------------------------------------------------------------------ inside containers
+
+    def _close_all(self) -> None:
+        """Read up to the end of the open containers."""
+        while self._stack:
+            self._effort.spend(self.position)
+            self._step()
 
     def _step(self) -> None:
         character = self.skip()
@@ -943,7 +921,7 @@ def _rewritten(text: str) -> tuple[Any, tuple[Repair, ...]] | None:
     if rewritten is None:
         return None
     try:
-        return _DISTINCT.decode(rewritten.text), rewritten.notes.repairs
+        return _DISTINCT.decode(rewritten[0]), rewritten[1]
     except (ValueError, RecursionError):
         return None
 
@@ -951,7 +929,7 @@ def _rewritten(text: str) -> tuple[Any, tuple[Repair, ...]] | None:
 def _scanned(text: str, start: int) -> tuple[Any, tuple[Repair, ...]]:
     scanner = Scanner(text, start)
     value = _all_values(scanner)
-    return value, scanner.repairs
+    return value, scanner.notes.repairs
 
 
 def _all_values(scanner: Scanner) -> Any:
@@ -983,10 +961,10 @@ def _all_values(scanner: Scanner) -> Any:
 
 def _refuse_ambiguous(scanner: Scanner) -> None:
     """Raise Ambiguous if unescaped quotes in strings leave two ways to read the text."""
-    if not scanner.noted("unescaped_quote"):
+    if "unescaped_quote" not in scanner.notes:
         return
-    torn = any(scanner.noted(kind) for kind in ("missing_quote", "missing_bracket", "concatenated"))
-    if torn or (scanner.noted("surrounding_text") and scanner.text.rstrip()[-1:] in ("}", "]")):
+    torn = any(kind in scanner.notes for kind in ("missing_quote", "missing_bracket", "concatenated"))
+    if torn or ("surrounding_text" in scanner.notes and scanner.text.rstrip()[-1:] in ("}", "]")):
         raise Ambiguous("quotes inside strings to be escaped", scanner.position)
 
 

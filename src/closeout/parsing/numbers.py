@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -89,11 +90,15 @@ class WrittenFloat(float):
 
 def plain_numbers(value: Any) -> Any:
     """Return a JSON value with plain numbers, which do not know how they were written."""
+    return _with_numbers(value, float)
+
+
+def _with_numbers(value: Any, change: Callable[[WrittenFloat], Any]) -> Any:
     if isinstance(value, WrittenFloat):
-        return float(value)
+        return change(value)
     if isinstance(value, dict):
-        return {name: plain_numbers(item) for name, item in value.items()}
-    return [plain_numbers(item) for item in value] if isinstance(value, list) else value
+        return {name: _with_numbers(item, change) for name, item in value.items()}
+    return [_with_numbers(item, change) for item in value] if isinstance(value, list) else value
 
 
 def may_be_inexact(written: str | bytes) -> bool:
@@ -104,9 +109,7 @@ def may_be_inexact(written: str | bytes) -> bool:
 def read_with_digits(written: str | bytes, value: Any) -> Any:
     """Return the value of a strict JSON text with numbers that know how they were written.
 
-    Args:
-        written: The text.
-        value: What was read from it. It is returned if the text says something else, or cannot be read.
+    `value`, which was read from it, is returned if the text says something else, or cannot be read.
     """
     try:
         exact = json.loads(written, parse_float=WrittenFloat, parse_int=_whole)
@@ -133,21 +136,15 @@ def _exact_float(text: str) -> float:
 
 
 def exact_or_text(value: Any, written: str) -> Any:
-    """Return a JSON value with the numbers that no float can hold as texts, as `written` has them.
+    """Return a JSON value with the numbers that no float can hold as texts, as its JSON text has them.
 
-    Args:
-        value: The value.
-        written: Its JSON text. A text that says something else changes nothing.
+    A text that says something else changes nothing.
     """
-    return _exact_or_text(read_with_digits(written, value)) if may_be_inexact(written) else value
 
+    def exact(number: WrittenFloat) -> float | str:
+        return float(number) if number - number == 0 and number.is_exact else number.text
 
-def _exact_or_text(value: Any) -> Any:
-    if isinstance(value, WrittenFloat):
-        return float(value) if value - value == 0 and value.is_exact else value.text
-    if isinstance(value, dict):
-        return {name: _exact_or_text(item) for name, item in value.items()}
-    return [_exact_or_text(item) for item in value] if isinstance(value, list) else value
+    return _with_numbers(read_with_digits(written, value), exact) if may_be_inexact(written) else value
 
 
 def written_json(value: Any) -> str:

@@ -154,13 +154,10 @@ class ProgramReader:
             if opening is None or start < end:
                 continue
             block = _block(text, opening, start, after)
-            if block.language in _TAGS or (not block.language and self._calls_function(block.code)):
+            if block.language in _TAGS or (not block.language and not self._functions.isdisjoint(_called(block.code))):
                 return block
             end = block.end
         return None
-
-    def _calls_function(self, code: str) -> bool:
-        return not self._functions.isdisjoint(_called(code))
 
 
 def _block(text: str, opening: re.Match[str], start: int, begins: int) -> _FencedBlock:

@@ -150,9 +150,7 @@ class Tape:
         start = self.emitted
         self.position = max(self.position, end)
         if end <= start:
-            if not text:
-                return
-            end = start
+            return
         if self._parts and self._growing != (kind, role, code):
             self._flush()
         if not self._parts:
@@ -327,15 +325,8 @@ class Place(Enum):
 class LineWalker:
     """Walk over text of one kind and emit it, up to what may be structure. Knows lines, code fences and tags.
 
-    Args:
-        tape: Where the text comes from and the events go.
-        markers: The markers that count at a line's start.
-        kind: The kind of the events.
-        role: The role of the events.
-        brackets: ReadingStop at JSON at a line's start.
-        tags: Where tags count: "anywhere", at a "line" start, or "never".
-        place: Where the walk begins.
-        kept: Where the text is collected.
+    `brackets`: stop at JSON at a line's start. `tags`: they count anywhere, at a line's start, or never. The text is
+    collected in `kept`.
     """
 
     def __init__(
@@ -955,7 +946,7 @@ class CotAgentOutputParser:
             self._begin_json()
 
     def _read_value(self, last: bool) -> bool:
-        """Behind `Action:`, `Action Input:`, a native tag or a fence's opening line: find out what follows."""
+        """After `Action:`, `Action Input:`, a native tag or a fence's opening line: find out what follows."""
         action, tape, text = self._action, self._tape, self._tape.text
         self._skip_blanks()
         if tape.position == len(text):
@@ -1166,7 +1157,7 @@ class CotAgentOutputParser:
         return self._reject_action(code, hint) if self._action.committed else self._not_an_action()
 
     def _read_rest_of_line(self, last: bool) -> bool:
-        """Behind JSON without a marker: it must be alone on its line."""
+        """After JSON without a marker: it must be alone on its line."""
         action, tape, text = self._action, self._tape, self._tape.text
         end = _SPACE.match(text, tape.position).end()  # type: ignore[union-attr]
         action.raw.append(text[tape.position : end])
@@ -1253,7 +1244,7 @@ class CotAgentOutputParser:
         return True
 
     def _read_call(self, last: bool) -> bool:
-        """Behind `name(`: an object, or nothing."""
+        """After `name(`: an object, or nothing."""
         self._skip_blanks()
         tape = self._tape
         if tape.position == len(tape.text):
@@ -1268,7 +1259,7 @@ class CotAgentOutputParser:
         return self._reject_action("broken_action", hint)
 
     def _read_input_marker(self, last: bool) -> bool:
-        """Behind the name's line: the input, or anything else if there is no input."""
+        """After the name's line: the input, or anything else if there is no input."""
         self._skip_blanks()
         action, tape, text = self._action, self._tape, self._tape.text
         if tape.position == len(text):
@@ -1409,8 +1400,6 @@ class CotAgentOutputParser:
 
     def _complete(self, name: str, reading: ActionReading, raw: str, answer: str) -> bool:
         action = self._action
-        if not name:
-            return self._reject_action("broken_action", "Write a tool name on the Action line.")
         repairs = (*action.repairs, *reading.repairs)
         span = (action.start, self._tape.offset)
         if is_final_answer(name):

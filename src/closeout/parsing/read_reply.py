@@ -12,7 +12,7 @@ from closeout.parsing.readers import Reader, unfinished
 from closeout.parsing.repetition import REPEATING, repeated_tail
 from closeout.parsing.salvage import AMID_TEXT, salvage
 
-__all__ = ["INVENTED", "invents_result", "read_reply", "salvaged_form"]
+__all__ = ["invents_result", "read_reply", "salvaged_form"]
 
 _FORM = "dialect:"  # The prefix of the kind of a repair that names the form of a salvaged call.
 # A tool result that the model wrote itself: what follows it is not an answer, in any dialect.

@@ -21,7 +21,6 @@ __all__ = [
     "split_reasoning",
     "split_thinking",
     "split_until",
-    "undecided_tail",
     "without_turn_marks",
 ]
 

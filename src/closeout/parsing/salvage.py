@@ -14,7 +14,7 @@ from typing import Any
 
 from closeout.messages import Defect, Repair, ToolCall, ToolSpec
 from closeout.parsing.forms import Block, Form, Found, OfferedNames, ToolCallsRead
-from closeout.parsing.forms.json_values import Source, value_end
+from closeout.parsing.forms.json_values import Source
 from closeout.parsing.forms.reader import (
     FormDetector,
     defect_of,
@@ -37,7 +37,7 @@ _SHOWN = 80  # characters of a call in its repair
 
 _THOUGHT = re.compile(r"[\s*#]*thought[ \t]*\d*[ \t]*\**[:：]", re.IGNORECASE)
 _ANSWERED = re.compile(r"^\s*[*#]*\s*final\s*answer\s*\**\s*[:：]|\\boxed\s*\{|<answer>", re.IGNORECASE | re.MULTILINE)
-# Behind a call: closing marks, or a result that the model invented (untrusted, not part of the call).
+# After a call: closing marks, or a result that the model invented (untrusted, not part of the call).
 _TAIL = re.compile(
     r"(?:\s|(?:\]<\]minimax\[>\[)?</[\w:|-]{1,40}>|<\|close\|>\w{1,20}|<[|｜][^<>\n]{1,40}[|｜]>|\[/?[A-Z_]{3,20}\]|```)*+\Z"
 )
@@ -139,7 +139,7 @@ class _Search:
         """The defect of a call of an offered tool that ends the reply and cannot be read, or None."""
         text = reply.strip()
         last = [form.find(Source(text), self.toolbox).blocks[-1:] for form in detect_forms(text, self.forms)]
-        if text[:1] == "{" and value_end(Source(text), 0) is None:
+        if text[:1] == "{" and Source(text).value_end(0) is None:
             last.append((Block(0, len(text), broken="it breaks off"),))
         for block in chain.from_iterable(last):
             said = text[: block.start]

@@ -18,7 +18,7 @@ from closeout.repair.digits import settled, too_large
 from closeout.repair.fitting import Fitting
 from closeout.repair.schema_rules import SchemaRules, nests_deeper, short
 
-__all__ = ["MAX_ARGUMENTS", "RepairedArguments", "diagnose", "repair_arguments", "signature"]
+__all__ = ["RepairedArguments", "repair_arguments", "signature"]
 
 MAX_ARGUMENTS = 10_000  # arguments of one call, far more than any real call has
 _MAX_LENGTH = 400  # characters of a whole diagnostic
@@ -227,7 +227,8 @@ def signature(rules: SchemaRules) -> str:
 
 def diagnose(arguments: Any, rules: SchemaRules) -> str:
     """Return what is wrong with arguments, in one sentence that says what to send."""
-    return _bounded(f"{_problem(arguments, rules)}.")
+    text = f"{_problem(arguments, rules)}.".encode("utf-8", "replace").decode("utf-8")
+    return text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 2] + "…."
 
 
 def _problem(arguments: Any, rules: SchemaRules) -> str:
@@ -296,8 +297,3 @@ def _type_words(rules: SchemaRules, schema: Any) -> str:
         inner = sorted(rules.types_of(part.get("items", {})))
         return f"array of {'|'.join(inner)}" if inner else "array"
     return "|".join(kinds) or "any"
-
-
-def _bounded(text: str) -> str:
-    clean = text.encode("utf-8", "replace").decode("utf-8")
-    return clean if len(clean) <= _MAX_LENGTH else clean[: _MAX_LENGTH - 2] + "…."

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from closeout.messages import Repair
 from closeout.parsing.json_text import repair_json
@@ -18,7 +18,7 @@ from closeout.parsing.numbers import WrittenFloat, read_integer, read_number
 from closeout.repair.schema_rules import ObjectShape, SchemaRules, kind_of, short
 from closeout.spelling import fold, words
 
-__all__ = ["Fitting", "Rename", "match_names"]
+__all__ = ["Fitting"]
 
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")  # 5,101 is one number or two
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -56,34 +56,23 @@ _SYNONYMS = tuple(
 _PLACEHOLDERS = frozenset(("input", "value", "arg", "arg1", "argument", "param", "parameter", "data"))
 
 
-class Rename(NamedTuple):
-    """An argument's name as the model wrote it, the parameter it means, and the kind of repair."""
-
-    written: str
-    parameter: str
-    kind: str
-
-
 def match_names(
     arguments: Mapping[str, Any],
     shape: ObjectShape,
     aliases: Mapping[str, tuple[str, ...]],
     fits: Callable[[Any, str], bool],
-) -> list[Rename]:
+) -> list[tuple[str, str, str]]:
     """Return the renames that give arguments their parameters, the surest first.
 
-    Args:
-        arguments: The object as the model wrote it.
-        shape: The object's schema.
-        aliases: Other names for parameters, as the tool declares them.
-        fits: Tells whether a value could be meant for a parameter. Not asked for declared aliases, case, separators.
+    A rename is (the name as the model wrote it, the parameter it means, the kind of repair). `fits` tells whether a
+    value could be meant for a parameter; it is not asked for declared aliases, case and separators.
     """
-    renames: list[Rename] = []
+    renames: list[tuple[str, str, str]] = []
     unknown = [name for name in arguments if isinstance(name, str) and name not in shape.properties]
     free = [name for name in shape.properties if name not in arguments]
 
     def take(written: str, parameter: str, kind: str) -> None:
-        renames.append(Rename(written, parameter, kind))
+        renames.append((written, parameter, kind))
         unknown.remove(written)
         free.remove(parameter)
 
@@ -231,7 +220,7 @@ class Fitting:
                 self.note("null_dropped", inside, item, None)
             else:
                 fitted[name] = self.fit(item, shape.properties[name], inside, level + 1)
-        self._fill(fitted, shape.properties, shape.required, where, defaults or {})
+        self._fill(fitted, shape, where, defaults or {})
         return fitted
 
     def _may_drop(self, written: Any, item: Any, properties: Mapping[str, Any]) -> bool:
@@ -251,18 +240,11 @@ class Fitting:
         types = self.rules.types_of(schema)
         return not (isinstance(item, str) and ("null" in types or "string" in types or not types))
 
-    def _fill(
-        self,
-        fitted: dict[str, Any],
-        properties: Mapping[str, Any],
-        required: tuple[str, ...],
-        where: str,
-        defaults: Mapping[str, Any],
-    ) -> None:
-        for name in required:
+    def _fill(self, fitted: dict[str, Any], shape: ObjectShape, where: str, defaults: Mapping[str, Any]) -> None:
+        for name in shape.required:
             if name in fitted:
                 continue
-            default = defaults.get(name, self.rules.resolve(properties.get(name)).get("default", _NO_CHANGE))
+            default = defaults.get(name, self.rules.resolve(shape.properties.get(name)).get("default", _NO_CHANGE))
             if default is not _NO_CHANGE:
                 fitted[name] = default
                 self.note("argument_default", f"{where}.{name}", None, default)

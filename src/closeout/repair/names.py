@@ -7,7 +7,7 @@ A name is repaired only in its form: case, separators, a namespace, a call index
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from closeout.messages import Repair, ToolSpec
@@ -57,13 +57,7 @@ def resolve_tool_name(
         exact = tools.get(name)
         if exact is not None and (server_name is None or exact.server_name in (None, server_name)):
             return ResolvedName(exact)
-        specs: Iterable[ToolSpec] = tools.values()
-    else:
-        specs = tools
-    return _resolve(name, list(specs), server_name)
-
-
-def _resolve(name: str, specs: list[ToolSpec], server_name: str | None) -> ResolvedName:
+    specs = list(tools.values() if isinstance(tools, Mapping) else tools)
     servers = frozenset(fold(spec.server_name) for spec in specs if spec.server_name)
     same = [spec for spec in specs if spec.name == name]
     at_server = [spec for spec in same if server_name is None or spec.server_name in (None, server_name)]

@@ -15,16 +15,7 @@ from closeout.repair.schema_width import multiplies, too_wide
 if TYPE_CHECKING:
     import jsonschema_rs
 
-__all__ = [
-    "MAX_ARGUMENT_DEPTH",
-    "ObjectShape",
-    "SchemaRules",
-    "fits_plainly",
-    "kind_of",
-    "map_schemas",
-    "nests_deeper",
-    "short",
-]
+__all__ = ["ObjectShape", "SchemaRules", "fits_plainly", "kind_of", "map_schemas", "nests_deeper", "short"]
 
 MAX_ARGUMENT_DEPTH = 200  # levels; far beyond any real call, far below what overflows a validator's stack
 _MAX_REFS = 16  # references followed one after another
@@ -56,10 +47,10 @@ def kind_of(value: Any) -> str:
     return "integer" if kind == "number" and value.is_integer() else kind
 
 
-def nests_deeper(value: Any, limit: int = MAX_ARGUMENT_DEPTH) -> bool:
-    """Tell whether lists and objects in the value nest deeper than `limit` levels. Does not recurse."""
+def nests_deeper(value: Any) -> bool:
+    """Tell whether lists and objects in the value nest deeper than calls may. Does not recurse."""
     level = [value]
-    for _ in range(limit):
+    for _ in range(MAX_ARGUMENT_DEPTH):
         below: list[Any] = []
         for item in level:
             for part in item.values() if isinstance(item, dict) else item if isinstance(item, list) else ():
@@ -175,10 +166,8 @@ class SchemaRules:
             return None
         try:
             self._validator.validate(plain_numbers(arguments))
-        except jsonschema_rs.ValidationError as error:
-            return error
-        except (ValueError, TypeError):  # lone surrogates and other values that are not JSON
-            return None
+        except (ValueError, TypeError) as error:  # also lone surrogates and other values that are not JSON
+            return error if isinstance(error, jsonschema_rs.ValidationError) else None
         return None
 
     def wrong_format(self, arguments: Any) -> tuple[str, str] | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["MOST_AT_ONCE", "multiplies", "too_wide"]
+__all__ = ["multiplies", "too_wide"]
 
 MOST_AT_ONCE = 10_000  # schemas that one value is checked against: a validator takes about a second for them
 _MOST_PER_VALUE = 10  # checks of each value in a large one, on average

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,12 +242,12 @@ class _Job:
         try:
             engine.load(self._send, self.stop, pull=self.pull)
             progress = _ReadingProgress(_PREPARING, self._send)
-            if self.beginning and engine.prepare(self.beginning, lambda chunk: self._prepare_chunk(chunk, progress)):
+            if self.beginning and engine.prepare(self.beginning, partial(self._pass_on, to=progress.take_from)):
                 self._send(_PromptPrepared(progress.read, progress.speed))
             if self.stop.is_set():
                 return
             self._send(_STARTED)
-            engine.generate(chat=self.chat, body=self.body, on_chunk=self._chunk)
+            engine.generate(chat=self.chat, body=self.body, on_chunk=partial(self._pass_on, to=self._send))
             self._send(None)
         except ModelError as error:
             self._send(error)
@@ -257,17 +258,10 @@ class _Job:
         except Exception as error:  # the event loop waits for any failure of the library
             self._send(ServerFailed(f"The embedded model failed: {error}"))
 
-    def _chunk(self, chunk: bytes) -> bool:
+    def _pass_on(self, chunk: bytes, to: Callable[[Any], None]) -> bool:
         # An exception must not reach the library's C++ code.
         with contextlib.suppress(Exception):
-            self._send(decode_json(chunk, keep_surrogates=True))
-            return self.stop.is_set()
-        return True
-
-    def _prepare_chunk(self, chunk: bytes, progress: _ReadingProgress) -> bool:
-        with contextlib.suppress(Exception):
-            if found := decode_json(chunk, keep_surrogates=True).get("prompt_progress"):
-                progress.take(found)
+            to(decode_json(chunk, keep_surrogates=True))
             return self.stop.is_set()
         return True
 
@@ -362,17 +356,20 @@ def _constraint(constraint: Constraint) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ replies
 
 
+@dataclass(slots=True)
 class _ReadingProgress:
     """Tells how much of a prompt has been read and how long the rest takes, from the library's progress reports."""
 
-    def __init__(self, what: str, tell: OnStatus) -> None:
-        self._what = what
-        self._tell = tell
-        self.read = 0  # tokens, those from the cache not counted
-        self.speed = 0.0  # tokens per second; 0 if too few were read to tell
-        self.told = False
+    what: str
+    tell: OnStatus
+    read: int = 0  # tokens, those from the cache not counted
+    speed: float = 0.0  # tokens per second; 0 if too few were read to tell
+    told: bool = False
 
-    def take(self, progress: Mapping[str, Any]) -> None:
+    def take_from(self, chunk: Mapping[str, Any]) -> None:
+        """Read the report in a chunk, if it has one."""
+        if not (progress := chunk.get("prompt_progress")):
+            return
         total, cached, done = progress["total"], progress.get("cache", 0), progress["processed"]
         seconds = progress.get("time_ms", 0) / 1000
         self.read = done - cached
@@ -381,7 +378,7 @@ class _ReadingProgress:
         if total - cached < _MEASURED:
             return
         left = f" ({(total - done) / self.speed:.0f} s left)" if self.speed and done < total else ""
-        self._tell(f"{self._what}: {done:,} of {total:,} tokens{left}")
+        self.tell(f"{self.what}: {done:,} of {total:,} tokens{left}")
         self.told = True
 
 
@@ -429,7 +426,7 @@ class _Builder:
         self._ran = True
         if progress := chunk.get("prompt_progress"):
             self._input, self._cached = progress["total"], progress["cache"]
-            self._reading.take(progress)
+        self._reading.take_from(chunk)
         if timings := chunk.get("timings"):
             written = timings.get("predicted_n", 0)
             if written and not self._output and self._reading.told:

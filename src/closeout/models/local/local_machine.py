@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from closeout.shared_files import write_whole
+
 __all__ = ["Speed", "Speeds", "idle_cores", "pick_threads", "processor", "processor_flags", "usable_cores"]
 
 MOST_THREADS = 16  # memory is the limit before that
@@ -76,13 +78,7 @@ def pick_threads(available: int, speeds: Mapping[int, Speed]) -> int:
 
 
 class Speeds:
-    """The best speeds reached on this machine, kept in a file of the models folder. A damaged file counts as empty.
-
-    Args:
-        file: The file.
-        model: The name of the file of weights.
-        engine: The engine's name and version.
-    """
+    """The best speeds that a model has reached on this machine with an engine. A damaged file counts as empty."""
 
     def __init__(self, file: Path, model: str, engine: str) -> None:
         self._file = file
@@ -115,9 +111,7 @@ class Speeds:
                 str(speed.threads): [round(prompt, 2), round(reply, 2)],
             }
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}")
-            temporary.write_text(json.dumps(known, ensure_ascii=False, indent=1) + "\n", "utf-8")
-            temporary.replace(self._file)
+            write_whole(self._file, json.dumps(known, ensure_ascii=False, indent=1).encode() + b"\n")
 
 
 def processor() -> str:

@@ -20,9 +20,7 @@ _ABANDONED = 3600.0  # seconds after which an unfinished file is deleted
 class PromptStates:
     """States by key. A state's file name holds its SHA-256, so a damaged one is found out and deleted.
 
-    Args:
-        folder: Where the files are.
-        most_bytes: When it is exceeded, the states that were not used for longest are deleted.
+    Beyond `most_bytes`, the states that were not used for longest are deleted.
     """
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:

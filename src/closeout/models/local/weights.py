@@ -26,7 +26,7 @@ from urllib.error import HTTPError
 from closeout.config import home_folder
 from closeout.errors import ConfigError, ModelUnavailable
 from closeout.homes import DatabaseHome, data_folder
-from closeout.shared_files import try_lock
+from closeout.shared_files import try_lock, write_whole
 from closeout.version import VERSION
 
 __all__ = [
@@ -101,18 +101,14 @@ def register_weights(weights: Weights) -> None:
     Raises:
         ConfigError: The name, the file's name, the hash or the size is invalid, or the name is taken by other weights.
     """
-    _require_valid(weights)
-    if KNOWN_WEIGHTS.setdefault(weights.name, weights) != weights:
-        raise ConfigError(f"Other weights are registered as '{weights.name}'. Choose another name.")
-
-
-def _require_valid(weights: Weights) -> None:
     if not re.fullmatch(r"local:[\w.-]+", weights.name) or weights.name.endswith(".gguf"):
         raise ConfigError(f"The name of weights must look like 'local:mine', got '{weights.name}'.")
     if Path(weights.file).name != weights.file or not weights.file.endswith(".gguf"):
         raise ConfigError(f"The file of weights must be a name that ends in .gguf, got '{weights.file}'.")
     if not re.fullmatch("[0-9a-f]{64}", weights.sha256) or weights.size <= 0:
         raise ConfigError(f"{weights.name} needs the SHA-256 of its file in hexadecimal and its size in bytes.")
+    if KNOWN_WEIGHTS.setdefault(weights.name, weights) != weights:
+        raise ConfigError(f"Other weights are registered as '{weights.name}'. Choose another name.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +262,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _write_json(path: Path, value: object) -> None:
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-    scratch.write_text(json.dumps(value), "utf-8")
-    scratch.replace(path)
+    write_whole(path, json.dumps(value).encode())
 
 
 # ------------------------------------------------------------------------------------------------ one at a time

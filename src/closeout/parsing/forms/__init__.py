@@ -1,6 +1,6 @@
 """Tool calls written as text: every family's form behind one reader.
 
-The dialects' own streaming readers are in `closeout.parsing.react` and `closeout.parsing.mcp_xml_reader`.
+The dialects' own streaming readers are in `closeout.parsing.react` and `closeout.parsing.use_mcp_tool`.
 """
 
 from closeout.parsing.forms.channels import split_channels

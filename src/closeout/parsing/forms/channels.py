@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import make_call
-from closeout.parsing.forms.json_values import Loaded, Pairs, Source, load, value_end
+from closeout.parsing.forms.json_values import Loaded, Pairs, Source, json_or_text, load
 from closeout.parsing.forms.offered import OfferedNames, typed
 from closeout.parsing.forms.tag_calls import MUSE_GLIMMER, MUSE_INVOKE, TagGrammar, read_tagged_calls
 
@@ -36,9 +36,7 @@ class _ChannelMessage:
     complete: bool  # a token ends it
 
 
-def read_channels(
-    source: Source, toolbox: OfferedNames, body: Callable[[Source, OfferedNames, _ChannelMessage], Block]
-) -> Found:
+def read_channels(source: Source, toolbox: OfferedNames, grammar: TagGrammar) -> Found:
     """Analysis, or a message to itself, is reasoning; a message to a tool is a call; the rest is content."""
     blocks: list[Block] = []
     thought: list[str] = []
@@ -48,7 +46,7 @@ def read_channels(
     for message in messages:
         text = source.text[message.begin : message.end]
         if message.recipient not in _NOBODY:
-            blocks.append(body(source, toolbox, message))
+            blocks.append(_body(source, toolbox, message, grammar))
         elif message.channel == "analysis" or message.recipient == "self" or (is_final and message.channel != "final"):
             thought.append(text.strip())
         else:
@@ -61,10 +59,7 @@ def _messages(source: Source) -> Iterator[_ChannelMessage]:
     text = source.text
     start = begin = head = data = 0  # `data`: where a call's JSON ends; tokens inside it are data
     channel = recipient = ""
-    in_body = False
-    waiting = _RECIPIENT.match(text.lstrip()) is None and not text.lstrip().startswith("<|")
-    if waiting:
-        in_body = True
+    in_body = _RECIPIENT.match(text.lstrip()) is None and not text.lstrip().startswith("<|")
     for token in _HARMONY_TOKEN.finditer(text):
         kind = token[1]
         if token.start() < data:
@@ -92,7 +87,7 @@ def _messages(source: Source) -> Iterator[_ChannelMessage]:
         elif kind == "message":
             in_body, begin = True, token.end()
             calls = recipient not in _NOBODY and text.startswith("{", begin)
-            data = (value_end(source, begin) or 0) if calls else 0
+            data = (source.value_end(begin) or 0) if calls else 0
         elif kind != "constrain":
             channel, recipient, start = "", "", token.start()
     if in_body and begin < len(text):
@@ -142,9 +137,11 @@ def _beam_arguments(raw: str, name: str, toolbox: OfferedNames) -> dict[str, obj
     return arguments
 
 
-def _invoked(source: Source, toolbox: OfferedNames, message: _ChannelMessage, grammar: TagGrammar) -> Block:
-    """A Muse call: invoke tags in a message to a tool."""
+def _body(source: Source, toolbox: OfferedNames, message: _ChannelMessage, grammar: TagGrammar) -> Block:
+    """A call: Harmony's, or invoke tags in a message to a tool, as Muse writes it. In JSON a tag is data."""
     raw = source.text[message.begin : message.end]
+    if raw.lstrip().startswith("{") or "<atem:invoke" not in raw:
+        return _json_or_tags(source, toolbox, message)
     found = read_tagged_calls(Source(raw), toolbox, grammar)
     if found.calls:
         repairs = tuple(repair for block in found.blocks for repair in block.repairs)
@@ -153,15 +150,8 @@ def _invoked(source: Source, toolbox: OfferedNames, message: _ChannelMessage, gr
     return Block(message.start, message.end, broken=broken, hidden=True)
 
 
-def _body(source: Source, toolbox: OfferedNames, message: _ChannelMessage, grammar: TagGrammar) -> Block:
-    is_json = source.text[message.begin : message.end].lstrip().startswith("{")  # and a tag in it is data
-    invoked = not is_json and 0 <= source.find("<atem:invoke", message.begin) < message.end
-    return _invoked(source, toolbox, message, grammar) if invoked else _json_or_tags(source, toolbox, message)
-
-
 def _form(family: str, grammar: TagGrammar) -> Form:
-    read = partial(read_channels, body=partial(_body, grammar=grammar))
-    return Form(family, ("<|channel|>", "<|message|>"), read, channels=True)
+    return Form(family, ("<|channel|>", "<|message|>"), partial(read_channels, grammar=grammar), channels=True)
 
 
 CHANNELS = _form("harmony", MUSE_INVOKE)
@@ -210,7 +200,7 @@ def read_headers(source: Source, toolbox: OfferedNames, header: re.Pattern[str])
 def _object_in(source: Source, body: str, closed: bool) -> Loaded | None:
     """The object in a segment; one without an end is read only if another segment follows it."""
     inner = Source(body.strip())
-    if not inner.text.startswith("{") or (not closed and value_end(inner, 0) is None):
+    if not inner.text.startswith("{") or (not closed and inner.value_end(0) is None):
         return None
     return load(inner.text, repair=source)
 
@@ -271,9 +261,9 @@ def read_kimi_k3(source: Source, toolbox: OfferedNames) -> Found:
 
 def _close(element: _Element, stack: list[_Element], blocks: list[Block], end: int, toolbox: OfferedNames) -> None:
     if element.tag == "argument" and stack and "key" in element.attributes:
-        value = "".join(element.text)
-        loaded = None if element.attributes.get("type") == "string" else load(value)
-        stack[-1].arguments.put(element.attributes["key"], loaded.value if loaded else value)
+        text = "".join(element.text)
+        value = text if element.attributes.get("type") == "string" else json_or_text(text)
+        stack[-1].arguments.put(element.attributes["key"], value)
     elif element.tag == "call" and element.attributes.get("tool"):
         name = toolbox.resolve(element.attributes["tool"])
         call = ToolCall(name, element.arguments, element.attributes.get("id", ""), server_name=toolbox.server(name))

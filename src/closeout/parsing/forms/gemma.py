@@ -9,7 +9,7 @@ from typing import Any
 from closeout.messages import ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import calls_in
-from closeout.parsing.forms.json_values import Pairs, Source, load
+from closeout.parsing.forms.json_values import BLANKS, Pairs, Source, load
 from closeout.parsing.forms.offered import OfferedNames, typed
 from closeout.parsing.forms.python_calls import read_calls
 
@@ -21,7 +21,6 @@ _CLOSE = ("<tool_call|>", "<end_function_call>")
 _QUOTES = ('<|"|>', "<escape>", '"')
 _KEY = re.compile(r"\s*+([^:{}\[\],<]{1,200}):")
 _SCALAR = re.compile(r"[^,{}\[\]<]{0,10000}")
-_BLANK = re.compile(r"\s*+")
 _MAX_DEPTH = 64
 _FENCE = re.compile(r"```(?:tool_code|tool_call|function_call|tool)[ \t]*\n(?P<body>.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _PRINT = re.compile(r"\s*+print\((?P<inner>.*)\)\s*\Z", re.DOTALL)
@@ -39,8 +38,7 @@ class _Braces:
     at: int
 
     def accept(self, mark: str) -> bool:
-        blank = _BLANK.match(self.source.text, self.at)
-        self.at = blank.end() if blank else self.at
+        self.at = self.source.skip(BLANKS, self.at)
         if not self.source.text.startswith(mark, self.at):
             return False
         self.at += len(mark)
@@ -125,12 +123,11 @@ def _call(source: Source, opening: re.Match[str], toolbox: OfferedNames) -> Bloc
     except _NotGemma:
         return Block(opening.start(), stop, broken="the arguments cannot be read", hidden=True)
     close, mark = source.first(_CLOSE, braces.at)
-    rest = text[braces.at : close if close >= 0 else len(text)]
-    if rest.strip():
-        stop = close + len(mark) if close >= 0 else len(text)
+    stop = close + len(mark) if close >= 0 else len(text)
+    if text[braces.at : close if close >= 0 else len(text)].strip():
         return Block(opening.start(), stop, broken="there is text after the arguments", hidden=True)
     call = ToolCall(name, arguments, server_name=toolbox.server(name), text=text[head.end() : braces.at])
-    return Block(opening.start(), close + len(mark) if close >= 0 else len(text), (call,))
+    return Block(opening.start(), stop, (call,))
 
 
 def read_fenced(source: Source, toolbox: OfferedNames) -> Found:

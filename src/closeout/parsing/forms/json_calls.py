@@ -10,17 +10,16 @@ from closeout.messages import Repair, ToolCall
 from closeout.parsing.action_keys import ANSWER_KEYS, INPUT_KEYS
 from closeout.parsing.action_keys import NAME_KEYS as ACTION_NAME_KEYS
 from closeout.parsing.forms.form import Block, Form, Found
-from closeout.parsing.forms.json_values import Pairs, Source, load, value_end
+from closeout.parsing.forms.json_values import SEPARATORS, Pairs, Source, json_or_text, load_at
 from closeout.parsing.forms.offered import OfferedNames
 
-__all__ = ["BARE_JSON", "as_arguments", "calls_in", "flat_call", "make_call", "read_json_run"]
+__all__ = ["BARE_JSON", "calls_in", "flat_call", "make_call", "read_json_run"]
 
 NAME_KEYS = ("name", *(key for key in ACTION_NAME_KEYS if key != "name"))
 ID_KEYS = ("id", "tool_call_id", "call_id", "tool_use_id")
 _WRAPPERS = ("tool_call", "function_call", "functionCall", "function", "tool_use", "action", "tool")
 _LISTS = ("tool_calls", "function_calls")
 _CANDIDATE = re.compile(r"""\{\s{0,64}["']|\[\s{0,64}\{\s{0,64}["']""")
-_GAP = re.compile(r"(?:\s|[;,])*+")
 _FENCE = re.compile(r"```[\w-]{0,16}[ \t]*\n\s{0,64}\Z")
 _FENCE_END = re.compile(r"\s{0,64}```")
 _MAX_CALLS = 1000  # calls in one value
@@ -30,19 +29,12 @@ _MAX_CALLS = 1000  # calls in one value
 
 
 def as_arguments(value: Any, name: str, toolbox: OfferedNames) -> dict[str, Any] | None:
-    """Read a call's arguments as a dict.
+    """Return a call's arguments: an object, JSON in a string, nothing, or the value of the tool's only parameter.
 
-    Args:
-        value: An object, JSON in a string, nothing, or the value of the tool's only parameter.
-        name: The tool's name.
-        toolbox: The offered tools.
-
-    Returns:
-        None if the value has another form.
+    None if the value has another form.
     """
-    if isinstance(value, str) and value.strip():
-        loaded = load(value) if value.strip()[:1] in "{[" else None
-        value = loaded.value if loaded else value
+    if isinstance(value, str) and value.strip()[:1] in ("{", "["):
+        value = json_or_text(value)
     if isinstance(value, Mapping):
         return value if isinstance(value, dict) else dict(value)
     if value in (None, "", []) or (isinstance(value, str) and not value.strip()):
@@ -52,11 +44,7 @@ def as_arguments(value: Any, name: str, toolbox: OfferedNames) -> dict[str, Any]
 
 
 def make_call(name: str, arguments: Any, toolbox: OfferedNames, call_id: str = "", text: str = "") -> ToolCall | None:
-    """Make a call of an offered tool, or of the name as written.
-
-    Returns:
-        None if the arguments are not an object and cannot be read as one.
-    """
+    """Return a call of an offered tool, or of the name as written; None if the arguments cannot be read."""
     name = toolbox.resolve(name)
     read = as_arguments(arguments, name, toolbox)
     return (
@@ -65,15 +53,9 @@ def make_call(name: str, arguments: Any, toolbox: OfferedNames, call_id: str = "
 
 
 def calls_in(value: Any, toolbox: OfferedNames, *, explicit: bool = False) -> list[ToolCall]:
-    """The calls in a JSON value: one, a list, or an envelope of either.
+    """Return the calls in a JSON value: one, a list, or an envelope of either; [] if a member is not a call.
 
-    Args:
-        value: The value.
-        toolbox: The offered tools.
-        explicit: Each call must have both a name and arguments, as nothing else shows that it is one.
-
-    Returns:
-        All calls, or none if a member of the value is not a call.
+    `explicit`: each call must have both a name and arguments, as nothing else shows that it is one.
     """
     calls: list[ToolCall] = []
     for envelope in _envelopes(value):
@@ -133,8 +115,7 @@ def _from_envelope(envelope: dict[str, Any], toolbox: OfferedNames, explicit: bo
     reason = _contradiction(envelope, toolbox)
     arguments = call.arguments
     if reason and isinstance(arguments, Mapping):
-        arguments = Pairs(arguments.items())
-        arguments.refusal = reason
+        arguments = Pairs(arguments.items(), reason)
     named = server if isinstance(server, str) and server else call.server_name
     return ToolCall(call.name, arguments, call.id, server_name=named, text=call.text)
 
@@ -170,8 +151,7 @@ def flat_call(value: dict[str, Any], toolbox: OfferedNames) -> ToolCall | None:
         name = toolbox.find(value[key]) if isinstance(value.get(key), str) else None
         arguments = {other: item for other, item in value.items() if other != key}
         if name and arguments and toolbox.properties(name) and toolbox.fits(name, arguments):
-            checked = Pairs(arguments.items())
-            checked.refusal = value.refusal if isinstance(value, Pairs) else ""
+            checked = Pairs(arguments.items(), value.refusal if isinstance(value, Pairs) else "")
             return ToolCall(name, checked, server_name=toolbox.server(name))
     return None
 
@@ -185,15 +165,13 @@ def read_json_run(source: Source, toolbox: OfferedNames, start: int, at: int) ->
     repairs: list[Repair] = []
     end = at
     while source.text[at : at + 1] in ("{", "["):
-        stop = value_end(source, at)
-        loaded = load(source.text[at:stop], repair=source) if stop else None
+        loaded, stop = load_at(source, at)
         found = calls_in(loaded.value, toolbox, explicit=bool(loaded.repairs)) if loaded else []
         if not found or loaded is None or stop is None:
             break
         calls += found
         repairs += loaded.repairs
-        gap = _GAP.match(source.text, stop)
-        end, at = stop, gap.end() if gap else stop
+        end, at = stop, source.skip(SEPARATORS, stop)
     return Block(start, end, tuple(calls), tuple(repairs)) if calls else None
 
 
@@ -203,8 +181,7 @@ def read_bare_json(source: Source, toolbox: OfferedNames) -> Found:
     at = 0
     while not source.exhausted and (candidate := _CANDIDATE.search(source.text, at)):
         start = candidate.start()
-        end = value_end(source, start)
-        loaded = load(source.text[start:end], repair=source) if end else None
+        loaded, end = load_at(source, start)
         calls = calls_in(loaded.value, toolbox, explicit=True) if loaded else []
         if calls and loaded and end:
             blocks.append(_fenced(source.text, Block(start, end, tuple(calls), loaded.repairs)))

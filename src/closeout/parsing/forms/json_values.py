@@ -12,10 +12,12 @@ from typing import Any
 from closeout.messages import Repair
 from closeout.parsing.json_text import read_broken_json
 
-__all__ = ["Loaded", "Pairs", "Source", "load", "refusal_in", "value_end"]
+__all__ = ["BLANKS", "SEPARATORS", "Loaded", "Pairs", "Source", "json_or_text", "load", "load_at", "refusal_in"]
 
 # A bracket, or a string with its closing quote. One set of characters comes first, which the search skips to.
 _STRUCTURE = re.compile(r'(?P<mark>[{}\[\]"])(?:(?<=")[^"\\]*+(?:\\.[^"\\]*+)*+(?P<quote>"?))?', re.DOTALL)
+BLANKS = re.compile(r"\s*+")
+SEPARATORS = re.compile(r"(?:\s|[,;])*+")
 _MAX_DEPTH = 1000  # open brackets; Python reads no deeper JSON
 _MAX_REPAIRED = 1 << 18  # characters; a broken value beyond this is not repaired
 _STEPS_PER_CHARACTER = 4  # passes over the text that failed attempts may cost
@@ -29,9 +31,9 @@ class Pairs(dict[str, Any]):
 
     __slots__ = ("refusal",)
 
-    def __init__(self, pairs: Iterable[tuple[str, Any]] = ()) -> None:
+    def __init__(self, pairs: Iterable[tuple[str, Any]] = (), refusal: str = "") -> None:
         super().__init__()
-        self.refusal = ""
+        self.refusal = refusal
         for key, value in pairs:
             self.put(key, value)
 
@@ -85,8 +87,16 @@ class Source:
         hits = [(at, needle) for needle in needles if (at := self.find(needle, start)) >= 0]
         return min(hits, key=lambda hit: (hit[0], -len(hit[1])), default=(-1, ""))
 
+    def skip(self, pattern: re.Pattern[str], at: int) -> int:
+        """Return the position after what a pattern matches at `at`; `at` itself without a match."""
+        found = pattern.match(self.text, at)
+        return found.end() if found else at
+
     def value_end(self, start: int) -> int | None:
-        """See `value_end`. The ends of the brackets inside are remembered."""
+        """Return the position after the JSON object or array that opens at `start`, None if it is not closed.
+
+        The ends of the brackets inside are remembered.
+        """
         if start in self._ends or start < self.deep_until or self.exhausted:
             return self._ends.get(start)
         at, opened = start, []
@@ -135,15 +145,6 @@ class Loaded:
     repairs: tuple[Repair, ...] = ()
 
 
-def value_end(source: Source, start: int) -> int | None:
-    """Find the end of the JSON object or array that opens at `start`.
-
-    Returns:
-        The position after its closing bracket, None if it is not closed.
-    """
-    return source.value_end(start)
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     plain = dict(pairs)
     return plain if len(plain) == len(pairs) else Pairs(pairs)
@@ -176,3 +177,15 @@ def load(text: str, *, repair: bool | Source = True) -> Loaded | None:
         return None
     repaired = read_broken_json(text)
     return Loaded(repaired.value, repaired.repairs) if repaired.ok and isinstance(repaired.value, dict | list) else None
+
+
+def load_at(source: Source, at: int, *, repair: bool = True) -> tuple[Loaded | None, int | None]:
+    """Return the object or array that opens at `at`, None if it cannot be read, and its end, None without one."""
+    end = source.value_end(at)
+    return (load(source.text[at:end], repair=source if repair else False) if end else None), end
+
+
+def json_or_text(text: str) -> Any:
+    """Return the JSON value of a text; the text itself if it has none."""
+    loaded = load(text)
+    return loaded.value if loaded else text

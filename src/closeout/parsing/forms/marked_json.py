@@ -15,15 +15,15 @@ from typing import Any
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import calls_in, make_call
-from closeout.parsing.forms.json_values import Loaded, Source, load, value_end
+from closeout.parsing.forms.json_values import BLANKS, SEPARATORS, Loaded, Source, load, load_at
 from closeout.parsing.forms.offered import OfferedNames, kinds, typed
 
-__all__ = ["MISTRAL", "TAGGED_JSON", "TOKEN_CALLS", "Marks", "read_between"]
+__all__ = ["MISTRAL", "TAGGED_JSON", "TOKEN_CALLS", "Marks"]
 
-_SEPARATOR = re.compile(r"(?:\s|[,;])*+")
 _FENCE = re.compile(r"\s*```[\w-]{0,16}\s*")
 _FENCE_END = re.compile(r"\s*```")
 _MAX_VALUES = 1000
+_UNREADABLE = "the JSON in the call cannot be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,7 @@ def read_between(source: Source, toolbox: OfferedNames, marks: Marks) -> Found:
     blocks: list[Block] = []
     at = 0
     while not source.exhausted and (opening := marks.opener.search(source.text, at)):
-        fence = _FENCE.match(source.text, opening.end())
-        block = _block(source, toolbox, marks, opening.start(), (fence or opening).end())
+        block = _block(source, toolbox, marks, opening.start(), source.skip(_FENCE, opening.end()))
         if block:
             blocks.append(block)
         at = max(block.end if block else 0, opening.end())
@@ -53,7 +52,7 @@ def _block(source: Source, toolbox: OfferedNames, marks: Marks, start: int, at: 
     text = source.text
     calls: list[ToolCall] = []
     repairs: list[Repair] = []
-    at = _skip(text, at)
+    at = source.skip(SEPARATORS, at)
     if text[at : at + 1] not in ("{", "["):
         return None
     end = at
@@ -63,27 +62,21 @@ def _block(source: Source, toolbox: OfferedNames, marks: Marks, start: int, at: 
         value, end = _value(source, marks, at)
         found = _calls(value, toolbox, marks) if value else []
         if value is None or not found:
-            return Block(start, max(end, at + 1), broken="the JSON in the call cannot be read")
+            return Block(start, max(end, at + 1), broken=_UNREADABLE)
         calls += found
         repairs += value.repairs
-        at = _skip(text, end)
-    return Block(start, _after_closer(text, end, marks.closers), tuple(calls), tuple(repairs))
+        at = source.skip(SEPARATORS, end)
+    return Block(start, _after_closer(source, end, marks.closers), tuple(calls), tuple(repairs))
 
 
-def _skip(text: str, at: int) -> int:
-    blank = _SEPARATOR.match(text, at)
-    return blank.end() if blank else at
-
-
-def _after_closer(text: str, at: int, closers: tuple[str, ...]) -> int:
-    fence = _FENCE_END.match(text, at)
-    after = _skip(text, fence.end() if fence else at)
-    return next((after + len(closer) for closer in closers if text.startswith(closer, after)), at)
+def _after_closer(source: Source, at: int, closers: tuple[str, ...]) -> int:
+    after = source.skip(SEPARATORS, source.skip(_FENCE_END, at))
+    return next((after + len(closer) for closer in closers if source.text.startswith(closer, after)), at)
 
 
 def _value(source: Source, marks: Marks, at: int) -> tuple[Loaded | None, int]:
     """The JSON at `at` and its end. Unfinished JSON is repaired only before a closing mark."""
-    end = value_end(source, at)
+    end = source.value_end(at)
     closer, _ = source.first(marks.closers, end or at)
     if end is not None:
         loaded = load(source.text[at:end], repair=False)
@@ -190,9 +183,8 @@ def read_token_calls(source: Source, toolbox: OfferedNames, tokens: Tokens) -> F
     text = source.text
     blocks: list[Block] = []
     first = tokens.head.search(text)
-    section = tokens.section.search(
-        text, 0, first.start() if first else len(text)
-    )  # later ones are between calls or data
+    # Later ones are between calls, or data.
+    section = tokens.section.search(text, 0, first.start() if first else len(text))
     start = section.start() if section else None
     at = section.end() if section else 0
     while head := tokens.head.search(text, at):
@@ -207,9 +199,8 @@ def read_token_calls(source: Source, toolbox: OfferedNames, tokens: Tokens) -> F
 def _call(source: Source, head: re.Match[str], start: int, toolbox: OfferedNames, tokens: Tokens) -> Block:
     text = source.text
     name, identity = tokens.name_and_id(head)
-    fence = _MAYBE_FENCE.match(text, head.end())
-    at = fence.end() if fence else head.end()
-    end = value_end(source, at) if text.startswith("{", at) else None
+    at = source.skip(_MAYBE_FENCE, head.end())
+    end = source.value_end(at) if text.startswith("{", at) else None
     closing = tokens.end.search(text, end or at)
     raw = text[at : end or (closing.start() if closing else len(text))]
     loaded = load(raw, repair=source if closing is not None else False) if raw.startswith("{") else None
@@ -219,8 +210,7 @@ def _call(source: Source, head: re.Match[str], start: int, toolbox: OfferedNames
     if call is None:
         stop = closing.end() if closing else len(text)
         return Block(start, stop, broken=f"the arguments of {name[:80]!r} cannot be read", hidden=True)
-    tail = _MAYBE_FENCE_END.match(text, end) if end else None
-    after = tail.end() if tail else end or 0
+    after = source.skip(_MAYBE_FENCE_END, end) if end else 0
     stop = closing.end() if closing and (end is None or closing.start() <= after) else after
     return Block(start, stop, (call,), loaded.repairs if loaded else ())
 
@@ -244,66 +234,58 @@ def _deepseek_token(words: str) -> str:
     return r"<[|｜]" + words.replace(" ", r"\\?[▁_ ]") + r"[|｜]>"
 
 
-_TABLE = (
-    Form(
+def _token_form(family: str, markers: tuple[str, ...], tokens: Tokens) -> Form:
+    return Form(family, markers, partial(read_token_calls, tokens=tokens))
+
+
+TOKEN_CALLS = (
+    _token_form(
         "kimi_k2",
         ("<|tool_call_begin|>", "<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
-        partial(
-            read_token_calls,
-            tokens=Tokens(
-                re.compile(r"<\|tool_calls?_section_begin\|>"),
-                re.compile(r"<\|tool_call_begin\|>(?P<name>[^<]{1,300})<\|tool_call_argument_begin\|>"),
-                re.compile(r"<\|tool_call_end\|>|<\|tool_calls?_section_end\|>|(?=<\|tool_call_begin\|>)"),
-                _kimi,
-            ),
+        Tokens(
+            re.compile(r"<\|tool_calls?_section_begin\|>"),
+            re.compile(r"<\|tool_call_begin\|>(?P<name>[^<]{1,300})<\|tool_call_argument_begin\|>"),
+            re.compile(r"<\|tool_call_end\|>|<\|tool_calls?_section_end\|>|(?=<\|tool_call_begin\|>)"),
+            _kimi,
         ),
     ),
-    Form(
+    _token_form(
         "deepseek_v3",
         ("<｜tool", "<|tool▁", "<|tool calls", "<|tool_sep|>"),
-        partial(
-            read_token_calls,
-            tokens=Tokens(
-                re.compile(_deepseek_token("tool calls begin") + "|" + _deepseek_token("tool calls")),
-                re.compile(
-                    _deepseek_token("tool call begin")
-                    + r"\s{0,8}(?:function\s{0,8}"
-                    + _deepseek_token("tool sep")
-                    + r"\s{0,8}(?P<name>[^\n{<`]{1,200})(?=\s{0,16}[`{\n])|(?P<name31>[^\n{<`]{1,200})"
-                    + _deepseek_token("tool sep")
-                    + ")"
-                ),
-                re.compile(_deepseek_token("tool calls? end") + "|(?=" + _deepseek_token("tool call begin") + ")"),
-                _deepseek,
+        Tokens(
+            re.compile(_deepseek_token("tool calls begin") + "|" + _deepseek_token("tool calls")),
+            re.compile(
+                _deepseek_token("tool call begin")
+                + r"\s{0,8}(?:function\s{0,8}"
+                + _deepseek_token("tool sep")
+                + r"\s{0,8}(?P<name>[^\n{<`]{1,200})(?=\s{0,16}[`{\n])|(?P<name31>[^\n{<`]{1,200})"
+                + _deepseek_token("tool sep")
+                + ")"
             ),
+            re.compile(_deepseek_token("tool calls? end") + "|(?=" + _deepseek_token("tool call begin") + ")"),
+            _deepseek,
         ),
     ),
-    Form(
+    _token_form(
         "solar",
         ("<|tool_call:begin|>",),
-        partial(
-            read_token_calls,
-            tokens=Tokens(
-                re.compile(r"<\|tool_calls?:begin\|>(?=\s{0,8}<\|tool_call:begin\|>)"),
-                re.compile(
-                    r"<\|tool_call:begin\|>(?P<id>[^<]{0,100})<\|tool_call:name\|>(?P<name>[^<]{1,200})<\|tool_call:args\|>"
-                ),
-                re.compile(r"<\|tool_call:end\|>|(?=<\|tool_call:begin\|>)"),
-                _solar,
+        Tokens(
+            re.compile(r"<\|tool_calls?:begin\|>(?=\s{0,8}<\|tool_call:begin\|>)"),
+            re.compile(
+                r"<\|tool_call:begin\|>(?P<id>[^<]{0,100})<\|tool_call:name\|>(?P<name>[^<]{1,200})<\|tool_call:args\|>"
             ),
+            re.compile(r"<\|tool_call:end\|>|(?=<\|tool_call:begin\|>)"),
+            _solar,
         ),
     ),
 )
-TOKEN_CALLS = _TABLE
 
 
 _MARK = "[TOOL_CALLS]"
 _NAMED = re.compile(
     r"\s{0,8}(?P<name>[\w.:/-]{1,200})\s{0,8}(?:\[CALL_ID\]\s{0,4}(?P<id>\w{1,64})\s{0,4})?(?:\[ARGS\])?\s{0,8}(?=\{)"
 )
-_BLANK = re.compile(r"\s*+")
 _LIST = re.compile(r"\[\s{0,64}\{")
-_UNREADABLE = "the JSON in the call cannot be read"
 
 
 def read_mistral(source: Source, toolbox: OfferedNames) -> Found:
@@ -322,8 +304,7 @@ def _named(source: Source, toolbox: OfferedNames, start: int) -> list[Block]:
     blocks: list[Block] = []
     at = start + len(_MARK)
     while head := _NAMED.match(source.text, at):
-        end = value_end(source, head.end())
-        loaded = load(source.text[head.end() : end], repair=source) if end else None
+        loaded, end = load_at(source, head.end())
         raw = source.text[head.end() : end]
         call = make_call(head["name"], loaded.value, toolbox, head["id"] or "", raw) if loaded else None
         if call is None or end is None:
@@ -336,16 +317,14 @@ def _named(source: Source, toolbox: OfferedNames, start: int) -> list[Block]:
 def _listed(source: Source, toolbox: OfferedNames, start: int) -> list[Block]:
     """Read calls as JSON. Words between the mark and a list of objects are skipped."""
     text = source.text
-    blank = _BLANK.match(text, start + len(_MARK))
-    at = blank.end() if blank else start
+    at = source.skip(BLANKS, start + len(_MARK))
     if text[at : at + 1] not in ("[", "{"):
         following = source.find(_MARK, at)
         junk = _LIST.search(text, at, following if following >= 0 else len(text))
         if junk is None:
             return []
         at = junk.start()
-    end = value_end(source, at)
-    loaded = load(text[at:end], repair=source) if end else None
+    loaded, end = load_at(source, at)
     calls = calls_in(loaded.value, toolbox, explicit=bool(loaded.repairs)) if loaded else []
     if not calls:
         return [Block(start, end or len(text), broken=_UNREADABLE)]

@@ -194,9 +194,9 @@ def _described(tool: object) -> Iterator[tuple[str, Mapping[str, Any], str | Non
         yield name, parameters if isinstance(parameters, Mapping) else {}, server if isinstance(server, str) else None
 
 
-Untyped = Literal["json", "scalars", "text"]
-"""The reading of a parameter that the schema does not declare: as JSON if it is some, as JSON only if it is a scalar
-(a format whose own reference reader keeps undeclared containers as text), or as the text it is."""
+Untyped = Literal["json", "scalars"]
+"""The reading of a parameter that the schema does not declare: as JSON if it is some, or as JSON only if it is a scalar
+(a format whose own reference reader keeps undeclared containers as text)."""
 
 _ALIASES = {
     "str": "string", "text": "string", "varchar": "string", "char": "string", "enum": "string",
@@ -274,8 +274,6 @@ def _as_kind(word: str, kind: str) -> tuple[bool, Any]:
 
 def _undeclared(text: str, untyped: Untyped) -> Any:
     word = text.strip()
-    if untyped == "text":
-        return text
     if word in _WORDS:
         return _WORDS[word]
     if word[:1] in "{[":

@@ -17,7 +17,7 @@ from typing import Any
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import calls_in, read_json_run
-from closeout.parsing.forms.json_values import Pairs, Source, load, value_end
+from closeout.parsing.forms.json_values import BLANKS, SEPARATORS, Pairs, Source, load_at
 from closeout.parsing.forms.offered import OfferedNames, kinds
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "PythonScanner",
     "TooDeep",
     "bind",
-    "read_call",
     "read_calls",
     "settled",
 ]
@@ -380,26 +379,33 @@ def _joined(text: str) -> str | None:
 
 
 class _Settler:
-    """Turns `Written` arguments into values of the declared types."""
+    """Turns `Written` arguments into values of the declared types.
+
+    Raises NotACall for an expression that no schema types, or that calls an offered tool.
+    """
 
     def __init__(self, toolbox: OfferedNames, name: str) -> None:
         self._toolbox = toolbox
         self._root = toolbox.schema(name)
         self.repairs: list[Repair] = []
 
-    def settle(self, value: Any, schema: Any) -> Any:
-        """The value; raises NotACall for an expression that no schema types, or that calls an offered tool."""
+    def settled(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return self._object(arguments, self._root)
+
+    def _object(self, value: dict[str, Any], schema: Any) -> dict[str, Any]:
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        known = properties if isinstance(properties, Mapping) else {}
+        settled = {key: self._value(item, known.get(key)) for key, item in value.items()}
+        return Pairs(settled.items(), value.refusal) if isinstance(value, Pairs) and value.refusal else settled
+
+    def _value(self, value: Any, schema: Any) -> Any:
         if isinstance(value, Written):
             return self._expression(value, schema)
         if isinstance(value, dict):
-            properties = schema.get("properties") if isinstance(schema, Mapping) else None
-            known = properties if isinstance(properties, Mapping) else {}
-            settled = Pairs((key, self.settle(item, known.get(key))) for key, item in value.items())
-            settled.refusal = value.refusal if isinstance(value, Pairs) else ""
-            return settled if settled.refusal else dict(settled)
+            return self._object(value, schema)
         if isinstance(value, list):
             items = schema.get("items") if isinstance(schema, Mapping) else None
-            return [self.settle(item, items) for item in value]
+            return [self._value(item, items) for item in value]
         return value
 
     def _expression(self, written: Written, schema: Any) -> Any:
@@ -435,12 +441,7 @@ def bind(node: CallNode, toolbox: OfferedNames, text: str = "") -> tuple[ToolCal
             named = {**dict(zip(parameters, node.positional, strict=False)), **named}
         repairs.append(Repair("positional_arguments", "arguments", after=", ".join(named)[:80]))
     settler = _Settler(toolbox, name)
-    properties = toolbox.properties(name)
-    settled = {key: settler.settle(value, properties.get(key)) for key, value in named.items()}
-    if isinstance(named, Pairs):
-        settled = Pairs(settled.items())
-        settled.refusal = named.refusal
-    call = ToolCall(name, settled, server_name=toolbox.server(name), text=text)
+    call = ToolCall(name, settler.settled(named), server_name=toolbox.server(name), text=text)
     return call, repairs + settler.repairs
 
 
@@ -448,10 +449,7 @@ def settled(call: ToolCall, toolbox: OfferedNames) -> ToolCall:
     """A call of a Python literal whose words and expressions are values of the declared types."""
     if not isinstance(call.arguments, dict):
         return call
-    properties, settler = toolbox.properties(call.name), _Settler(toolbox, call.name)
-    values = Pairs((key, settler.settle(value, properties.get(key))) for key, value in call.arguments.items())
-    values.refusal = call.arguments.refusal if isinstance(call.arguments, Pairs) else ""
-    return replace(call, arguments=values if values.refusal else dict(values))
+    return replace(call, arguments=_Settler(toolbox, call.name).settled(call.arguments))
 
 
 def _holds_all(value: dict[str, Any], name: str, toolbox: OfferedNames) -> bool:
@@ -502,9 +500,7 @@ def read_calls(source: Source, at: int, toolbox: OfferedNames) -> tuple[list[Too
 
 # ------------------------------------------------------------------------------------------------ forms
 
-_BLANK = re.compile(r"\s*+")
 _TAG = "<|python_tag|>"
-_GAP = re.compile(r"(?:\s|[;,])*+")
 _CODE_TOOLS = ("python", "code_interpreter", "ipython")
 _LIST_START = re.compile(r"\[\s{0,64}" + CALL_START.pattern)
 
@@ -522,11 +518,9 @@ def read_marked(source: Source, toolbox: OfferedNames, opener: str, closer: str)
 
 def _after_opener(source: Source, toolbox: OfferedNames, start: int, at: int, *, closer: str) -> Block:
     text = source.text
-    blank = _BLANK.match(text, at)
-    at = blank.end() if blank else at
+    at = source.skip(BLANKS, at)
     if text[at : at + 1] == "{" or (text[at : at + 1] == "[" and not _LIST_START.match(text, at)):
-        end = value_end(source, at)
-        loaded = load(text[at:end], repair=source) if end else None
+        loaded, end = load_at(source, at)
         calls = calls_in(loaded.value, toolbox, explicit=bool(loaded.repairs)) if loaded else []
         repairs = list(loaded.repairs) if loaded else []
     else:
@@ -544,8 +538,7 @@ def read_python_tag(source: Source, toolbox: OfferedNames) -> Found:
     blocks: list[Block] = []
     start = source.find(_TAG, 0)
     while start >= 0:
-        gap = _GAP.match(text, start + len(_TAG))
-        at = gap.end() if gap else start
+        at = source.skip(SEPARATORS, start + len(_TAG))
         following = source.find(_TAG, start + len(_TAG))
         stop = following if following >= 0 else len(text)
         blocks.append(read_json_run(source, toolbox, start, at) or _code(source, toolbox, start, at, stop=stop))

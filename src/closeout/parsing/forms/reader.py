@@ -274,12 +274,9 @@ _marks_of = lru_cache(maxsize=8)(_OpenMarks)
 
 
 def find_call_mark(text: str) -> int:
-    """Find where the first mark of a tool call begins in a text.
+    """Return where the first mark of a tool call begins in a text, -1 without one.
 
     Marks that ordinary text contains, such as `Action:`, and those of messages in channels do not count.
-
-    Returns:
-        The position, -1 if the text has no mark.
     """
     marks = _marks_of(tuple(form for form in MARKED if not form.channels))
     found = (mark for mark in marks.pattern.finditer(text) if marks.family_of[mark[0]] != "harmony")

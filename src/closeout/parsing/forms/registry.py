@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from closeout.errors import UsageError
@@ -40,11 +41,10 @@ MARKED: tuple[Form, ...] = (
 
 # A family with more than one form, or with bare JSON or Python as its second writing.
 _COMPOUND: dict[str, tuple[str, ...]] = {
-    "json": ("json",),
     "xlam": ("hermes", "mistral", "json"),
-    "llama3_json": ("llama3_json", "llama_function", "json"),
+    "llama3_json": ("llama3_json", "qwen3_coder", "json"),
     "llama_function": ("qwen3_coder",),
-    "llama3_2": ("llama3_json", "llama_function", "json", "pythonic_list"),
+    "llama3_2": ("llama3_json", "qwen3_coder", "json", "pythonic_list"),
     "openai": ("harmony", "json"),
     "mistral": ("mistral", "json"),
     "granite": ("granite", "granite_20b_fc", "hermes", "json"),
@@ -56,7 +56,6 @@ _COMPOUND: dict[str, tuple[str, ...]] = {
     "functionary": ("functionary", "qwen3_coder", "llama3_json", "name_line"),
     "pythonic": ("pythonic", "pythonic_list"),
     "lfm2_pythonic": ("lfm2_pythonic", "pythonic_list"),
-    "minicpm_xml": ("minicpm_xml",),
     "cohere": ("cohere", "react"),
     "gemma": ("gemma", "pythonic_list", "json"),
     "glm45_xml": ("glm45_xml", "name_line"),
@@ -161,21 +160,14 @@ def forms_of(family: str, own: Sequence[Form] = ()) -> tuple[Form, ...]:
     if not canonical:
         return ()
     members = _COMPOUND.get(canonical, (canonical,))
-    forms = [form for member in members for form in _NAMED.get(member, ()) or _inner(member)]
-    return tuple(dict.fromkeys(forms))
-
-
-def _inner(member: str) -> tuple[Form, ...]:
-    return tuple(form for name in _COMPOUND.get(member, ()) for form in _NAMED.get(name, ()))
+    return tuple(dict.fromkeys(form for member in members for form in _NAMED[member]))
 
 
 def _canonical(family: str) -> str:
     if family in _COMPOUND or family in _NAMED:
         return family
     plain = re.sub(r"[^a-z0-9]", "", family[:200].casefold())
-    return next((name for start, name in _BY_LENGTH if plain.startswith(start)), "") or _contained(plain)
-
-
-def _contained(plain: str) -> str:
-    """For names such as `mistralai-…` or `…-DeepSeek-V3.1`, which carry a vendor in front."""
-    return next((name for start, name in _BY_LENGTH if len(start) > 4 and start in plain), "")
+    begun = (name for start, name in _BY_LENGTH if plain.startswith(start))
+    # `…-DeepSeek-V3.1` carries a vendor in front.
+    contained = (name for start, name in _BY_LENGTH if len(start) > 4 and start in plain)
+    return next(chain(begun, contained), "")

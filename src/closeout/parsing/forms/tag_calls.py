@@ -14,24 +14,14 @@ from typing import Any
 
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
-from closeout.parsing.forms.json_values import Pairs, Source, load, value_end
+from closeout.parsing.forms.json_values import BLANKS, Pairs, Source, json_or_text, load
 from closeout.parsing.forms.offered import OfferedNames, Untyped, decode_entities, kinds, typed
 
-__all__ = [
-    "ARG_PAIRS",
-    "MINIMAX_M3",
-    "MUSE_GLIMMER",
-    "MUSE_INVOKE",
-    "TAG_FAMILIES",
-    "TagGrammar",
-    "read_tagged_calls",
-    "trim_value",
-]
+__all__ = ["ARG_PAIRS", "MINIMAX_M3", "MUSE_GLIMMER", "MUSE_INVOKE", "TAG_FAMILIES", "TagGrammar", "read_tagged_calls"]
 
 _MAX_PARAMETERS = 500
 _MAX_INDENT = 64  # blanks before a tag on its own line
 _ENVELOPES = ("arguments", "parameters", "input")
-_BLANK = re.compile(r"\s*+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +90,7 @@ def _unwrapped(arguments: dict[str, Any], name: str, toolbox: OfferedNames, repa
 
 def _after(source: Source, at: int, ends: tuple[str, ...]) -> int:
     """`at`, or the position after the wrapper's end that follows it."""
-    blank = _BLANK.match(source.text, at)
-    after = blank.end() if blank else at
+    after = source.skip(BLANKS, at)
     return next((after + len(end) for end in ends if source.text.startswith(end, after)), at)
 
 
@@ -134,9 +123,18 @@ def _read_body(source: Source, at: int, name: str, toolbox: OfferedNames, gramma
         if len(arguments) >= _MAX_PARAMETERS or (grammar.unique and key in arguments):
             body.broken, body.end = f"the parameter {key!r} is given twice", at
             return body
-        value = _read_value(
-            raw, key, tool=name, parameter=parameter, toolbox=toolbox, grammar=grammar, repairs=body.repairs
-        )
+        if grammar.escaped:
+            raw, decoded = decode_entities(raw)
+            if decoded:
+                body.repairs.append(Repair("xml_entities", f"arguments.{key}", after=raw[:80]))
+        schema = toolbox.properties(name).get(key) if grammar.declared else None
+        marked = parameter.groupdict().get("string")
+        if marked == "true":
+            value: Any = raw
+        elif marked == "false" and schema is None:
+            value = json_or_text(raw)
+        else:
+            value = typed(raw, schema, toolbox.schema(name), grammar.untyped)
         arguments.put(key, value)
 
 
@@ -150,11 +148,10 @@ def _closed(body: _Body, limit: int, mark: str, followed: bool, grammar: TagGram
 
 def _json_body(source: Source, at: int, grammar: TagGrammar) -> _Body | None:
     """Arguments as one JSON object between the tags."""
-    blank = _BLANK.match(source.text, at)
-    at = blank.end() if blank else at
+    at = source.skip(BLANKS, at)
     if not source.text.startswith("{", at):
         return None
-    end = value_end(source, at)
+    end = source.value_end(at)
     stop, mark = source.first((*grammar.call_ends, *grammar.wrapper_ends), end or at)
     loaded = load(source.text[at : end or (stop if stop >= 0 else at)], repair=source)
     if loaded is None or not isinstance(loaded.value, dict) or (end is None and stop < 0):
@@ -193,7 +190,7 @@ def _closing(source: Source, at: int, grammar: TagGrammar) -> int:
     """
     text, end = source.text, grammar.parameter_end
     first = close = source.find(end, at)
-    while close >= 0 and not _tag_follows(text, close + len(end), grammar):
+    while close >= 0 and not _tag_follows(source, close + len(end), grammar):
         following = source.find(end, close + 1)
         stop, _ = source.first((*grammar.call_ends, *grammar.wrapper_ends), close)
         if following < 0 or 0 <= stop < following or grammar.parameter.search(text, close, following):
@@ -202,10 +199,9 @@ def _closing(source: Source, at: int, grammar: TagGrammar) -> int:
     return close
 
 
-def _tag_follows(text: str, at: int, grammar: TagGrammar) -> bool:
+def _tag_follows(source: Source, at: int, grammar: TagGrammar) -> bool:
     """True if a tag of the call, or the end of the text, follows after blanks."""
-    blank = _BLANK.match(text, at)
-    at = blank.end() if blank else at
+    text, at = source.text, source.skip(BLANKS, at)
     if at == len(text) or text.startswith((grammar.parameter_end, *grammar.call_ends, *grammar.wrapper_ends), at):
         return True
     return grammar.parameter.match(text, at) is not None or grammar.call.match(text, at) is not None
@@ -232,30 +228,6 @@ def trim_value(value: str) -> str:
     if value.startswith("\n"):
         return value[1:-1] if value.endswith("\n") and len(value) > 1 else value[1:]
     return value
-
-
-def _read_value(
-    raw: str,
-    key: str,
-    *,
-    tool: str,
-    parameter: re.Match[str],
-    toolbox: OfferedNames,
-    grammar: TagGrammar,
-    repairs: list[Repair],
-) -> Any:
-    marked = parameter.groupdict().get("string")
-    if grammar.escaped:
-        raw, decoded = decode_entities(raw)
-        if decoded:
-            repairs.append(Repair("xml_entities", f"arguments.{key}", after=raw[:80]))
-    schema = toolbox.properties(tool).get(key) if grammar.declared else None
-    if marked == "true":
-        return raw
-    if schema is None and marked == "false":
-        loaded = load(raw)
-        return loaded.value if loaded else raw
-    return typed(raw, schema, toolbox.schema(tool), grammar.untyped)
 
 
 _QUOTED_NAME = r"""\s{1,8}name\s{0,4}=\s{0,4}["']?(?P<name>[^"'>\n]{1,200})["']?[^>\n]{0,200}>"""
@@ -369,7 +341,7 @@ def _call(source: Source, opening: re.Match[str], name: str, toolbox: OfferedNam
     repairs: list[Repair] = []
     at = opening.end()
     while True:
-        at = _blank(text, at)
+        at = source.skip(BLANKS, at)
         key, after = _key(source, at, f"{space}arg_key{suffix}", f"<{space}arg_value{suffix}>", repairs)
         if key is None:
             break
@@ -397,19 +369,14 @@ def _key(source: Source, at: int, tag: str, value_tag: str, repairs: list[Repair
     return _element(source, at, tag)
 
 
-def _blank(text: str, at: int) -> int:
-    blank = _BLANK.match(text, at)
-    return blank.end() if blank else at
-
-
 def _element(source: Source, at: int, tag: str) -> tuple[str | None, int]:
     """The text of `<tag>…</tag>` after blanks at `at`, and where it ends; (None, at) if it is not there."""
-    begin = _blank(source.text, at)
+    begin = source.skip(BLANKS, at)
     if not source.text.startswith(f"<{tag}>", begin):
         return None, at
     begin += len(tag) + 2
     first = end = source.find(f"</{tag}>", begin)
-    while end >= 0 and not source.text.startswith("<", _blank(source.text, end + len(tag) + 3)):
+    while end >= 0 and not source.text.startswith("<", source.skip(BLANKS, end + len(tag) + 3)):
         # What no tag follows is data, if a better closing comes before the next key.
         end = source.find(f"</{tag}>", end + 1)
         key = source.find(_KEY, first)
@@ -422,8 +389,7 @@ def _element(source: Source, at: int, tag: str) -> tuple[str | None, int]:
 def _typed(value: str, key: str, kind: str | None, name: str, toolbox: OfferedNames) -> object:
     schema = toolbox.properties(name).get(key)
     if schema is None and kind is not None:
-        loaded = None if kind.strip() == "string" else load(value)
-        return loaded.value if loaded else value
+        return value if kind.strip() == "string" else json_or_text(value)
     return typed(trim_value(value), schema, toolbox.schema(name))
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,11 @@ from closeout.messages import Repair, ToolCall
 from closeout.parsing.action_keys import ANSWER_KEYS, INPUT_KEYS
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import ID_KEYS, NAME_KEYS, calls_in, flat_call, make_call
-from closeout.parsing.forms.json_values import Loaded, Source, load, value_end
+from closeout.parsing.forms.json_values import Source, load, load_at
 from closeout.parsing.forms.offered import OfferedNames
 from closeout.parsing.forms.python_calls import CALL_START, CallNode, NotACall, PythonScanner, TooDeep, bind, settled
 
-__all__ = ["UNMARKED", "WHOLE", "read_unmarked"]
+__all__ = ["UNMARKED", "WHOLE"]
 
 _NAME = r"[^\W\d][\w.:-]{0,199}"
 # Where a call may begin: after the start of a line, a list item or a fence, a label, or a token of a chat template.
@@ -54,13 +54,9 @@ _MAX_DEPTH = 8  # nested calls within strings and lists
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(Block):
     """Calls that follow each other with separators only between them."""
 
-    start: int
-    end: int
-    calls: tuple[ToolCall, ...]
-    repairs: tuple[Repair, ...] = ()
     family: str = "json"
     loose: bool = False  # a list item, or after a label on its line
 
@@ -69,14 +65,14 @@ class _NotCalls(Exception):
     """A value does not mean calls; caught in this module."""
 
 
+@dataclass(slots=True)
 class _Interpreter:
     """Reads a literal as calls of the offered tools."""
 
-    def __init__(self, toolbox: OfferedNames, explicit: bool) -> None:
-        self.repairs: list[Repair] = []
-        self.family = "json"
-        self._toolbox = toolbox
-        self._explicit = explicit  # accept names that no tool has, where name and arguments are labelled
+    toolbox: OfferedNames
+    explicit: bool  # accept names that no tool has, where name and arguments are labelled
+    repairs: list[Repair] = field(default_factory=list)
+    family: str = "json"
 
     def calls(self, value: Any, depth: int = 0) -> list[ToolCall]:
         """The calls that a value means; raises _NotCalls."""
@@ -90,16 +86,16 @@ class _Interpreter:
             return self._from_string(value, depth)
         if not isinstance(value, list) or not value:
             raise _NotCalls
-        if isinstance(value[0], str) and self._toolbox.find(value[0]) and len(value) % 2 == 0:
+        if isinstance(value[0], str) and self.toolbox.find(value[0]) and len(value) % 2 == 0:
             return self._from_pairs(value)
         members = [item for item in value if item not in ("", "[]", [])]
         return [call for item in members for call in self.calls(item, depth + 1)]
 
     def _bound(self, node: CallNode) -> ToolCall:
-        if not self._toolbox.find(node.name) and not self._explicit:
+        if not self.toolbox.find(node.name) and not self.explicit:
             raise _NotCalls
         try:
-            call, repairs = bind(node, self._toolbox)
+            call, repairs = bind(node, self.toolbox)
         except NotACall:
             raise _NotCalls from None
         self.repairs += repairs
@@ -107,7 +103,7 @@ class _Interpreter:
         return call
 
     def _from_object(self, value: dict[str, Any], depth: int) -> list[ToolCall]:
-        box = self._toolbox
+        box = self.toolbox
         if value and box and all(box.find(key) for key in value):  # {"f": {…}, "g": {…}}
             return [call for key, item in value.items() for call in self._named(key, item)]
         lists = next((value[key] for key in ("tool_calls", "function_calls") if isinstance(value.get(key), list)), None)
@@ -121,14 +117,14 @@ class _Interpreter:
             self.repairs.append(Repair("extra_bracket", "json"))
             value = {**value, **doubled}
         calls = calls_in(value, box, explicit=True)
-        if not calls or not (self._explicit or all(call.name in box for call in calls)):
+        if not calls or not (self.explicit or all(call.name in box for call in calls)):
             raise _NotCalls
         return calls
 
     def _named(self, name: str, arguments: Any) -> Iterator[ToolCall]:
         several = isinstance(arguments, list) and bool(arguments) and all(isinstance(one, dict) for one in arguments)
         for one in arguments if several else [arguments]:
-            call = make_call(name, one, self._toolbox) if isinstance(one, dict) else None  # else it is data
+            call = make_call(name, one, self.toolbox) if isinstance(one, dict) else None  # else it is data
             if call is None:
                 raise _NotCalls
             yield call
@@ -137,7 +133,7 @@ class _Interpreter:
         """`["f", {…}, "g", {…}]`."""
         calls: list[ToolCall] = []
         for name, arguments in zip(value[::2], value[1::2], strict=True):
-            if not isinstance(name, str) or not self._toolbox.find(name) or not isinstance(arguments, dict):
+            if not isinstance(name, str) or not self.toolbox.find(name) or not isinstance(arguments, dict):
                 raise _NotCalls
             calls.extend(self._named(name, arguments))
         return calls
@@ -169,36 +165,25 @@ def _is_doubled(value: Any) -> bool:
 
 
 def read_unmarked(source: Source, toolbox: OfferedNames, whole: bool = False) -> Found:
-    """Read the calls of a text that has no marks.
+    """Return a block for each group of calls in a text that has no marks.
 
-    Args:
-        source: The text.
-        toolbox: The offered tools. Without tools, only a text that consists of calls is read.
-        whole: Read only a text that consists of calls.
-
-    Returns:
-        One block for each group of calls. A call that repeats one of an earlier group is left out.
+    A call that repeats one of an earlier group is left out. Without tools, or with `whole`, only a text that consists
+    of calls is read.
     """
     group = _whole(source, toolbox)
     if group is not None:
-        return _found([group])
+        return Found((group,), family=group.family)
     if whole or not toolbox.mentioned(source.text):
         return Found()
     groups = list(_groups(source, toolbox))  # those on lines of their own; else those in list items and after labels
-    return _found(_distinct([group for group in groups if not group.loose] or groups))
-
-
-def _found(groups: Iterable[_Group]) -> Found:
-    chosen = list(groups)
-    blocks = tuple(Block(group.start, group.end, group.calls, group.repairs) for group in chosen)
-    return Found(blocks, family=chosen[0].family if chosen else "")
+    chosen = tuple(_distinct([group for group in groups if not group.loose] or groups))
+    return Found(chosen, family=chosen[0].family if chosen else "")
 
 
 def _whole(source: Source, toolbox: OfferedNames) -> _Group | None:
     """The text as one group of calls, in a code fence or not."""
     text = source.text
-    opening = _WHOLE_START.match(text)
-    at = opening.end() if opening else 0
+    at = source.skip(_WHOLE_START, 0)
     if at >= len(text) or not (text[at] in "{[('\"" or CALL_START.match(text, at) or _NAME_LINE.match(text, at)):
         return None
     group = _group(source, toolbox, at, explicit=True)
@@ -216,8 +201,7 @@ def _is_plain(source: Source, at: int, group: _Group) -> bool:
         return source.text[at] == "["
     if group.family != "json":
         return False
-    end = value_end(source, at)
-    loaded = load(source.text[at:end], repair=source) if end else None
+    loaded, _ = load_at(source, at)
     members = loaded.value if loaded and isinstance(loaded.value, list) else [loaded.value if loaded else None]
     return all(isinstance(member, dict) and _only_call_keys(member) for member in members)
 
@@ -254,8 +238,8 @@ def _groups(source: Source, toolbox: OfferedNames) -> Iterator[_Group]:
 
 def _data_end(source: Source, at: int) -> int:
     """The end of a JSON value at `at`; a value that does not mean calls is data, and so is what it holds."""
-    end = value_end(source, at) if source.text[at : at + 1] in ("{", "[") else None
-    return end if end and load(source.text[at:end], repair=False) else at
+    loaded, end = load_at(source, at, repair=False) if source.text[at : at + 1] in ("{", "[") else (None, None)
+    return end if end and loaded else at
 
 
 def _fits(call: ToolCall, toolbox: OfferedNames) -> bool:
@@ -290,8 +274,7 @@ def _group(source: Source, toolbox: OfferedNames, at: int, *, explicit: bool) ->
         calls += read.calls
         repairs += read.repairs
         end, family = read.end, family or read.family
-        between = _BETWEEN.match(text, end)
-        at = between.end() if between else end
+        at = source.skip(_BETWEEN, end)
     return _Group(start, end, tuple(calls), tuple(repairs), family=family) if calls else None
 
 
@@ -308,8 +291,7 @@ def _one(source: Source, toolbox: OfferedNames, at: int, explicit: bool) -> _Gro
     name = toolbox.find(head["name"]) if head else None
     if head is None or name is None:
         return None
-    end = value_end(source, head.end())
-    loaded = load(text[head.end() : end], repair=source) if end else None
+    loaded, end = load_at(source, head.end())
     call = make_call(name, loaded.value, toolbox) if loaded and isinstance(loaded.value, dict) else None
     if call is None or loaded is None or end is None:
         return None
@@ -317,8 +299,7 @@ def _one(source: Source, toolbox: OfferedNames, at: int, explicit: bool) -> _Gro
 
 
 def _json(source: Source, toolbox: OfferedNames, at: int, explicit: bool, repair: bool) -> _Group | None:
-    end = value_end(source, at)
-    loaded: Loaded | None = load(source.text[at:end], repair=source if repair else False) if end else None
+    loaded, end = load_at(source, at, repair=repair)
     if loaded is None or end is None:
         return None
     interpreter = _Interpreter(toolbox, explicit)
