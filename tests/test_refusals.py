@@ -253,6 +253,19 @@ async def test_one_thing_is_changed_at_a_time_and_what_passes_is_kept(
     assert words in reply.warnings[0]
 
 
+@pytest.mark.parametrize("reference", ["#", "#/$defs/node"])
+async def test_a_schema_that_refers_to_itself_is_reduced_to_a_few_of_its_levels(reference: str) -> None:
+    node = {"type": "object", "properties": {f"p{number}": {"$ref": reference} for number in range(12)}}
+    tree = ToolSpec("tree", "Draw a tree.", {**node, "$defs": {"node": node}})
+    async with raw_server(refusing(lambda body: "$ref" in str(body["tools"]), "$ref is not supported.")) as seen:
+        await OpenAIClient("m", seen.url, retry=ONCE).complete(ModelRequest(messages=[USER], tools=(tree,)))
+    sent = seen.sent[-1]["tools"][0]["function"]["parameters"]
+    assert len(json.dumps(sent)) < 100_000
+    assert [*sent["properties"]] == [f"p{number}" for number in range(12)]
+    assert {each["type"] for each in sent["properties"].values()} == {"object"}
+    assert sent["properties"]["p0"]["properties"]["p11"]["type"] == "object"
+
+
 async def test_a_tool_is_left_out_alone_if_it_is_named_or_the_only_new_one() -> None:
     third = ToolSpec("weather", "Weather.", {"type": "object", "properties": {"place": {"type": "string"}}})
 

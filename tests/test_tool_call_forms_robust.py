@@ -133,3 +133,34 @@ def test_deep_nesting_is_neither_a_call_nor_a_crash() -> None:
 
         assert read_tool_calls(f'<tool_call>{{"name": "f", "arguments": {deep}}}</tool_call>').calls == ()
         assert read_tool_calls(f"[f(q={deep})]").calls == ()
+
+
+ONE, OTHER = '{"q": "x"}', '{"q": "y"}'
+TWICE = f'{{"name": "f", "arguments": {ONE}, "arguments": {OTHER}}}'
+CALLS = [f'[{{"name": "f", "arguments": {each}}}]' for each in (ONE, OTHER)]
+# Everything that names one call twice, each time with other arguments.
+CONTRADICTIONS = [
+    TWICE,
+    f"[{TWICE}]",
+    *(f'{{"{wrapper}": {TWICE}}}' for wrapper in ("tool_call", "function", "functionCall", "action")),
+    f'{{"tool_call": {{"function": {TWICE}}}}}',
+    f'{{"tool_calls": [{{"function": {TWICE}}}]}}',
+    f'{{"tool_calls": {CALLS[0]}, "tool_calls": {CALLS[1]}}}',
+    f'{{"f": {ONE}, "f": {OTHER}}}',
+    '{"name": "f", "q": "x", "q": "y"}',
+    f'{{"name": "f", "arguments": [{ONE}], "arguments": [{OTHER}]}}',
+    'f(q="x", q="y")',
+    'f("x", n=1, n=2)',
+    'f("x", q="y")',
+    'f(**{"q": "x", "q": "y"})',
+    'f({"q": "x", "q": "y"})',
+]
+
+
+@pytest.mark.parametrize("marks", ["{}", "<tool_call>{}</tool_call>", "```json\n{}\n```", "<|python_tag|>{}"])
+@pytest.mark.parametrize("written", CONTRADICTIONS)
+def test_a_call_that_is_written_with_two_sets_of_arguments_is_not_made(written: str, marks: str) -> None:
+    assert read_tool_calls(marks.format(written), TOOLS).calls == ()
+    plain = written.replace('"y"', '"x"').replace("n=2", "n=1")
+    if "(" not in written:
+        assert read_tool_calls(marks.format(plain), TOOLS).calls, "the same twice is one call"

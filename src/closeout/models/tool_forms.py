@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,8 @@ __all__ = ["SentTools"]
 Schema = Mapping[str, Any]
 
 _COMBINED = ("anyOf", "oneOf", "allOf", "not", "enum", "$ref")
-_DEEPEST_PLAIN = 6  # levels of a schema that is reduced: it may refer to itself
+_DEEPEST_PLAIN = 6  # Levels of a schema that is reduced: it may refer to itself.
+_MOST_PLAIN = 1_000  # Schemas in it: twelve references to itself would be millions of them.
 # Rules on a value that are put into words where the schema cannot hold them.
 _TOLD = ("pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
          "maxLength", "minItems", "maxItems", "uniqueItems", "default")  # fmt: skip
@@ -41,7 +42,7 @@ class SentTools:
         if "properties" not in schema and not any(key in schema for key in _COMBINED):
             schema = {**schema, "type": "object", "properties": {}}  # OpenAI: "object schema missing properties"
         if rules.is_plain(tool.name):
-            schema = _plain(schema, schema, 0)
+            schema = _plain(schema, schema, 0, iter(range(_MOST_PLAIN)))
         elif not rules.combined_root and any(key in schema for key in _COMBINED):
             schema = _without_combinations(schema)
         pattern = rules.keys or (ANTHROPIC_KEYS if rules.is_plain(tool.name) else "")
@@ -139,18 +140,20 @@ def _resolved(schema: Any, root: Schema) -> Schema:
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema
-        found: Any = root
-        for step in reference.partition("#/")[2].split("/"):
+        found: Any = root if "#" in reference else None
+        for step in filter(None, reference.partition("#")[2].split("/")):
             found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
         schema = {**found, **{key: value for key, value in schema.items() if key != "$ref"}} if found else {}
     return {}
 
 
-def _plain(schema: Any, root: Schema, depth: int) -> dict[str, Any]:
+def _plain(schema: Any, root: Schema, depth: int, numbers: Iterator[int]) -> dict[str, Any]:
     """Return a schema of types, names, descriptions and lists of texts, which every server takes.
 
-    A union becomes its first type: a call is checked by the tool's own schema in any case.
+    A union becomes its first type: a call is checked by the tool's own schema in any case. Each schema takes one of the
+    numbers; without one, its parts are left out.
     """
+    is_cut = next(numbers, None) is None or depth >= _DEEPEST_PLAIN
     found = dict(_resolved(schema, root))
     for each in map(dict, (_resolved(each, root) for each in found.pop("allOf", None) or ())):
         merged = {**(found.get("properties") or {}), **(each.get("properties") or {})}
@@ -171,11 +174,11 @@ def _plain(schema: Any, root: Schema, depth: int) -> dict[str, Any]:
         plain["enum"] = values
     if kind == "array":
         first: Any = found.get("items") or next(iter(found.get("prefixItems") or ()), {})
-        plain["items"] = _plain(first, root, depth + 1) if depth < _DEEPEST_PLAIN else {"type": "string"}
+        plain["items"] = {"type": "string"} if is_cut else _plain(first, root, depth + 1, numbers)
     if kind == "object":
-        members = found.get("properties") if depth < _DEEPEST_PLAIN else None
+        members = None if is_cut else found.get("properties")
         members = members if isinstance(members, Mapping) else {}
-        plain["properties"] = {name: _plain(each, root, depth + 1) for name, each in members.items()}
+        plain["properties"] = {name: _plain(each, root, depth + 1, numbers) for name, each in members.items()}
         if required := [name for name in found.get("required") or () if name in members]:
             plain["required"] = required
     return plain

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.action_keys import ANSWER_KEYS, INPUT_KEYS
 from closeout.parsing.action_keys import NAME_KEYS as ACTION_NAME_KEYS
 from closeout.parsing.forms.form import Block, Form, Found
-from closeout.parsing.forms.json_values import SEPARATORS, Pairs, Source, json_or_text, load_at
+from closeout.parsing.forms.json_values import SEPARATORS, Pairs, Source, json_or_text, load_at, refusal_of
 from closeout.parsing.forms.offered import OfferedNames
 
-__all__ = ["BARE_JSON", "calls_in", "flat_call", "make_call", "read_json_run"]
+__all__ = ["BARE_JSON", "calls_in", "flat_call", "make_call", "read_json_run", "refuse"]
 
 NAME_KEYS = ("name", *(key for key in ACTION_NAME_KEYS if key != "name"))
 ID_KEYS = ("id", "tool_call_id", "call_id", "tool_use_id")
@@ -62,7 +63,7 @@ def calls_in(value: Any, toolbox: OfferedNames, *, explicit: bool = False) -> li
         call = _from_envelope(envelope, toolbox, explicit) if envelope is not None else None
         if call is None or len(calls) >= _MAX_CALLS:
             return []
-        calls.append(call)
+        calls.append(refuse(call, refusal_of(value)))
     return calls
 
 
@@ -88,13 +89,9 @@ def _unwrapped(value: dict[str, Any]) -> dict[str, Any]:
         if inner is None or ("name" in value and not isinstance(value.get("function"), dict)):
             break
         outer = [(key, value[key]) for key in (*ID_KEYS, *ANSWER_KEYS) if key in value]
-        value = Pairs([*inner.items(), *outer]) if refused(value, inner) else {**dict(outer), **inner}
+        refusal = refusal_of(value) or refusal_of(inner)
+        value = Pairs([*inner.items(), *outer], refusal) if refusal else {**dict(outer), **inner}
     return value
-
-
-def refused(*values: dict[str, Any]) -> bool:
-    """True if one of the objects is refused itself."""
-    return any(isinstance(value, Pairs) and value.refusal for value in values)
 
 
 def _from_envelope(envelope: dict[str, Any], toolbox: OfferedNames, explicit: bool) -> ToolCall | None:
@@ -112,12 +109,16 @@ def _from_envelope(envelope: dict[str, Any], toolbox: OfferedNames, explicit: bo
     call = make_call(name, raw, toolbox, identity, raw if isinstance(raw, str) else "")
     if call is None:
         return None
-    reason = _contradiction(envelope, toolbox)
-    arguments = call.arguments
-    if reason and isinstance(arguments, Mapping):
-        arguments = Pairs(arguments.items(), reason)
-    named = server if isinstance(server, str) and server else call.server_name
-    return ToolCall(call.name, arguments, call.id, server_name=named, text=call.text)
+    if isinstance(server, str) and server:
+        call = replace(call, server_name=server)
+    return refuse(call, _contradiction(envelope, toolbox))
+
+
+def refuse(call: ToolCall, reason: str) -> ToolCall:
+    """Return the call as one that must not run, if there is a reason."""
+    if not reason or isinstance(call.arguments, str):
+        return call
+    return replace(call, arguments=Pairs(call.arguments.items(), reason))
 
 
 def _name_in(envelope: dict[str, Any], toolbox: OfferedNames) -> str:
@@ -128,8 +129,8 @@ def _name_in(envelope: dict[str, Any], toolbox: OfferedNames) -> str:
 
 def _contradiction(envelope: dict[str, Any], toolbox: OfferedNames) -> str:
     """Why an envelope does not say clearly what to call, "" if it does."""
-    if isinstance(envelope, Pairs) and envelope.refusal:
-        return envelope.refusal
+    if refusal := refusal_of(envelope):
+        return refusal
     if any(key in envelope for key in ANSWER_KEYS):
         return "it has both a call and a final answer"
     names = {toolbox.find(envelope[key]) for key in NAME_KEYS if isinstance(envelope.get(key), str)}
@@ -151,7 +152,7 @@ def flat_call(value: dict[str, Any], toolbox: OfferedNames) -> ToolCall | None:
         name = toolbox.find(value[key]) if isinstance(value.get(key), str) else None
         arguments = {other: item for other, item in value.items() if other != key}
         if name and arguments and toolbox.properties(name) and toolbox.fits(name, arguments):
-            checked = Pairs(arguments.items(), value.refusal if isinstance(value, Pairs) else "")
+            checked = Pairs(arguments.items(), refusal_of(value))
             return ToolCall(name, checked, server_name=toolbox.server(name))
     return None
 

@@ -12,7 +12,18 @@ from typing import Any
 from closeout.messages import Repair
 from closeout.parsing.json_text import read_broken_json
 
-__all__ = ["BLANKS", "SEPARATORS", "Loaded", "Pairs", "Source", "json_or_text", "load", "load_at", "refusal_in"]
+__all__ = [
+    "BLANKS",
+    "SEPARATORS",
+    "Loaded",
+    "Pairs",
+    "Source",
+    "json_or_text",
+    "load",
+    "load_at",
+    "refusal_in",
+    "refusal_of",
+]
 
 # A bracket, or a string with its closing quote. One set of characters comes first, which the search skips to.
 _STRUCTURE = re.compile(r'(?P<mark>[{}\[\]"])(?:(?<=")[^"\\]*+(?:\\.[^"\\]*+)*+(?P<quote>"?))?', re.DOTALL)
@@ -44,13 +55,18 @@ class Pairs(dict[str, Any]):
         self[key] = value
 
 
+def refusal_of(value: Any) -> str:
+    """Why a call that is written as this object must not run, "" if nothing speaks against it."""
+    return value.refusal if isinstance(value, Pairs) else ""
+
+
 def refusal_in(value: Any) -> str:
     """Why a call with these arguments must not run, "" if nothing speaks against it."""
     pending = [value]
     while pending:
         item = pending.pop()
-        if isinstance(item, Pairs) and item.refusal:
-            return item.refusal
+        if refusal := refusal_of(item):
+            return refusal
         if isinstance(item, dict):
             pending.extend(item.values())
         elif isinstance(item, list):

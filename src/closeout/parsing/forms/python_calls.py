@@ -17,7 +17,7 @@ from typing import Any
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import calls_in, read_json_run
-from closeout.parsing.forms.json_values import BLANKS, SEPARATORS, Pairs, Source, load_at
+from closeout.parsing.forms.json_values import BLANKS, SEPARATORS, Pairs, Source, load_at, refusal_of
 from closeout.parsing.forms.offered import OfferedNames, kinds
 
 __all__ = [
@@ -144,8 +144,10 @@ class PythonScanner:
             elif self.accept("**"):
                 if not self.text.startswith("{", self.at):
                     raise NotACall
-                for name_of, value in self._braces(0).items():
+                unpacked = self._braces(0)
+                for name_of, value in unpacked.items():
                     named.put(name_of, value)
+                named.refusal = named.refusal or refusal_of(unpacked)
             elif named:
                 raise NotACall
             else:
@@ -396,7 +398,7 @@ class _Settler:
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         known = properties if isinstance(properties, Mapping) else {}
         settled = {key: self._value(item, known.get(key)) for key, item in value.items()}
-        return Pairs(settled.items(), value.refusal) if isinstance(value, Pairs) and value.refusal else settled
+        return Pairs(settled.items(), refusal) if (refusal := refusal_of(value)) else settled
 
     def _value(self, value: Any, schema: Any) -> Any:
         if isinstance(value, Written):
@@ -429,7 +431,7 @@ def bind(node: CallNode, toolbox: OfferedNames, text: str = "") -> tuple[ToolCal
     named: dict[str, Any] = node.named if node.named.refusal else dict(node.named)
     repairs: list[Repair] = []
     if node.positional:
-        parameters = [key for key in toolbox.properties(name) if key not in named]
+        parameters = list(toolbox.properties(name))
         only = node.positional[0]
         if any(isinstance(value, Written) and _computed(value) is None for value in node.positional):
             raise NotACall  # prose or a signature
@@ -438,7 +440,7 @@ def bind(node: CallNode, toolbox: OfferedNames, text: str = "") -> tuple[ToolCal
         elif len(node.positional) > len(parameters):
             raise NotACall
         else:
-            named = {**dict(zip(parameters, node.positional, strict=False)), **named}
+            named = Pairs([*zip(parameters, node.positional, strict=False), *named.items()], node.named.refusal)
         repairs.append(Repair("positional_arguments", "arguments", after=", ".join(named)[:80]))
     settler = _Settler(toolbox, name)
     call = ToolCall(name, settler.settled(named), server_name=toolbox.server(name), text=text)

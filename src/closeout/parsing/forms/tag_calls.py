@@ -14,7 +14,7 @@ from typing import Any
 
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
-from closeout.parsing.forms.json_values import BLANKS, Pairs, Source, json_or_text, load
+from closeout.parsing.forms.json_values import BLANKS, Pairs, Source, json_or_text, load, refusal_of
 from closeout.parsing.forms.offered import OfferedNames, Untyped, decode_entities, kinds, typed
 
 __all__ = ["ARG_PAIRS", "MINIMAX_M3", "MUSE_GLIMMER", "MUSE_INVOKE", "TAG_FAMILIES", "TagGrammar", "read_tagged_calls"]
@@ -80,7 +80,7 @@ def read_tagged_calls(source: Source, toolbox: OfferedNames, grammar: TagGrammar
 
 def _unwrapped(arguments: dict[str, Any], name: str, toolbox: OfferedNames, repairs: list[Repair]) -> dict[str, Any]:
     """Unwrap arguments that are all in one parameter that the tool does not declare."""
-    if len(arguments) == 1 and toolbox.properties(name):
+    if len(arguments) == 1 and toolbox.properties(name) and not refusal_of(arguments):
         key, value = next(iter(arguments.items()))
         if key in _ENVELOPES and key not in toolbox.properties(name) and isinstance(value, dict):
             repairs.append(Repair("arguments_wrapper", "arguments", key))

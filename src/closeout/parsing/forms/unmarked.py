@@ -17,8 +17,8 @@ from typing import Any
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.action_keys import ANSWER_KEYS, INPUT_KEYS
 from closeout.parsing.forms.form import Block, Form, Found
-from closeout.parsing.forms.json_calls import ID_KEYS, NAME_KEYS, calls_in, flat_call, make_call
-from closeout.parsing.forms.json_values import Source, load, load_at
+from closeout.parsing.forms.json_calls import ID_KEYS, NAME_KEYS, calls_in, flat_call, make_call, refuse
+from closeout.parsing.forms.json_values import Source, load, load_at, refusal_of
 from closeout.parsing.forms.offered import OfferedNames
 from closeout.parsing.forms.python_calls import CALL_START, CallNode, NotACall, PythonScanner, TooDeep, bind, settled
 
@@ -81,7 +81,7 @@ class _Interpreter:
         if isinstance(value, CallNode):
             return [self._bound(value)]
         if isinstance(value, dict):
-            return self._from_object(value, depth)
+            return [refuse(call, refusal_of(value)) for call in self._from_object(value, depth)]
         if isinstance(value, str):
             return self._from_string(value, depth)
         if not isinstance(value, list) or not value:
