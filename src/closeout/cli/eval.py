@@ -28,8 +28,11 @@ from closeout.cli.option_types import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from closeout.agent import Agent
     from closeout.cli.options import RunOptions
+    from closeout.evaluate.benchmarks import Benchmark
     from closeout.evaluate.report import EvalReport
     from closeout.evaluate.tasks import EvalTask
 
@@ -114,12 +117,10 @@ def run(
     """Run an agent on tasks and score its answers. The same command continues an interrupted evaluation."""
     import shlex
     import sys
-    from functools import partial
     from pathlib import Path
 
     from closeout.cli import evaluating
     from closeout.cli.options import make_agent, options_in
-    from closeout.errors import UsageError
     from closeout.evaluate.benchmarks import find_benchmark
     from closeout.evaluate.evaluation import default_name, evaluate
 
@@ -151,17 +152,35 @@ def run(
     }
 
     async def work(on_start: evaluating.OnStart) -> EvalReport:
-        if ray is None:
-            evaluated = loaded if benchmark is None else evaluating.agents_of(benchmark, loaded, options)
-            read = tasks if benchmark is None else benchmark.tasks()
-            return await evaluate(evaluated, read, on_start=on_start, **settings)
-        if benchmark is not None:
-            raise UsageError("--ray runs tasks of a file; the ready benchmarks run on one machine.")
-        return await evaluate(partial(_agent_on_node, options), tasks, on_start=on_start, ray=ray, **settings)
+        agents = _agents_for(benchmark, loaded, options, on_ray=ray is not None)
+        read = tasks if benchmark is None else benchmark.tasks()
+        return await evaluate(agents, read, on_start=on_start, ray=ray or "", **settings)
 
     shards = 1 if share is None else share[1]
     shown: dict[str, Any] = {"by": by or (), "html": html, "markdown": markdown}
     return evaluating.run_work(work, loaded, quiet=quiet, as_json=json, shards=shards, at_least=at_least, **shown)
+
+
+def _agents_for(
+    benchmark: Benchmark | None, agent: Agent[Any], options: RunOptions, *, on_ray: bool = False
+) -> Agent[Any] | Callable[[EvalTask], Agent[Any]]:
+    """Return the agent of an evaluation, or the function from a task to its agent."""
+    from functools import partial
+
+    from closeout.cli.evaluating import agents_of
+    from closeout.errors import UsageError
+
+    if benchmark is None:
+        return partial(_agent_on_node, options) if on_ray else agent
+    if on_ray:
+        raise UsageError("--ray runs tasks of a file; the ready benchmarks run on one machine.")
+    return agents_of(benchmark, agent, options)
+
+
+def _agent_on_node(options: RunOptions, task: EvalTask) -> Agent[Any]:
+    from closeout.cli.options import make_agent
+
+    return make_agent(options)
 
 
 @eval_app.command("list")
@@ -312,12 +331,6 @@ def score(
     return OK
 
 
-def _agent_on_node(options: RunOptions, task: EvalTask) -> Agent[Any]:
-    from closeout.cli.options import make_agent
-
-    return make_agent(options)
-
-
 @eval_app.command("retry")
 @guarded
 def retry_(
@@ -351,7 +364,7 @@ def retry_(
 
     async def work(on_start: evaluating.OnStart) -> EvalReport:
         return await retry(
-            agent if benchmark is None else evaluating.agents_of(benchmark, agent, options),
+            _agents_for(benchmark, agent, options),
             name,
             statuses=("failed", "unanswered") if unanswered else ("failed",),
             fresh=fresh,

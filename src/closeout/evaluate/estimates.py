@@ -299,9 +299,8 @@ def mcnemar(only_first: int, only_second: int) -> float:
 def student_p(t: float, freedom: int) -> float:
     """Return the two-sided p value of Student's t."""
     square = t * t
-    if (
-        square * (freedom + 2) > 3 * freedom
-    ):  # Beyond the mean of the beta distribution the other tail converges faster.
+    # Beyond the mean of the beta distribution the other tail converges faster.
+    if square * (freedom + 2) > 3 * freedom:
         return _beta_share(freedom / (freedom + square), freedom / 2, 0.5)
     return 1.0 - _beta_share(square / (freedom + square), 0.5, freedom / 2)
 

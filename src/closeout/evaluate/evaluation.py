@@ -177,13 +177,9 @@ async def retry(
             spec = _description(example, shared=isinstance(agent, Agent))
             scorers = make_scorers(scorer or store.spec["scorers"], home)
             _check_same(store, {**spec, "scorers": []}, force=settings.despite_changes)
-            store.wait_again(statuses, suffix=f".{new_suffix()}" if fresh else "")
+            # A new run of a trial needs another name than its earlier ones.
+            store.wait_again(statuses, suffix=f".{new_run_id().rpartition('-')[2]}" if fresh else "")
             return await _work(store, Sweep(store, agent_for, scorers, settings), scorers, on_start, home)
-
-
-def new_suffix() -> str:
-    """Return what distinguishes the name of a new run of a trial from those of its earlier ones."""
-    return new_run_id().rpartition("-")[2]
 
 
 def _agent_for(agent: AgentSource) -> Callable[[EvalTask], Agent[Any]]:
@@ -231,7 +227,9 @@ async def _work(
     if on_start is not None:
         on_start(sweep, store)
     await sweep.run()
-    await _score_missing(store, scorers, home)
+    for scorer in scorers:
+        if missing := store.unscored(scorer.name):  # trials of an earlier call with other scorers
+            await _score(store, scorer, missing, home)
     return read_report(store, scorers[0].name, sweep.stopped)
 
 
@@ -287,14 +285,6 @@ def edit_score(
         score = None if value is None else Score(value, value >= 1, f"Edited: {reason.strip()}")
         store.edit_score(task_id, epoch, chosen, score)
         return read_report(store, chosen)
-
-
-async def _score_missing(store: TrialStore, scorers: Sequence[Scorer], home: Home) -> None:
-    """Score the finished trials that a scorer has not scored: those of an earlier call with other scorers."""
-    for scorer in scorers:
-        missing = store.unscored(scorer.name)
-        if missing:
-            await _score(store, scorer, missing, home)
 
 
 async def _score(store: TrialStore, scorer: Scorer, numbers: Sequence[int], home: Home) -> None:

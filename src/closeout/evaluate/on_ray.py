@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 
 from closeout.agent import Agent
 from closeout.errors import BudgetReached, JournalError, JournalLocked, UsageError, error_type
-from closeout.evaluate.outcome import RunOutcome, agent_for_task, origin_of, store_of
+from closeout.evaluate.outcome import RunOutcome, agent_for_task, store_of
 from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
 from closeout.evaluate.scores import Score
-from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, may_run_again, score_attempt
+from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, may_run_again, run_options, score_attempt
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import Finished, Released, TrialClaim, TrialStore
 from closeout.homes import DatabaseHome, Home
@@ -174,13 +174,7 @@ async def _run_trial(
 ) -> tuple[RunOutcome, Mapping[str, Score]]:
     task, gate = claim.task, _BudgetGate()
     runner = agent_for_task(agent, task).with_gate(gate)
-    options: dict[str, Any] = {
-        "run_id": claim.run_id,
-        "files": task.files,
-        "task_id": task.id,
-        "ground_truth": " | ".join(task.golds) or None,
-        "origin": {**batch.origin, **origin_of(batch.name, task.id, claim.epoch)},
-    }
+    options = run_options(claim, batch.name, batch.origin)
     try:
         if batch.lost and not await may_run_again(runner):
             outcome = RunOutcome.of_lost()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from closeout.journal.store import Store
     from closeout.run.result import RunResult
 
-__all__ = ["RunOutcome", "agent_for_task", "origin_of", "store_of"]
+__all__ = ["RunOutcome", "agent_for_task", "store_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +137,3 @@ def agent_for_task(agent: Agent[Any], task: EvalTask) -> Agent[Any]:
         return agent.with_tools(task.tools)
     except UsageError as error:
         raise UsageError(f"Task {task.id!r} names tools that the agent does not have: {error}") from None
-
-
-def origin_of(evaluation: str, task_id: str, epoch: int) -> Mapping[str, Any]:
-    """Return the note in a trial's run that tells which trial it is."""
-    return {"evaluation": evaluation, "task": task_id, "epoch": epoch}

@@ -183,12 +183,9 @@ class EvalReport:
     @cached_property
     def totals(self) -> Totals:
         """The usage of the trials, and the number of each way to end."""
-        return self._totals_of(self.trials)
-
-    def _totals_of(self, trials: Sequence[Trial]) -> Totals:
-        outcomes = [trial.outcome for trial in trials if trial.outcome is not None]
+        outcomes = [trial.outcome for trial in self.trials if trial.outcome is not None]
         statuses = Counter(outcome.status for outcome in outcomes)
-        finished = [trial for trial in trials if trial.state == "finished"]
+        finished = [trial for trial in self.trials if trial.state == "finished"]
         judged = sum(trial.scores[self.scorer].judged for trial in finished if self.scorer in trial.scores)
         costs = [outcome.cost for outcome in outcomes if outcome.cost is not None]
 
@@ -196,15 +193,15 @@ class EvalReport:
             return sum(getattr(outcome, name) for outcome in outcomes)
 
         return Totals(
-            planned=len(trials),
+            planned=len(self.trials),
             finished=len(finished),
             answered=statuses["answered"],
             unanswered=statuses["unanswered"],
             failed=statuses["failed"],
             suspended=statuses["waiting"],
             not_judged=len(finished) - judged,
-            correct=sum(map(self.is_correct, trials)),
-            tries=sum(trial.tries for trial in trials),
+            correct=sum(map(self.is_correct, self.trials)),
+            tries=sum(trial.tries for trial in self.trials),
             turns=total("turns"),
             rollbacks=total("rollbacks"),
             repairs=total("repairs"),
@@ -424,9 +421,9 @@ class EvalReport:
         return [(label, text) for label, text in found if text]
 
     def __str__(self) -> str:
-        lines = [(label, text) for label, text in (*self.lines(), *self.provenance())]
+        lines = [*self.lines(), *self.provenance()]
         width = max(len(label) for label, _ in lines)
-        return "\n".join([f"{self.name}", *(f"  {label:<{width}}  {text}" for label, text in lines)])
+        return "\n".join([self.name, *(f"  {label:<{width}}  {text}" for label, text in lines)])
 
     def markdown(self, *, slices: Sequence[str] = ()) -> str:
         """Return the report as Markdown tables.

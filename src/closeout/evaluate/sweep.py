@@ -22,7 +22,7 @@ from closeout.errors import (
     UsageError,
     error_type,
 )
-from closeout.evaluate.outcome import RunOutcome, origin_of, store_of
+from closeout.evaluate.outcome import RunOutcome, store_of
 from closeout.evaluate.pacing import AdaptiveLimit, SweepGate
 from closeout.evaluate.scorers import Scorer
 from closeout.evaluate.scores import Attempted, Score
@@ -31,7 +31,7 @@ from closeout.evaluate.trials import Finished, Released, TrialClaim, TrialStore
 from closeout.homes import DatabaseHome
 from closeout.run.gate import RequestGate
 
-__all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "attempted", "may_run_again", "score_attempt"]
+__all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "attempted", "may_run_again", "run_options", "score_attempt"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class SweepSettings:
             raise UsageError(f"concurrency must be a number from 1, or 'auto', got {many!r}.")
 
     def wait_before(self, tries: int) -> float:
-        """Return the seconds before a trial is tried again that was tried again so often already."""
+        """Return the seconds to wait before the next retry of a trial, from the number of earlier ones."""
         return float(min(self.retry_wait * 2**tries, LONGEST_RETRY_WAIT))
 
 
@@ -236,20 +236,14 @@ class Sweep:
         try:
             result = await agent.run_once(
                 task.question,
-                run_id=claim.run_id,
                 despite_changes=settings.despite_changes,
-                files=task.files,
-                task_id=task.id,
-                ground_truth=" | ".join(task.golds) or None,
-                origin={**settings.origin, **origin_of(self._store.path.stem, task.id, claim.epoch)},
+                **run_options(claim, self._store.path.stem, settings.origin),
             )
             outcome = RunOutcome.of_result(result)
         except JournalLocked:
             return Released(claim, after=POLL_SECONDS)
         except (ResumeRefused, JournalDamaged, UsageError) as error:
             outcome = RunOutcome.of_error(error)
-        except JournalError:
-            raise
         kind = error_type(outcome.error_kind)
         if kind is not None and issubclass(kind, FATAL):
             raise kind(outcome.error)
@@ -279,6 +273,18 @@ async def may_run_again(agent: Agent[Any]) -> bool:
 
     async with agent:
         return may_rerun(agent.plan())
+
+
+def run_options(claim: TrialClaim, evaluation: str, origin: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Agent.run_once` for a trial. The origin of its run names the trial."""
+    task = claim.task
+    return {
+        "run_id": claim.run_id,
+        "files": task.files,
+        "task_id": task.id,
+        "ground_truth": " | ".join(task.golds) or None,
+        "origin": {**origin, "evaluation": evaluation, "task": task.id, "epoch": claim.epoch},
+    }
 
 
 def attempted(

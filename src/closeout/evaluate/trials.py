@@ -106,7 +106,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class StoredScore:
-    """A score as the database holds it."""
+    """A score as the database holds it. Evaluations of older versions hold values that `Score` refuses."""
 
     value: float
     correct: bool

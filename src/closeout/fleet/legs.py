@@ -29,7 +29,7 @@ __all__ = ["Leg", "check_same_run", "execute_leg", "next_leg", "recorded_result"
 
 @record(kw_only=True)
 class Leg:
-    """Where a run stands after a leg: it has ended, or it waits.
+    """The state of a run after a leg: it has ended, or it waits.
 
     Attributes:
         run_id: The run.

@@ -197,7 +197,7 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
 
     @contextmanager
     def _permitting(self, state: Any) -> Iterator[None]:
-        """Keep those calls from being made that flow rules do not allow. Asks for all of them before any is made."""
+        """Block the calls that flow rules do not allow. Asks about all of them before any is made."""
         denied: dict[str, str] = {}
         if self._flow is not None:
             read, calls = self._read_before(state)
@@ -389,7 +389,7 @@ def _tool_call(call: Mapping[str, Any]) -> ToolCall:
 
 
 def _as_message(message: Any) -> Message:
-    """Return a message of LangChain as one of Chat Completions. What is none of the four known kinds is a result."""
+    """Return a message of LangChain as one of Chat Completions. A message of an unknown kind is a result."""
     roles = {"human": "user", "ai": "assistant", "system": "system"}
     kind = str(getattr(message, "type", "")).removesuffix("MessageChunk").lower()
     calls = message.tool_calls if isinstance(message, AIMessage) else []

@@ -133,9 +133,9 @@ def recorded_decisions(store: Store, agent: str | None = None, most: int = sys.m
 
 
 def rule_for(store: Store, run_id: str, call: str) -> Suggestion | None:
-    """Return the suggested rule that approves a call for whose approval a run waits; None if there is no such rule.
+    """Return the suggested rule that would approve a call that waits for approval, or None.
 
-    There is none for a call that flow rules ask about: a rule does not answer their question.
+    A call that flow rules ask about has no such rule, which would not answer their question.
     """
     began = None
     for event in (row.event for row in store.rows(run_id)):
@@ -276,7 +276,7 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 
 def _texts_in(values: Sequence[Any]) -> list[str] | None:
     """Return texts and the items of lists of texts; None if there is anything else."""
-    found = [item for each in values for item in (each if isinstance(each, list) else [each])]
+    found = [item for each in values for item in _items(each)]
     return found if found and all(isinstance(each, str) for each in found) else None
 
 

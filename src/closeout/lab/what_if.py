@@ -402,7 +402,7 @@ def _by_agent(calls: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 def _differences(then: Sequence[Row], now: Sequence[Row]) -> tuple[str, ...]:
     """Return how two agents differ, and the settings of their first requests."""
     agents = [] if _is_clients(then) else agent_differences(then, now)
-    first, second = ({} if found is None else found for found in map(_first_settings, (then, now)))
+    first, second = (_first_settings(rows) for rows in (then, now))
     settings = [
         f"{name}: {first.get(name, 'unset')} then, {second.get(name, 'unset')} now"
         for name in dict.fromkeys((*first, *second))
@@ -416,9 +416,9 @@ def _is_clients(rows: Sequence[Row]) -> bool:
     return isinstance(started, RunStarted) and started.name == CONVERSATION
 
 
-def _first_settings(rows: Sequence[Row]) -> dict[str, Any] | None:
+def _first_settings(rows: Sequence[Row]) -> dict[str, Any]:
     asked = (row.event for row in rows if isinstance(row.event, ModelRequested) and row.event.agent == "main")
-    return next(({"temperature": each.temperature, **each.options} for each in asked), None)
+    return next(({"temperature": each.temperature, **each.options} for each in asked), {})
 
 
 def _behaviour(rows: Iterable[Row]) -> list[Row]:

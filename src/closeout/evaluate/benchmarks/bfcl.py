@@ -100,7 +100,7 @@ def _text(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def tools(task: EvalTask) -> Sequence[Any]:
-    """Return the functions of a task: such that only note their call, or those of its simulated backends."""
+    """Return the functions of a task: stubs that accept every call, or the methods of its simulated backends."""
     entry, category = task.metadata["entry"], task.metadata["category"]
     if category in MULTI_TURN:
         return _simulated_tools(entry, category)
