@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,16 @@ def test_every_trial_is_a_run_of_the_journal(home: Path) -> None:
     assert (started.task_id, started.ground_truth) == ("t1", "1")
     assert started.origin.items() >= {"evaluation": "sweep", "task": "t1", "epoch": 2}.items()
     assert (report.score.mean, report.totals.correct, report.totals.planned) == (1.0, 6, 6)
+
+
+def test_an_evaluation_with_scores_beyond_one_can_still_be_read(home: Path) -> None:
+    run(Scripted(echo), 2)
+    with closing(sqlite3.connect(evaluation_file(home, "sweep"))) as db:  # as versions without that limit wrote them
+        db.execute("UPDATE scores SET value=2.5 WHERE trial=(SELECT min(trial) FROM scores)")
+        db.commit()
+    report = load_report("sweep", home=home)
+    assert sorted(row["score"] for row in report.rows()) == [1.0, 2.5]
+    assert "2 of 2 trials" in str(report)
 
 
 def test_the_same_call_again_does_nothing_again() -> None:
