@@ -623,7 +623,7 @@ class Store:
         busy = time.thread_time() - worked
         if busy > COMMIT_SECONDS / 2 and self._last_act is not None:
             # The writing thread waits five milliseconds for the interpreter after each statement. Let it catch up: a
-            # kill then loses 0.05 instead of 0.3 seconds of 100 runs (bench/lost_by_kill.py).
+            # kill then loses 0.02 instead of 0.3 seconds of 100 runs (bench/lost_by_kill.py).
             wait((self._last_act,), busy / 2)
 
     def _sync(self) -> None:
