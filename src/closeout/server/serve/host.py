@@ -37,7 +37,6 @@ from closeout.journal.retention import delete_ended, delete_runs
 from closeout.journal.run_journal import Journal, open_journal
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import SERVED, Row, Store, server_name
-from closeout.journal.subscribers import RunInfo
 from closeout.observe.run_figures import RunFigures
 from closeout.run.cancelling import (
     cancel_run,
@@ -145,7 +144,7 @@ class AgentHost:
         self._left_alone: set[str] = set()  # runs that no client comes back for
         self._failures: dict[str, str] = {}  # why a run could not be executed
         self._streamed: set[str] = set()  # runs that a client follows as a stream, and whose replies are answers
-        self._recorder = ReplyRecorder(self._streams_text, lambda: self.agent.plan().spec.forms)
+        self._recorder = ReplyRecorder(self._streamed, lambda: self.agent.plan().spec.forms)
 
     @property
     def settings_file(self) -> Path | None:
@@ -257,13 +256,6 @@ class AgentHost:
             return False
         self._launch(claim.run_id, streamed=bool(_notes(rows).get("stream")), claim=claim)
         return True
-
-    def _is_new(self, run_id: str) -> bool:
-        return run_id not in self._tasks and run_id not in self._left_alone and run_id not in self._failures
-
-    def _streams_text(self, run: RunInfo) -> bool:
-        """Return whether a client follows a run as a stream, and the whole of a reply is the answer."""
-        return run.run_id in self._streamed
 
     def _is_own(self, rows: Sequence[Row]) -> bool:
         started = rows[0].event if rows else None
@@ -579,7 +571,8 @@ class AgentHost:
             return "running"  # another process begins to continue it, or has not let go of it yet
         if run_id in self._tasks:
             return "queued" if is_left else ""
-        return "queued" if is_left and self._is_new(run_id) and not self.stopping else ""
+        is_given_up = self.stopping or run_id in self._left_alone or run_id in self._failures
+        return "queued" if is_left and not is_given_up else ""
 
     def failure(self, run_id: str) -> str:
         """Return why a run could not be executed; empty if nothing is known."""

@@ -177,8 +177,8 @@ class ResponseState:
                 if reply is not None and (reply.text or reply.reasoning):
                     self._open_thought()  # the thought precedes the calls, although its text is known after them
                 self._start_call(event.handle, event.name, event.arguments, event.server_name)
-            case ToolFinished():
-                self._finish_call(event)
+            case ToolFinished() if event.handle in self._calls:
+                self._end_call(self._calls[event.handle], ok=event.ok)
             case TurnAccepted():
                 self._accept_turn(event)
             case TurnRolledBack() | AttemptEnded():
@@ -240,11 +240,6 @@ class ResponseState:
         self._emit("response.mcp_call.in_progress", **self._about(index))
         self._emit("response.mcp_call_arguments.done", **self._about(index), arguments=arguments)
         return index
-
-    def _finish_call(self, event: ToolFinished) -> None:
-        index = self._calls.get(event.handle)
-        if index is not None:
-            self._end_call(index, ok=event.ok)
 
     def _end_call(self, index: int, *, ok: bool) -> None:
         """Show that a call has ended. Its item follows with the result that the model is shown."""
