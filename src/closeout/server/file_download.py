@@ -11,8 +11,7 @@ from aiohttp import web
 
 from closeout.errors import RunNotFound
 from closeout.file_values import File
-from closeout.journal.events import Event
-from closeout.journal.store import Store
+from closeout.journal.store import Row, Store
 from closeout.run.files_of_run import RunFiles, files_of
 
 __all__ = ["file_response", "files_shape", "find_file", "run_files"]
@@ -20,9 +19,9 @@ __all__ = ["file_response", "files_shape", "find_file", "run_files"]
 _UNSAFE = re.compile(r"[^A-Za-z0-9._ -]")
 
 
-def run_files(store: Store, events: Iterable[Event]) -> RunFiles:
+def run_files(store: Store, rows: Iterable[Row]) -> RunFiles:
     """Return the files of a run, from its events."""
-    return files_of(events, store.content)
+    return files_of((row.event for row in rows), store.content)
 
 
 def files_shape(files: RunFiles) -> list[dict[str, Any]]:

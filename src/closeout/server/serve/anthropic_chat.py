@@ -17,7 +17,7 @@ from closeout.server.serve.host import AgentHost
 from closeout.server.serve.messages_in import chat_conversation, user_of
 from closeout.server.serve.openai_chat import answer_of, followed_answer, run_while_connected
 from closeout.server.serve.request_keys import request_key
-from closeout.server.serve.responses import check_model, check_tools, run_headers, schema_in
+from closeout.server.serve.responses import check_request, run_headers, schema_in
 from closeout.server.sse import event_bytes, send_events
 
 __all__ = ["add_messages"]
@@ -44,8 +44,7 @@ class _Messages:
             return error_response(error, body=_error)
 
     async def _create(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        check_model(body, self._host)
-        check_tools(body)
+        check_request(body, self._host)
         conversation = chat_conversation(_chat_messages(body))
         config, metadata = body.get("output_config"), body.get("metadata")
         wanted = config.get("format") if isinstance(config, dict) else body.get("output_format")

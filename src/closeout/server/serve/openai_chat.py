@@ -22,7 +22,7 @@ from closeout.server.serve.messages_in import Conversation, chat_conversation, u
 from closeout.server.serve.reply_text import ReplyText
 from closeout.server.serve.request_keys import RequestKey, request_key
 from closeout.server.serve.response_state import Outcome
-from closeout.server.serve.responses import check_model, check_tools, run_headers, schema_in
+from closeout.server.serve.responses import check_model, check_request, run_headers, schema_in
 from closeout.server.sse import event_bytes, send_events
 from closeout.server.usage import chat_usage
 
@@ -54,8 +54,7 @@ class _Chat:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         body = await json_body(request)
-        check_model(body, self._host)
-        check_tools(body)
+        check_request(body, self._host)
         if body.get("n", 1) != 1:
             raise ApiError(400, "This agent gives one answer: leave out n.", param="n")
         conversation = chat_conversation(body.get("messages"))

@@ -10,7 +10,6 @@ from closeout.codec import encode_json
 from closeout.evaluate.overview import list_evaluations, show_evaluation
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
 from closeout.homes import Home
-from closeout.journal.events import RunStarted
 from closeout.journal.store import Store
 
 __all__ = ["evaluation_shape", "evaluations_shape", "trial_shape"]
@@ -63,8 +62,8 @@ def trial_shape(store: Store, run_id: str) -> dict[str, Any] | None:
     Raises:
         RunNotFound: No run has this name.
     """
-    started, home = store.rows_from(run_id, 0, 1)[0].event, store.home
-    name = started.origin.get("evaluation") if isinstance(started, RunStarted) else None
+    started, home = store.beginning(run_id), store.home
+    name = None if started is None else started.origin.get("evaluation")
     if name not in evaluations_in(home):
         return None
     with TrialStore(evaluation_file(home, name)) as trials:
