@@ -48,12 +48,7 @@ class AnthropicMessages(NativeFormat):
     })  # fmt: skip
 
     def tools(self, body: Mapping[str, Any]) -> RequestTools:
-        def each() -> Iterator[tuple[ToolSpec | None, str]]:
-            for tool in list_of_objects(body.get("tools"), "tools"):
-                name, schema = tool.get("name"), tool.get("input_schema")
-                yield (tool_spec(name, tool.get("description"), schema), "") if schema else (None, str(name or ""))
-
-        return offered_tools(each())
+        return offered_tools(body, _read_tool)
 
     def parallel(self, body: Mapping[str, Any]) -> bool:
         choice = body.get("tool_choice")
@@ -117,6 +112,11 @@ class AnthropicMessages(NativeFormat):
 
     def writer(self, body: Mapping[str, Any]) -> _MessagesWriter:
         return _MessagesWriter(body)
+
+
+def _read_tool(tool: Mapping[str, Any]) -> ToolSpec | str | None:
+    name, schema = tool.get("name"), tool.get("input_schema")
+    return tool_spec(name, tool.get("description"), schema) if schema else str(name or "")
 
 
 class _MessagesCheck(FormCheck):

@@ -35,15 +35,7 @@ class Responses(Format):
     path = "responses"
 
     def tools(self, body: Mapping[str, Any]) -> RequestTools:
-        def each() -> Iterator[tuple[ToolSpec | None, str]]:
-            for tool in list_of_objects(body.get("tools"), "tools"):
-                if tool.get("type") == "function":
-                    yield tool_spec(tool.get("name"), tool.get("description"), tool.get("parameters")), ""
-                else:
-                    kind = tool.get("type")
-                    raise ApiError(400, f"The proxy takes function tools, not {kind!r:.80}.", param="tools")
-
-        return offered_tools(each())
+        return offered_tools(body, _read_tool)
 
     def mended(self, body: dict[str, Any]) -> tuple[dict[str, Any], list[Repair]]:
         return body, repair_chat(self._conversation(body))[1]
@@ -81,6 +73,13 @@ class Responses(Format):
 
     def writer(self, body: Mapping[str, Any]) -> Writer:
         return _ResponsesWriter(body)
+
+
+def _read_tool(tool: Mapping[str, Any]) -> ToolSpec | None:
+    kind = tool.get("type")
+    if kind != "function":
+        raise ApiError(400, f"The proxy takes function tools, not {kind!r:.80}.", param="tools")
+    return tool_spec(tool.get("name"), tool.get("description"), tool.get("parameters"))
 
 
 def _add_item(messages: list[Message], item: Mapping[str, Any]) -> None:
