@@ -279,17 +279,17 @@ class _ProxiedExchange:
             raise ApiError(400, "With flow rules, the proxy takes function tools only.", param="tools")
 
     @property
-    def _is_native(self) -> bool:
-        """True if the upstream server speaks the format of the request."""
-        return isinstance(self._form, NativeFormat) and self._form.protocol == self._proxy.upstream.kind
+    def _native(self) -> NativeFormat | None:
+        """The format of the request if the upstream server speaks it."""
+        form = self._form
+        return form if isinstance(form, NativeFormat) and form.protocol == self._proxy.upstream.kind else None
 
     async def run(self) -> web.StreamResponse:
         """Serve the request."""
         self._proxy.counts["requests"] += 1
         try:
-            form = self._form
-            if self._is_native and not self._writes_text and self._proxy.clients.find(self._conversation) is None:
-                assert isinstance(form, NativeFormat)
+            form = self._native
+            if form and not self._writes_text and self._proxy.clients.find(self._conversation) is None:
                 found = await self._pass_through(form)
                 if found is not None:
                     return found
@@ -326,7 +326,7 @@ class _ProxiedExchange:
 
     async def _pass_through(self, form: NativeFormat) -> web.StreamResponse | None:
         """Pass the request on as it is. Returns None if the model must get its tools as text."""
-        endpoint = self._proxy.upstream.endpoint(self._form.path, self._request.headers)
+        endpoint = self._proxy.upstream.endpoint(form.path, self._request.headers)
         data = encode_json(self._body) if self._is_mended else await self._request.read()
         # Of the replies that are of no use, clients recognise one that was cut off: they get it rather than the last.
         cut: tuple[_Received, Verdict] | None = None
@@ -436,12 +436,8 @@ class _ProxiedExchange:
         """Read a stream and pass on what is certainly a part of a valid reply."""
         deltas: list[Delta] = []
         builder = ReplyBuilder(deltas.append)
-        reader, gate, pieces, check = (
-            form.reader(builder),
-            TextGate(self._proxy.forms),
-            EventReader(),
-            form.form_check(),
-        )
+        reader, check = form.reader(builder), form.form_check()
+        gate, pieces = TextGate(self._proxy.forms), EventReader()
         # A reply after one of no use is shown when it is known to be of use.
         closed = self._again > 0 or self._writer.begun or not self._streams
         held: list[bytes] = []
@@ -563,11 +559,8 @@ class _ProxiedExchange:
     async def _rewrite(self, dialect: CotChat | None) -> web.StreamResponse:
         """Ask in the upstream server's format, with tools as text if there is a dialect."""
         self._has_choices = False  # the client gets one, written again
-        form = self._form
-        if isinstance(form, NativeFormat) and self._is_native:
-            request = form.whole_request(self._body, self._offered)
-        else:
-            request = form.request(self._body, self._offered)
+        make = self._form.request if self._native is None else self._native.whole_request
+        request = make(self._body, self._offered)
         taught = self._proxy.clients.find(self._conversation)
         client = taught.pupil() if taught else self._proxy.upstream.client(self._model, self._request.headers)
         if dialect is not None:
