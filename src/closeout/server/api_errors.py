@@ -24,19 +24,13 @@ from closeout.run.sse_stream import INTERNAL
 from closeout.server.admission import Busy
 from closeout.server.app import Handler, json_response
 
-__all__ = ["ApiError", "api_errors", "error_body", "error_response", "json_body", "json_value"]
+__all__ = ["TYPES", "ApiError", "api_errors", "error_body", "error_response", "json_body", "json_value"]
 
 log = logging.getLogger("closeout.server")
 
-
 UNAVAILABLE = "The server cannot read or write its runs now. Its log says more."
 _OF_A_RUN = (RunNotFound, RunExists, JournalLocked, LeaseLost, ResumeRefused)  # their texts name the run only
-TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 RETRY_SECONDS = 5  # seconds until a refused client may ask again
 
 

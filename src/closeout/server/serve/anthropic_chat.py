@@ -9,7 +9,7 @@ from aiohttp import web
 
 from closeout.journal.totals import RunTotals
 from closeout.messages import ModelReply
-from closeout.server.api_errors import ApiError, error_response, json_body
+from closeout.server.api_errors import TYPES, ApiError, error_response, json_body
 from closeout.server.app import json_response
 from closeout.server.formats.anthropic_messages import AnthropicMessages
 from closeout.server.serve.answer_sources import search_results
@@ -25,7 +25,6 @@ __all__ = ["add_messages"]
 _FORMAT = AnthropicMessages()
 # What a client sends back of earlier replies, and the agent does not need.
 _THOUGHTS = ("thinking", "redacted_thinking")
-_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def add_messages(app: web.Application, host: AgentHost) -> None:
@@ -109,5 +108,5 @@ def _without_thoughts(message: Any) -> Any:
 
 
 def _error(error: ApiError) -> dict[str, Any]:
-    kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    kind = TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": str(error)}}

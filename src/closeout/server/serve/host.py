@@ -38,13 +38,7 @@ from closeout.journal.run_journal import Journal, open_journal
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import SERVED, Row, Store, server_name
 from closeout.observe.run_figures import RunFigures
-from closeout.run.cancelling import (
-    cancel_run,
-    forget_requests,
-    hand_over,
-    is_handed_over,
-    request_cancel,
-)
+from closeout.run.cancelling import cancel_run, forget_requests, hand_over, is_handed_over, request_cancel
 from closeout.run.plan import AgentPlan
 from closeout.run.resuming import check_continues, resume_run
 from closeout.run.subagents import servers_of
@@ -302,11 +296,8 @@ class AgentHost:
         self._tasks[place] = asyncio.Future()  # type: ignore[assignment]  # takes a place in the queue
         try:
             user, agent = str(notes.get("user") or ""), self._agent_for(notes)
-            options: dict[str, Any] = {
-                "files": files,
-                "origin": {**self._origin, ORIGIN: {"agent": self.name, **notes}},
-            }
-            options |= {"user": user, **self._budget_of(user)}
+            origin = {**self._origin, ORIGIN: {"agent": self.name, **notes}}
+            options: dict[str, Any] = {"files": files, "origin": origin, "user": user, **self._budget_of(user)}
             if session:
                 run_id = await agent.session(session, user=user).submit(task, **options)
             else:
