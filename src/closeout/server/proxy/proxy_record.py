@@ -19,15 +19,14 @@ from closeout.journal.events import (
     Repaired,
     RunEnded,
     RunStarted,
-    TurnAccepted,
     TurnRolledBack,
 )
 from closeout.journal.run_journal import Journal, open_journal
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Store
 from closeout.messages import Message, ModelReply, Repair, ToolSpec, Usage
-from closeout.server.governing import Verdict, arguments_object, arguments_text
-from closeout.server.proxy.conversation_run import with_conversation
+from closeout.server.governing import Verdict, arguments_text
+from closeout.server.proxy.conversation_run import accepted, with_conversation
 
 __all__ = ["KIND", "ProxyRecord"]
 
@@ -142,7 +141,7 @@ class ProxyRecord:
         if reply is not None:
             calls = [f"{call.name}({arguments_text(call)})" for call in reply.tool_calls]
             answer = "\n".join(filter(None, (reply.text, *calls)))
-            self._events.append(_accepted(reply))
+            self._events.append(accepted(reply))
             self._ends_conversation = not reply.tool_calls
         self._events.append(RunEnded("main", status, reason, answer=answer, error=error, closing_text=answer or ""))
         self._writing = asyncio.create_task(self._write())
@@ -171,20 +170,6 @@ class ProxyRecord:
 
     def _ms(self) -> float:
         return round((time.monotonic() - self._began) * 1000, 3)
-
-
-def _accepted(reply: ModelReply) -> TurnAccepted:
-    calls = [
-        {
-            "id": call.id,
-            "name": call.name,
-            "arguments": dict(arguments_object(call)),
-            "server_name": None,
-            "text": arguments_text(call),
-        }
-        for call in reply.tool_calls
-    ]
-    return TurnAccepted("main", 0, 0, text=reply.text, reasoning=reply.reasoning, calls=tuple(calls))
 
 
 _writing: set[asyncio.Task[None]] = set()  # records that are being written: the event loop alone would not keep them
