@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolSpec
+from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolSpec, Usage
 from closeout.models.openai import OpenAIStream, read_completion
 from closeout.models.streaming import ReplyBuilder, StreamReader
 from closeout.server.formats.client_history import repair_chat
@@ -21,9 +21,8 @@ from closeout.server.formats.shared_fields import (
 )
 from closeout.server.governing import arguments_text
 from closeout.server.sse import event_bytes
-from closeout.server.usage import chat_usage
 
-__all__ = ["ChatCompletions"]
+__all__ = ["ChatCompletions", "chat_usage"]
 
 
 class ChatCompletions(NativeFormat):
@@ -193,3 +192,13 @@ class _ChatWriter(Writer):
         if isinstance(options, dict) and options.get("include_usage"):
             yield self._chunk({}, usage=chat_usage(reply.usage))
         yield b"data: [DONE]\n\n"
+
+
+def chat_usage(usage: Usage) -> dict[str, Any]:
+    """Return the usage object of Chat Completions."""
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cache_read_tokens},
+    }

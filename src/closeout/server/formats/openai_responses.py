@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolCall, ToolSpec
+from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolCall, ToolSpec, Usage
 from closeout.server.api_errors import ApiError
 from closeout.server.formats.client_history import repair_chat
 from closeout.server.formats.format import Format, RequestTools, Writer
@@ -24,9 +24,8 @@ from closeout.server.formats.shared_fields import (
 )
 from closeout.server.governing import arguments_text
 from closeout.server.sse import event_bytes
-from closeout.server.usage import responses_usage
 
-__all__ = ["Responses"]
+__all__ = ["Responses", "responses_usage"]
 
 
 class Responses(Format):
@@ -220,3 +219,17 @@ class _ResponsesWriter(Writer):
     def _done(self, index: int, **changes: Any) -> bytes:
         item = self._output[index] = {**self._output[index], **changes, "status": "completed"}
         return self._event("response.output_item.done", output_index=index, item=item)
+
+
+def responses_usage(usage: Usage) -> dict[str, Any]:
+    """Return the usage object of Responses."""
+    return {
+        "input_tokens": usage.input_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.cache_read_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+        },
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total_tokens,
+    }

@@ -25,10 +25,10 @@ from closeout.journal.store import Row
 from closeout.journal.story import Change, Story
 from closeout.journal.totals import RunTotals
 from closeout.run.waits.decisions import PendingDecision, awaited, pending_of
+from closeout.server.formats.openai_responses import responses_usage
 from closeout.server.formats.shared_fields import output_text
 from closeout.server.serve.answer_sources import url_citations
 from closeout.server.serve.reply_text import ReplyText
-from closeout.server.usage import responses_usage
 
 __all__ = ["Outcome", "ResponseId", "ResponseState"]
 
