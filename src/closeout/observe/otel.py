@@ -71,7 +71,7 @@ class OpenTelemetryListener:
 
 @dataclass(slots=True)
 class _Open:
-    """A span that has not ended. `labels` are its metrics' attributes; `token` ends its being the current one."""
+    """A span that has not ended. `labels` are its metrics' attributes; `token` detaches it from the current context."""
 
     span: trace.Span
     agent: str  # the path of its agent

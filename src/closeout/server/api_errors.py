@@ -66,7 +66,7 @@ def error_response(
 
 @web.middleware
 async def api_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn the errors of the APIs into responses. What other parts of the application raise, it explains itself."""
+    """Turn the errors of the APIs into responses. `create_app` turns the others."""
     try:
         return await handler(request)
     except ApiError as error:

@@ -42,7 +42,7 @@ def find_file(files: RunFiles, run_id: str, name: str) -> File:
 def file_response(file: File, data: bytes) -> web.Response:
     """Return the response with a file.
 
-    A browser saves it and opens it nowhere: it is an attachment, and only pictures have a type that a page can show.
+    A browser saves it instead of opening it: it is an attachment, and only pictures have a type that a page can show.
     The server's headers do the rest: no sniffing, a sandbox without scripts, no use by other origins.
     """
     last = file.name.rpartition("/")[2]

@@ -35,7 +35,7 @@ KIND = "proxy"
 
 WRITE_SECONDS = 0.02  # seconds from the end of a request until its record is written
 MAX_TASK = 20_000  # characters of the last message that are kept
-# Characters that wait to be written, were all records as long as one: above it, its request waits for it to be written.
+# Characters that may wait to be written, if all records were as long as this one. Above it, its request waits.
 MAX_UNWRITTEN = 2**22
 log = logging.getLogger("closeout.server")
 
@@ -115,12 +115,12 @@ class ProxyRecord:
         self._events += decisions
 
     def judged(self, verdict: Verdict, *, again: bool, applied: bool = True) -> None:
-        """Note what was found in a reply.
+        """Note the verdict on a reply.
 
         Args:
-            verdict: What it is worth.
-            again: Whether it is asked for again.
-            applied: Whether the verdict changes what the client gets.
+            verdict: The verdict.
+            again: The request is repeated.
+            applied: The verdict changes what the client gets.
         """
         self.repaired(verdict.repairs)
         defect = verdict.defect
@@ -149,7 +149,7 @@ class ProxyRecord:
         self._writing.add_done_callback(_writing.discard)
 
     async def written(self) -> None:
-        """Wait until the record is written, if it is so long that with such records too much would wait for that."""
+        """Wait until the record is written if unwritten records of its length would take too much memory."""
         if self._writing is not None and self.size * len(_writing) > MAX_UNWRITTEN:
             await asyncio.wait([self._writing])
 

@@ -1,4 +1,4 @@
-"""The proxy: a governed model endpoint. Valid replies pass unchanged, others are repaired or asked for again."""
+"""The proxy: a governed model endpoint. Valid replies pass unchanged, others are repaired or requested again."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Proxy:
         return handle
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
-        """Pass any other request on as it is."""
+        """Forward any other request unchanged."""
         _, below, path = request.raw_path.partition("/v1/")  # encoded: %2F and %3F are parts of a name
         if not below or ".." in request.match_info["path"]:
             raise ApiError(404, "No such path. Write it as /v1/…, without '..'.")
@@ -194,7 +194,7 @@ class _Received:
         response: The response that it came in.
         rest: The bytes that the client has not got; of a stream, its events.
         reply: The reply.
-        fault: What in its form clients may not be able to read; empty if nothing.
+        fault: A fault of its form that clients may not be able to read; empty without one.
     """
 
     response: transport.Response
@@ -211,7 +211,7 @@ class _Received:
         Args:
             response: The response.
             rest: The bytes of the error.
-            written: What the model wrote, as far as the error says it.
+            written: What the model wrote, if the error quotes it.
             builder: The part of the reply that came before the error.
         """
         usage = Usage(requests=1)
@@ -245,9 +245,9 @@ class _ProxiedExchange:
         self._writer: Writer = form.writer(body)
         self._out: web.StreamResponse | None = None  # once the response has begun
         self._shown: list[str] = []  # text of the current reply that the client got, in pieces
-        self._earlier = ""  # text that the client got of a reply that was of no use
-        self._again = 0  # times that a reply was asked for again, with a hint
-        self._retries = 0  # times that a reply broke off, or was none
+        self._earlier = ""  # text that the client got of a useless reply
+        self._again = 0  # times that the request was repeated with a hint
+        self._retries = 0  # times that a reply broke off or could not be read
         self._refusal: tuple[transport.Response, bytes] | None = None  # an error that another request may avoid
         self._rejected = 0  # times in a row that the server could not read its model's call
         notes = {"format": form.path, "upstream": proxy.upstream.base, "record_only": proxy.record_only}
@@ -325,10 +325,10 @@ class _ProxiedExchange:
     # ------------------------------------------------------------------------------------------ the same format
 
     async def _pass_through(self, form: NativeFormat) -> web.StreamResponse | None:
-        """Pass the request on as it is. Returns None if the model must get its tools as text."""
+        """Forward the request. Returns None if the model must get its tools as text."""
         endpoint = self._proxy.upstream.endpoint(form.path, self._request.headers)
         data = encode_json(self._body) if self._is_mended else await self._request.read()
-        # Of the replies that are of no use, clients recognise one that was cut off: they get it rather than the last.
+        # Clients recognise a reply that was cut off, so they get it rather than the last useless one.
         cut: tuple[_Received, Verdict] | None = None
         hint = self._flow_hint()
         if hint:
@@ -438,7 +438,7 @@ class _ProxiedExchange:
         builder = ReplyBuilder(deltas.append)
         reader, check = form.reader(builder), form.form_check()
         gate, pieces = TextGate(self._proxy.forms), EventReader()
-        # A reply after one of no use is shown when it is known to be of use.
+        # A reply that follows a useless one is shown only once it is known to be valid.
         closed = self._again > 0 or self._writer.begun or not self._streams
         held: list[bytes] = []
         held_events: list[dict[str, Any]] = []
@@ -510,7 +510,7 @@ class _ProxiedExchange:
     async def _answer(self, form: NativeFormat, received: _Received, verdict: Verdict) -> web.StreamResponse:
         """Give the client the reply: its own bytes if they are valid, else a repaired one."""
         response, rest = received.response, received.rest
-        # A reply that is of no use is passed on as it is, but without calls that are withheld.
+        # A useless reply is passed on unchanged, but without withheld calls.
         untouched = not verdict.repairs or not self._governs
         if verdict.defect is not None and self._governs:
             self._refuse_half(verdict.reply)
@@ -653,7 +653,7 @@ class _ProxiedExchange:
         self._proxy.counts["again"] += 1
 
     def _keep_shown(self) -> None:
-        """Take note that the client got text of a reply that another one follows."""
+        """Remember that the client got text of a reply that another one follows."""
         self._earlier = "".join(self._shown) or self._earlier
         self._shown = []
 

@@ -47,7 +47,7 @@ class ResponseId(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> ResponseId:
-        """Read the id of a response. Whether there is such a response is not checked."""
+        """Read the id of a response, which need not exist."""
         return cls.of_place(text.removeprefix(PREFIX))
 
     @classmethod
@@ -104,7 +104,7 @@ class Outcome:
 
 
 class ResponseState:
-    """A response as far as its run has got. Read the run's events one after the other.
+    """The current state of a response. Read the run's events one after the other.
 
     Args:
         response: The response.
@@ -140,7 +140,7 @@ class ResponseState:
         self._written: list[str] = []  # its text, in pieces
         self._announced = False
         self._made: list[dict[str, Any]] = []  # events of the stream that have not been returned
-        # What the answer may cite.
+        # The rows that the answer may cite.
         self._rows: list[Row] = [] if after is None else after._rows
 
     def read(self, row: Row) -> list[dict[str, Any]]:

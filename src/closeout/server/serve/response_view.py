@@ -30,7 +30,7 @@ class ResponseView:
 
     Attributes:
         parts: How many of the run's responses came after the first one.
-        state: The response as far as the run has got.
+        state: The current state of the response.
     """
 
     def __init__(self, response: ResponseId, model: str) -> None:

@@ -52,7 +52,7 @@ async def begin_run(host: AgentHost, request: web.Request, **notes: Any) -> str:
     Args:
         host: Executes it.
         request: The request.
-        notes: What the server wants to know about the run later.
+        notes: Notes of the server on the run.
 
     Raises:
         ApiError: The body is not valid.

@@ -229,7 +229,7 @@ class _Viewer:
         }
 
     def _index_more(self) -> None:
-        """Index for a moment, and again when the lists that were asked for meanwhile are made."""
+        """Index for a moment, and again after the lists requested in the meantime."""
         with suppress(JournalError), open_to_read(self._app[HOME]) as store:
             state = self._open_index(store).update(INDEX_SECONDS)
             self._indexing = state.indexed < state.runs and not self._stopping
@@ -250,7 +250,7 @@ class _Viewer:
     # -------------------------------------------------------------------------------------------- the playground
 
     async def show_agent(self, request: web.Request) -> web.Response:
-        """The agent that this server executes runs of, and the agents below it; an empty list without one."""
+        """The served agent and its sub-agents; an empty list without one."""
         from closeout.assembly.agent_picture import picture_of
 
         boxes = [] if self._host is None else picture_of(self._host.agent.plan())
