@@ -208,11 +208,7 @@ class _Received:
     ) -> _Received:
         """Return the reply in an error with which the server rejects a call of its own model.
 
-        Args:
-            response: The response.
-            rest: The bytes of the error.
-            written: What the model wrote, if the error quotes it.
-            builder: The part of the reply that came before the error.
+        `written` is what the model wrote, if the error quotes it; `builder` has the part of the reply before the error.
         """
         usage = Usage(requests=1)
         reply = ModelReply(written, finish_reason="rejected", usage=usage)
@@ -330,8 +326,7 @@ class _ProxiedExchange:
         data = encode_json(self._body) if self._is_mended else await self._request.read()
         # Clients recognise a reply that was cut off, so they get it rather than the last useless one.
         cut: tuple[_Received, Verdict] | None = None
-        hint = self._flow_hint()
-        if hint:
+        if hint := self._flow_hint():
             data = encode_json(form.asked_again(self._body, hint))
         while True:
             self._record.requested(messages=len(self._messages) + 2 * self._again, size=len(data))
@@ -367,8 +362,7 @@ class _ProxiedExchange:
             self._count_again()
             if self._asks_past_parser(verdict):
                 return None
-            hint = verdict.defect.hint
-            data = encode_json(form.asked_again(self._body, hint))
+            data = encode_json(form.asked_again(self._body, verdict.defect.hint))
 
     def _asks_past_parser(self, verdict: Verdict) -> bool:
         """Return True if the server could not read its model's calls twice in a row: as text it has none to read."""
@@ -567,7 +561,7 @@ class _ProxiedExchange:
             request = _as_text(request, dialect)
         messages = request.messages
         if hint := self._flow_hint():
-            request = replace(request, messages=list(map(Message.of, with_hint(messages, hint))))
+            request = _hinted(request, messages, hint)
         cut: tuple[ModelReply, Verdict] | None = None  # a reply that was cut off, as above
         while True:
             self._record.requested(messages=len(request.messages), size=0)
@@ -595,8 +589,7 @@ class _ProxiedExchange:
                     self._refuse_half(reply)
                 break
             self._count_again()
-            hinted = with_hint(messages, defect.hint)
-            request = replace(request, messages=list(map(Message.of, hinted)))
+            request = _hinted(request, messages, defect.hint)
         shown = reply if self._proxy.record_only else verdict.reply
         if shown.finish_reason == "rejected":
             raise ServerFailed("The upstream server could not read its model's call.")
@@ -763,6 +756,10 @@ def _frame_ends(data: bytearray, start: int) -> Iterator[int]:
     while (found := data.find(b"\n\n", start)) >= 0:  # five times as fast as the pattern in long events
         start = found + 2
         yield start
+
+
+def _hinted(request: ModelRequest, messages: Sequence[Message], hint: str) -> ModelRequest:
+    return replace(request, messages=list(map(Message.of, with_hint(messages, hint))))
 
 
 def _as_text(request: ModelRequest, dialect: CotChat) -> ModelRequest:
