@@ -75,9 +75,7 @@ def trial_shape(store: Store, run_id: str) -> dict[str, Any] | None:
         "evaluation": name,
         "task": task.id,
         "epoch": trial.epoch,
-        "expected": task.answer
-        if task.answer is None or isinstance(task.answer, str)
-        else encode_json(task.answer).decode(),
+        "expected": _text(task.answer),
         "scores": [
             {"scorer": scorer, "value": s.value, "correct": s.correct, "judged": s.judged, "reason": s.reason}
             for scorer, s in trial.scores.items()
@@ -143,7 +141,8 @@ def _outcome(trial: Mapping[str, Any], *, at_work: bool) -> str:
 
 
 def _short(value: Any) -> str:
-    if value is None:
-        return ""
-    text = value if isinstance(value, str) else encode_json(value).decode()
-    return text[:LONGEST_TEXT]
+    return (_text(value) or "")[:LONGEST_TEXT]
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else encode_json(value).decode()
