@@ -95,9 +95,9 @@ class Proxy:
         self.admission = Admission(max_requests, max_queue)
         self._read_only_tools = frozenset(read_only_tools)
         self.flow = None if flow is None else FlowGate(flow, self._read_only_tools)
-        self._always_text = dialect == "text"
+        self.always_text = dialect == "text"
         self.forms = check_forms(forms)
-        self._in_text = Lessons[bool]()  # conversations whose model gets its tools as text
+        self.in_text = Lessons[bool]()  # conversations whose model gets its tools as text
         self.clients = Lessons[HTTPClient]()  # with what they have learned
         self._governors: OrderedDict[bytes, Governor] = OrderedDict()
 
@@ -160,14 +160,6 @@ class Proxy:
                 forms=self.forms,
             )
         return found if len(key) > LONGEST_KEPT else kept(self._governors, key, found, GOVERNORS_KEPT)
-
-    def speaks_text(self, conversation: ProxiedConversation) -> bool:
-        """Return whether the model gets its tools as text in a conversation."""
-        return self._always_text or bool(self._in_text.find(conversation))
-
-    def speak_text(self, conversation: ProxiedConversation) -> None:
-        """Remember for a while that the model gets its tools as text in a conversation."""
-        self._in_text.keep(conversation, True)
 
 
 def _api_error(error: ModelError) -> ApiError:
@@ -236,7 +228,9 @@ class _ProxiedExchange:
         self._check_for_flow()
         self._governor = proxy.governor(self._offered, parallel=form.parallel(body))
         self._conversation = ProxiedConversation(self._model, client_key(request.headers), lambda: form.messages(body))
-        self._writes_text = bool(self._offered.functions) and proxy.speaks_text(self._conversation)
+        self._writes_text = bool(self._offered.functions) and (
+            proxy.always_text or bool(proxy.in_text.find(self._conversation))
+        )
         self._messages = form.messages(self._body)
         self._writer: Writer = form.writer(body)
         self._out: web.StreamResponse | None = None  # once the response has begun
@@ -374,7 +368,7 @@ class _ProxiedExchange:
         return True
 
     def _write_as_text(self) -> None:
-        self._proxy.speak_text(self._conversation)
+        self._proxy.in_text.keep(self._conversation, True)
         self._writes_text = True
 
     async def _refused(self, response: transport.Response, raw: bytes) -> web.StreamResponse | None:
@@ -657,17 +651,13 @@ class _ProxiedExchange:
         if form_fault and verdict.defect is None:
             verdict = replace(verdict, repairs=(*verdict.repairs, Repair("reply_form", "reply", form_fault)))
         if self._proxy.flow is not None:
-            verdict = self._with_flow(self._proxy.flow, verdict)
+            verdict, decided = self._proxy.flow.judge(
+                verdict, self._messages, self._body, self._offered, may_ask_again=self._may_ask_again
+            )
+            self._record.decided(decided)
         asks = verdict.defect is not None and self._may_ask_again
         self._record.judged(verdict, again=asks, applied=not self._proxy.record_only)
         return verdict
-
-    def _with_flow(self, flow: FlowGate, verdict: Verdict) -> Verdict:
-        judged, decided = flow.judge(
-            verdict, self._messages, self._body, self._offered, may_ask_again=self._may_ask_again
-        )
-        self._record.decided(decided)
-        return judged
 
     def _flow_hint(self) -> str:
         flow = None if self._proxy.record_only else self._proxy.flow
