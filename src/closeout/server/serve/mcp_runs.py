@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -234,7 +234,10 @@ class FileShelf:
             notes = {} if started is None else started.origin.get(ORIGIN, {})
             if (notes.get("agent"), notes.get("api"), notes.get("user")) == (self._host.name, "mcp", user):
                 left = run_files(store, store.rows_from(record.run_id, 0)).left()
-                found += _shelved(record.run_id, left, about=f"Of the run {record.run_id}")
+                about = f"Of the run {record.run_id}"
+                found += [
+                    ShelvedResource(uri=_address(record.run_id, file), file=file, description=about) for file in left
+                ]
         return found
 
     async def find(self, uri: str) -> File | None:
@@ -246,10 +249,8 @@ class FileShelf:
         return next((file for file in left if file.name == name), None)
 
 
-def _shelved(run_id: str, files: Iterable[File], about: str) -> list[ShelvedResource]:
-    return [
-        ShelvedResource(uri=f"run://{run_id}/files/{quote(file.name)}", file=file, description=about) for file in files
-    ]
+def _address(run_id: str, file: File) -> str:
+    return f"run://{run_id}/files/{quote(file.name)}"
 
 
 # ------------------------------------------------------------------------------------------------ what they share
@@ -281,11 +282,11 @@ async def _result_of(host: AgentHost, run_id: str, ended: RunEnded | None) -> Mc
     links = [
         {
             "type": "resource_link",
-            "uri": each.uri,
-            "name": each.file.name,
-            "mimeType": each.file.media_type,
-            "size": each.file.size,
+            "uri": _address(run_id, file),
+            "name": file.name,
+            "mimeType": file.media_type,
+            "size": file.size,
         }
-        for each in _shelved(run_id, files, "")
+        for file in files
     ]
     return McpResult(content=({"type": "text", "text": compact_json(structured)}, *links), structured=structured)
