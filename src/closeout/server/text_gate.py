@@ -15,7 +15,7 @@ TAIL = 200  # characters of the shown text in which the beginning of a made-up r
 class TextGate:
     """Passes on the text of one reply until it may be something other than text."""
 
-    def __init__(self, forms: Sequence[Form] = ()) -> None:
+    def __init__(self, forms: Sequence[Form]) -> None:
         self._detector = FormDetector(forms)
         self._tail = ""
         self._closed = False

@@ -96,7 +96,7 @@ def with_conversation(
 
 
 def _later(event: ModelRequested, first: ModelRequested) -> ModelRequested:
-    """Return the request that asks again: what it adds is the hint, which its note has."""
+    """Return the request that asks again: what it adds is the hint, which the rollback before it has."""
     return replace(event, call=first.call + event.call, turn=first.turn, kept=first.messages)
 
 

@@ -86,11 +86,10 @@ class ProxyRecord:
         if self._kept is not None:
             self.size += sum(len(message.text) for message in messages)
 
-    def requested(self, *, messages: int, size: int, note: str = "") -> None:
+    def requested(self, *, messages: int, size: int) -> None:
         """Note that a request is sent upstream."""
         self._began = time.monotonic()
-        request = ModelRequested("main", self._calls, messages=messages, size=size, note=note, **self._settings)
-        self._events.append(request)
+        self._events.append(ModelRequested("main", self._calls, messages=messages, size=size, **self._settings))
         self._calls += 1
 
     def replied(self, reply: ModelReply) -> None:
