@@ -71,7 +71,7 @@ class OpenTelemetryListener:
 
 @dataclass(slots=True)
 class _Open:
-    """A span that has not ended. `labels` are its metrics' attributes; `token` ends its being the current one."""
+    """A span that has not ended. `labels` are its metrics' attributes; `token` detaches it from the current context."""
 
     span: trace.Span
     agent: str  # the path of its agent
@@ -284,13 +284,12 @@ class _RunSpans:
         labels: Mapping[str, Any],
         context: Any,
         current: bool = False,
-    ) -> _Open:
+    ) -> None:
         began = time.time_ns()
         span = self._tracer.start_span(name, context, kind, self._translate(details), start_time=began)
         held = self._open[node] = _Open(span, agent, began, dict(labels))
         if current:
             self._make_current(held)
-        return held
 
     def _make_current(self, held: _Open) -> None:
         """Make spans of other instrumentations (HTTP, databases) that begin in this task children of this one."""

@@ -143,7 +143,7 @@ def of_reply(event: ModelReplied, content: bool) -> Attributes:
 
 
 def with_openinference(found: Mapping[str, Any]) -> Attributes:
-    """Return attributes, and those of them that OpenInference names under its names, too."""
+    """Return the attributes, also under the names that OpenInference has for them."""
     more = {_OPENINFERENCE[name]: value for name, value in found.items() if name in _OPENINFERENCE}
     if "gen_ai.operation.name" in found:
         more["openinference.span.kind"] = _SPAN_KINDS[found["gen_ai.operation.name"]]
@@ -154,7 +154,7 @@ def with_openinference(found: Mapping[str, Any]) -> Attributes:
 
 
 def of_usage(usage: Mapping[str, Any]) -> Attributes:
-    """Counts that are there; a cache's only where it served or kept something."""
+    """Return the known counts; those of a cache only if they are not zero."""
     found = {_USAGE[name]: value for name, value in usage.items() if name in _USAGE and value is not None}
     return {name: value for name, value in found.items() if value or ".cache_" not in name}
 

@@ -5,6 +5,7 @@ Needs the extra `otel`. Runs are exported by `observe.otel`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,29 +35,21 @@ class Instruments:
             description="Number of input and output tokens used.",
             explicit_bucket_boundaries_advisory=_TOKENS,
         )
-        self.request_seconds = meter.create_histogram(
-            "gen_ai.client.operation.duration",
-            unit="s",
-            description="GenAI operation duration.",
-            explicit_bucket_boundaries_advisory=_SECONDS,
+        self.request_seconds = _seconds(meter, "gen_ai.client.operation.duration", "GenAI operation duration.")
+        self.agent_seconds = _seconds(
+            meter, "gen_ai.invoke_agent.duration", "Duration of agent invocations.", _AGENT_SECONDS
         )
-        self.agent_seconds = meter.create_histogram(
-            "gen_ai.invoke_agent.duration",
-            unit="s",
-            description="Duration of agent invocations.",
-            explicit_bucket_boundaries_advisory=_AGENT_SECONDS,
-        )
-        self.tool_seconds = tool_duration(meter)
+        self.tool_seconds = _tool_seconds(meter)
 
 
-def tool_duration(meter: metrics.Meter) -> metrics.Histogram:
-    """The histogram `gen_ai.execute_tool.duration`, in seconds."""
-    return meter.create_histogram(
-        "gen_ai.execute_tool.duration",
-        unit="s",
-        description="Duration of tool executions.",
-        explicit_bucket_boundaries_advisory=_SECONDS,
-    )
+def _tool_seconds(meter: metrics.Meter) -> metrics.Histogram:
+    return _seconds(meter, "gen_ai.execute_tool.duration", "Duration of tool executions.")
+
+
+def _seconds(
+    meter: metrics.Meter, name: str, description: str, bounds: Sequence[float] = _SECONDS
+) -> metrics.Histogram:
+    return meter.create_histogram(name, unit="s", description=description, explicit_bucket_boundaries_advisory=bounds)
 
 
 class ToolTelemetryExporter:
@@ -71,7 +64,7 @@ class ToolTelemetryExporter:
     ) -> None:
         self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracer_provider)
         meter = metrics.get_meter(SCOPE, meter_provider=meter_provider)
-        self._duration = tool_duration(meter)
+        self._duration = _tool_seconds(meter)
         self._tokens = meter.create_histogram(
             "closeout.tool.output.tokens", unit="{token}", description="Tokens of tool results as the model sees them."
         )

@@ -42,7 +42,7 @@ _HISTOGRAMS = {
 
 
 class RunFigures:
-    """Counts what happens in runs: `Agent(listeners=[figures])`. What a resumed run has in its record counts once."""
+    """Counts what happens in runs: `Agent(listeners=[figures])`. Recorded events of a resumed run count once."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, Labels], float] = {}

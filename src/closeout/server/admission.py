@@ -1,4 +1,4 @@
-"""Admit some requests at the same time, let some more wait, and refuse the others."""
+"""Limit how many requests are served and queued."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Admission", "Busy"]
 
 
 class Busy(CloseoutError):
-    """As much is under way or queued as the server allows. Try again later."""
+    """The server executes and queues as much as it allows. Try again later."""
 
 
 class Admission:

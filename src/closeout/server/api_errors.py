@@ -24,19 +24,13 @@ from closeout.run.sse_stream import INTERNAL
 from closeout.server.admission import Busy
 from closeout.server.app import Handler, json_response
 
-__all__ = ["ApiError", "api_errors", "error_body", "error_response", "json_body", "json_value"]
+__all__ = ["TYPES", "ApiError", "api_errors", "error_body", "error_response", "json_body", "json_value"]
 
 log = logging.getLogger("closeout.server")
 
-
 UNAVAILABLE = "The server cannot read or write its runs now. Its log says more."
 _OF_A_RUN = (RunNotFound, RunExists, JournalLocked, LeaseLost, ResumeRefused)  # their texts name the run only
-TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 RETRY_SECONDS = 5  # seconds until a refused client may ask again
 
 
@@ -72,7 +66,7 @@ def error_response(
 
 @web.middleware
 async def api_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn the errors of the APIs into responses. What other parts of the application raise, it explains itself."""
+    """Turn the errors of the APIs into responses. `create_app` turns the others."""
     try:
         return await handler(request)
     except ApiError as error:

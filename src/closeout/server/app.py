@@ -28,7 +28,7 @@ HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
 }
-"""What every response has, streamed ones too. A page sets the Content-Security-Policy that it needs."""
+"""The headers of every response, streamed ones too. A page sets the Content-Security-Policy that it needs."""
 
 
 def create_app(
@@ -38,8 +38,8 @@ def create_app(
 
     Args:
         home: The folder that stores the runs.
-        hosts: The host names that a request may be addressed to; None for any. A web page elsewhere that resolves its
-            own name to this computer is refused by that.
+        hosts: The host names that a request may be addressed to; None for any. This refuses a web page elsewhere that
+            resolves its own name to this computer.
         max_body: The bytes that the body of a request may have.
     """
     app = web.Application(client_max_size=max_body, middlewares=[_explain_errors, _host_check(hosts)])

@@ -37,12 +37,12 @@ class AgentApp:
     app.mount("/agent", served)
     ```
 
-    The application around it decides who may come in: it checks sessions and keys, and names the user.
+    The application around it authenticates requests: it checks sessions and keys, and names the user.
 
     Args:
         agent: The agent. It must keep its runs in a home.
         user: Returns the user of a request from its ASGI scope. A user sees the runs and chats that they began. Without
-            it, everybody who is let in sees all.
+            it, every client sees all of them.
         options: Those of `AgentHost`: `name`, `max_runs`, `user_budget`, `deps` and so on.
     """
 

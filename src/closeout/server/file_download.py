@@ -11,8 +11,7 @@ from aiohttp import web
 
 from closeout.errors import RunNotFound
 from closeout.file_values import File
-from closeout.journal.events import Event
-from closeout.journal.store import Store
+from closeout.journal.store import Row, Store
 from closeout.run.files_of_run import RunFiles, files_of
 
 __all__ = ["file_response", "files_shape", "find_file", "run_files"]
@@ -20,9 +19,9 @@ __all__ = ["file_response", "files_shape", "find_file", "run_files"]
 _UNSAFE = re.compile(r"[^A-Za-z0-9._ -]")
 
 
-def run_files(store: Store, events: Iterable[Event]) -> RunFiles:
+def run_files(store: Store, rows: Iterable[Row]) -> RunFiles:
     """Return the files of a run, from its events."""
-    return files_of(events, store.content)
+    return files_of((row.event for row in rows), store.content)
 
 
 def files_shape(files: RunFiles) -> list[dict[str, Any]]:
@@ -43,7 +42,7 @@ def find_file(files: RunFiles, run_id: str, name: str) -> File:
 def file_response(file: File, data: bytes) -> web.Response:
     """Return the response with a file.
 
-    A browser saves it and opens it nowhere: it is an attachment, and only pictures have a type that a page can show.
+    A browser saves it instead of opening it: it is an attachment, and only pictures have a type that a page can show.
     The server's headers do the rest: no sniffing, a sandbox without scripts, no use by other origins.
     """
     last = file.name.rpartition("/")[2]

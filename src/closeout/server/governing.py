@@ -1,4 +1,4 @@
-"""Judge a model's reply by the tools of its request: valid, repairable, or to be asked for again. No I/O."""
+"""Judge a model's reply by the tools of its request: valid, repairable, or to be requested again. No I/O."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Governor:
 
     Args:
         tools: The function tools.
-        unchecked: The names of other tools: their calls are not looked at.
+        unchecked: The names of other tools, whose calls are not checked.
         read_only: The names of function tools without effects. A call amid text runs only of these.
         parallel: Whether a reply may hold several calls.
         forms: Forms of calls as text, beside the built-in ones.
@@ -72,12 +72,12 @@ class Governor:
         self._forms = forms
 
     def judge(self, reply: ModelReply, reader: Reader | None = None, *, again: bool = False) -> Verdict:
-        """Return what a reply is worth.
+        """Return the verdict on a reply.
 
         Args:
             reply: The reply, whole.
             reader: Reads the text dialect that the request was written in; None for native calls.
-            again: The reply was asked for again. A call amid its text is text then.
+            again: The request was repeated, so a call amid the text counts as text.
         """
         # The server is in the middle of its own tools: the client sends the reply back, and it continues.
         paused = reply.finish_reason == "pause_turn" and bool(self._unchecked)
@@ -136,7 +136,7 @@ class Governor:
             return call, (), message
         try:
             found = self._toolbox.repair(spec, call.arguments, call.text)
-        except ToolDefinitionError:  # the client's to answer for
+        except ToolDefinitionError:  # its schema is the mistake of the client
             return replace(call, name=spec.name), repairs, ""
         if found.errors:
             return call, (), f"The call of {spec.name} was not made. {found.errors[0]}"
@@ -150,7 +150,7 @@ class Governor:
 
 
 def new_call_id() -> str:
-    """Return an id for a call that has none. Every server takes it back: Mistral wants nine letters and digits."""
+    """Return an id for a call that has none. Every server accepts it: Mistral requires nine letters and digits."""
     return token_hex(5)[:9]
 
 

@@ -45,7 +45,7 @@ def is_loopback(address: str) -> bool:
 
 
 def key_check(keys: Sequence[str]) -> Middleware:
-    """Return a middleware that lets only requests with one of the keys pass; all of them if there are no keys.
+    """Return a middleware that refuses requests without one of the keys. Without keys, all requests pass.
 
     A key is sent as `Authorization: Bearer KEY` or as `x-api-key: KEY`.
 
@@ -109,7 +109,7 @@ def _key_of(request: web.Request) -> str:
 def _is_known(key: str, digests: Sequence[bytes]) -> bool:
     """Compare a key with all known ones, in a time that does not depend on how much of it is right."""
     digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-    matches = [hmac.compare_digest(digest, each) for each in digests]  # all of them, whichever it is
+    matches = [hmac.compare_digest(digest, each) for each in digests]  # all of them, even after a match
     return any(matches)
 
 

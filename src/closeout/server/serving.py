@@ -1,4 +1,4 @@
-"""Serve an agent: the application with all its routes, and a server that stops in good order."""
+"""Serve an agent: the application with all its routes, and a server that shuts down cleanly."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def agent_app(
     Args:
         host: Executes the runs.
         address: Where the server listens.
-        keys: The keys of which a client must send one; none if everybody at this address is trusted. If there are
-            several keys, a client sees the runs that were begun with its own.
+        keys: Clients must send one of them. Without keys, everybody at this address is trusted. With several keys, a
+            client sees the runs begun with its own key.
         operator_keys: Further keys, with which all runs can be seen and decided.
-        description: What the agent is for, told to MCP clients.
+        description: What the agent is for. MCP clients see it.
 
     Raises:
         ConfigError: Other computers could use the agent without a key.
@@ -84,7 +84,7 @@ def agent_app(
 
 
 def mounted_app(host: AgentHost, *, with_users: bool) -> web.Application:
-    """Create the application for one of the user's own, which decides who may come in.
+    """Create the application to mount into one of the user's own, which authenticates requests.
 
     Args:
         host: Executes the runs.
@@ -127,7 +127,7 @@ def proxy_app(
     Args:
         proxy: What governs the requests.
         address: Where the server listens.
-        keys: The keys of which a client must send one; none if everybody at this address is trusted.
+        keys: Clients must send one of them. Without keys, everybody at this address is trusted.
         max_body: The bytes that the body of a request may have.
 
     Raises:
@@ -213,7 +213,7 @@ def on_first_signal(act: Callable[[], object], *, drain: float | None = None) ->
 
     Args:
         act: The function.
-        drain: Seconds that runs may continue after it. The process ends soon after that, also if a tool does not.
+        drain: Seconds that runs may continue after it. The process ends soon after that, even if a tool hangs.
     """
     loop = asyncio.get_running_loop()
 
@@ -234,7 +234,7 @@ def on_first_signal(act: Callable[[], object], *, drain: float | None = None) ->
 
 
 def _end_late() -> None:
-    """End the process as a crash does: what was recorded is safe, and others continue the runs."""
+    """Exit as after a crash: the journal is safe, and other processes continue the runs."""
     log.warning("A tool ignores its cancellation. Its run is left as after a crash.")
     sys.stderr.flush()
     os._exit(0)
@@ -276,7 +276,7 @@ async def listening(app: web.Application, address: str, port: int) -> AsyncItera
 
 
 def _few_reports() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """Return an exception handler that reports seldom that no more files can be opened: asyncio tries in a loop."""
+    """Return an exception handler that rarely reports too many open files: asyncio retries in a loop."""
     silent_until = 0.0
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

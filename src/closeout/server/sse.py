@@ -13,16 +13,14 @@ __all__ = ["event_bytes", "send_events"]
 
 
 async def send_events(
-    request: web.Request,
-    events: AsyncIterable[bytes],
-    headers: Mapping[str, str] | None = None,
+    request: web.Request, events: AsyncIterable[bytes], headers: Mapping[str, str]
 ) -> web.StreamResponse:
     """Send events until the last one. Comments keep the connection alive in between.
 
     Raises:
         ConnectionError: The client is gone.
     """
-    response = web.StreamResponse(headers={**SSE_HEADERS, **(headers or {})})
+    response = web.StreamResponse(headers={**SSE_HEADERS, **headers})
     await response.prepare(request)
     kept = aiter(events) if isinstance(events, ServerSentEvents) else kept_alive(events, _failed)
     async with aclosing(kept) as written:

@@ -13,15 +13,15 @@ TAIL = 200  # characters of the shown text in which the beginning of a made-up r
 
 
 class TextGate:
-    """Lets the text of one reply pass up to where it may be something else than text."""
+    """Passes on the text of one reply until it may be something other than text."""
 
-    def __init__(self, forms: Sequence[Form] = ()) -> None:
+    def __init__(self, forms: Sequence[Form]) -> None:
         self._detector = FormDetector(forms)
         self._tail = ""
         self._closed = False
 
     def feed(self, piece: str) -> str:
-        """Take a piece of text. Returns what may be shown now, which may be text that was held before."""
+        """Take a piece of text. Returns the text that may be shown now, including text held back before."""
         if self._closed:
             return ""
         shown = self._detector.feed(piece)

@@ -40,7 +40,7 @@ class Upstream:
 
     Args:
         address: The server's address, as `base_url` of its clients.
-        kind: What the server speaks.
+        kind: The protocol of the server.
         key: The key for the server. None passes the client's key on, unless `keeps_keys`.
         keeps_keys: Never pass the client's key on: it is a key of the proxy.
 
@@ -76,7 +76,7 @@ class Upstream:
         return kept(self._endpoints, place, found, ENDPOINTS_KEPT)
 
     def client(self, model: str, headers: Mapping[str, str]) -> HTTPClient:
-        """Return a client for requests that are translated for the server. It has learned nothing of it yet."""
+        """Return a client for requests that are translated for the server. It has learned nothing about it yet."""
         place = (model, self._key_for(headers))
         found = self._clients.get(place)
         if found is None:

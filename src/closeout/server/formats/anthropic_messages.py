@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from closeout.codec import encode_json
-from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolSpec
+from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolSpec, Usage
 from closeout.models.anthropic import AnthropicStream, read_message
 from closeout.models.streaming import ReplyBuilder, StreamReader
 from closeout.server.formats.client_history import repair_blocks
@@ -24,7 +24,6 @@ from closeout.server.formats.shared_fields import (
 )
 from closeout.server.governing import arguments_object, arguments_text
 from closeout.server.sse import event_bytes
-from closeout.server.usage import messages_usage
 
 __all__ = ["AnthropicMessages"]
 
@@ -48,12 +47,7 @@ class AnthropicMessages(NativeFormat):
     })  # fmt: skip
 
     def tools(self, body: Mapping[str, Any]) -> RequestTools:
-        def each() -> Iterator[tuple[ToolSpec | None, str]]:
-            for tool in list_of_objects(body.get("tools"), "tools"):
-                name, schema = tool.get("name"), tool.get("input_schema")
-                yield (tool_spec(name, tool.get("description"), schema), "") if schema else (None, str(name or ""))
-
-        return offered_tools(each())
+        return offered_tools(body, _read_tool)
 
     def parallel(self, body: Mapping[str, Any]) -> bool:
         choice = body.get("tool_choice")
@@ -112,11 +106,16 @@ class AnthropicMessages(NativeFormat):
             "content": _blocks(reply),
             "stop_reason": _stop_reason(reply),
             "stop_sequence": None,
-            "usage": messages_usage(reply.usage),
+            "usage": _usage(reply.usage),
         }
 
     def writer(self, body: Mapping[str, Any]) -> _MessagesWriter:
         return _MessagesWriter(body)
+
+
+def _read_tool(tool: Mapping[str, Any]) -> ToolSpec | str | None:
+    name, schema = tool.get("name"), tool.get("input_schema")
+    return tool_spec(name, tool.get("description"), schema) if schema else str(name or "")
 
 
 class _MessagesCheck(FormCheck):
@@ -267,5 +266,15 @@ class _MessagesWriter(Writer):
             yield self._delta({"type": "input_json_delta", "partial_json": arguments_text(call)})
         yield from self._close()
         ending = {"stop_reason": _stop_reason(reply), "stop_sequence": None}
-        yield self._event("message_delta", delta=ending, usage=messages_usage(reply.usage))
+        yield self._event("message_delta", delta=ending, usage=_usage(reply.usage))
         yield self._event("message_stop")
+
+
+def _usage(usage: Usage) -> dict[str, int]:
+    """Return the usage object of Anthropic Messages. Its input tokens exclude those of the prompt cache."""
+    return {
+        "input_tokens": max(usage.input_tokens - usage.cache_read_tokens - usage.cache_write_tokens, 0),
+        "cache_read_input_tokens": usage.cache_read_tokens,
+        "cache_creation_input_tokens": usage.cache_write_tokens,
+        "output_tokens": usage.output_tokens,
+    }

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolCall, ToolSpec
+from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolSpec, Usage
 from closeout.models.openai import OpenAIStream, read_completion
 from closeout.models.streaming import ReplyBuilder, StreamReader
 from closeout.server.formats.client_history import repair_chat
@@ -21,9 +21,8 @@ from closeout.server.formats.shared_fields import (
 )
 from closeout.server.governing import arguments_text
 from closeout.server.sse import event_bytes
-from closeout.server.usage import chat_usage
 
-__all__ = ["ChatCompletions"]
+__all__ = ["ChatCompletions", "chat_usage"]
 
 
 class ChatCompletions(NativeFormat):
@@ -37,16 +36,7 @@ class ChatCompletions(NativeFormat):
     })  # fmt: skip
 
     def tools(self, body: Mapping[str, Any]) -> RequestTools:
-        def each() -> Iterator[tuple[ToolSpec | None, str]]:
-            for tool in list_of_objects(body.get("tools"), "tools"):
-                function = tool.get("function")
-                if isinstance(function, dict):
-                    yield tool_spec(function.get("name"), function.get("description"), function.get("parameters")), ""
-                else:
-                    custom = tool.get("custom")
-                    yield None, str((custom if isinstance(custom, dict) else tool).get("name") or "")
-
-        return offered_tools(each())
+        return offered_tools(body, _read_tool)
 
     def mended(self, body: dict[str, Any]) -> tuple[dict[str, Any], list[Repair]]:
         messages, repairs = repair_chat(list_of_objects(body.get("messages"), "messages"))
@@ -105,6 +95,13 @@ class ChatCompletions(NativeFormat):
         return _ChatWriter(body)
 
 
+def _read_tool(tool: Mapping[str, Any]) -> ToolSpec | str | None:
+    function, custom = tool.get("function"), tool.get("custom")
+    if isinstance(function, dict):
+        return tool_spec(function.get("name"), function.get("description"), function.get("parameters"))
+    return str((custom if isinstance(custom, dict) else tool).get("name") or "")
+
+
 class _ChatCheck(FormCheck):
     def take(self, value: Mapping[str, Any]) -> None:
         for choice in value.get("choices") or ():
@@ -147,15 +144,15 @@ def _finish(reply: ModelReply) -> str:
 def _chat_calls(reply: ModelReply) -> list[dict[str, Any]]:
     """Return the calls, each with what the upstream server added to it and wants back."""
     added = reply.attached.get("calls", {})
-    return [{**added.get(call.id, {}), **_chat_call(call)} for call in reply.tool_calls]
-
-
-def _chat_call(call: ToolCall) -> dict[str, Any]:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": arguments_text(call)},
-    }
+    return [
+        {
+            **added.get(call.id, {}),
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": arguments_text(call)},
+        }
+        for call in reply.tool_calls
+    ]
 
 
 class _ChatWriter(Writer):
@@ -195,3 +192,13 @@ class _ChatWriter(Writer):
         if isinstance(options, dict) and options.get("include_usage"):
             yield self._chunk({}, usage=chat_usage(reply.usage))
         yield b"data: [DONE]\n\n"
+
+
+def chat_usage(usage: Usage) -> dict[str, Any]:
+    """Return the usage object of Chat Completions."""
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cache_read_tokens},
+    }

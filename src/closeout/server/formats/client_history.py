@@ -1,7 +1,7 @@
 """Repair the calls and results of a conversation that a client sends, so that every server accepts it. No I/O.
 
-A client that once took over a broken call sends it with every later request, and some servers fail on it for ever.
-What is valid stays as it is.
+A client that once accepted a broken call sends it with every later request, and some servers always fail on it.
+Valid messages stay unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def repair_chat(messages: Messages) -> tuple[list[Mapping[str, Any]], list[Repai
     """Repair a conversation of Chat Completions.
 
     Returns:
-        The messages, the valid ones as they were, and the repairs.
+        The messages, valid ones unchanged, and the repairs.
     """
     ids, found = _CallIds(), list[Mapping[str, Any]]()
     for head, rest in _turns(messages):

@@ -51,10 +51,10 @@ class Writer(ABC):
 
 
 class FormCheck(ABC):
-    """Looks for what clients may not be able to read in the form of a reply, whole or event by event.
+    """Finds faults in the form of a reply that clients may not be able to read, whole or event by event.
 
     Attributes:
-        fault: The first such thing, such as the "id" of a call; empty if there is nothing.
+        fault: The first fault, such as the "id" of a call; empty without one.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Format(ABC):
 
 
 class NativeFormat(Format):
-    """A format that an upstream server may speak itself: requests and valid replies are passed on as they are.
+    """A format that an upstream server may speak itself: requests and valid replies pass unchanged.
 
     Attributes:
         protocol: The kind of server that speaks it.
@@ -150,12 +150,12 @@ class NativeFormat(Format):
         """Return a server's response with another text and other calls."""
 
     def asked_again(self, body: Mapping[str, Any], hint: str) -> dict[str, Any]:
-        """Return the request with the reason why the reply to it was of no use."""
+        """Return the request with a hint on what was wrong with the reply."""
         return {**body, "messages": with_hint(body["messages"], hint)}
 
 
 def with_hint(messages: Sequence[Mapping[str, Any]], hint: str) -> list[Any]:
-    """Return a conversation that ends with a hint. The reply that it is about is not shown: it would be repeated."""
+    """Return a conversation that ends with a hint. The faulty reply is left out: the model would repeat it."""
     last = messages[-1] if messages else {}
     content = last.get("content")
     if last.get("role") != "user" or not isinstance(content, str | list):

@@ -19,7 +19,7 @@ def check_format(form: Format, body: Mapping[str, Any]) -> None:
     """Check that a format reads a request and writes replies without losing or changing anything.
 
     Replies with and without text and calls are written whole and as a stream. A format that servers speak too
-    (`NativeFormat`) must read what it wrote; in the others the text and the calls must stand in what was written.
+    (`NativeFormat`) must read what it wrote; in the others the text and the calls must appear in what was written.
 
     Args:
         form: The format.
@@ -44,8 +44,8 @@ def check_format(form: Format, body: Mapping[str, Any]) -> None:
             _same(_streamed(form, pieces), reply, "writer()")
             assert not _fault(form, [whole]), f"whole() writes what clients cannot read: {_fault(form, [whole])}"
         else:
-            _stands_in(encode_json(whole), reply, "whole()")
-            _stands_in(b"".join(pieces), reply, "writer()")
+            _appears_in(encode_json(whole), reply, "whole()")
+            _appears_in(b"".join(pieces), reply, "writer()")
     assert encode_json(dict(body)) == before, "the request itself was changed"
 
 
@@ -95,7 +95,7 @@ def _calls(reply: ModelReply) -> list[tuple[str, str, Any]]:
     return [(call.id, call.name, value_or_text(call.arguments)) for call in reply.tool_calls]
 
 
-def _stands_in(written: bytes, reply: ModelReply, where: str) -> None:
+def _appears_in(written: bytes, reply: ModelReply, where: str) -> None:
     text = written.decode()
     for call in reply.tool_calls:
         assert call.name in text, f"{where} does not write the call of {call.name}"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolCall, ToolSpec
+from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolCall, ToolSpec, Usage
 from closeout.server.api_errors import ApiError
 from closeout.server.formats.client_history import repair_chat
 from closeout.server.formats.format import Format, RequestTools, Writer
@@ -24,9 +24,8 @@ from closeout.server.formats.shared_fields import (
 )
 from closeout.server.governing import arguments_text
 from closeout.server.sse import event_bytes
-from closeout.server.usage import responses_usage
 
-__all__ = ["Responses"]
+__all__ = ["Responses", "responses_usage"]
 
 
 class Responses(Format):
@@ -35,15 +34,7 @@ class Responses(Format):
     path = "responses"
 
     def tools(self, body: Mapping[str, Any]) -> RequestTools:
-        def each() -> Iterator[tuple[ToolSpec | None, str]]:
-            for tool in list_of_objects(body.get("tools"), "tools"):
-                if tool.get("type") == "function":
-                    yield tool_spec(tool.get("name"), tool.get("description"), tool.get("parameters")), ""
-                else:
-                    kind = tool.get("type")
-                    raise ApiError(400, f"The proxy takes function tools, not {kind!r:.80}.", param="tools")
-
-        return offered_tools(each())
+        return offered_tools(body, _read_tool)
 
     def mended(self, body: dict[str, Any]) -> tuple[dict[str, Any], list[Repair]]:
         return body, repair_chat(self._conversation(body))[1]
@@ -81,6 +72,13 @@ class Responses(Format):
 
     def writer(self, body: Mapping[str, Any]) -> Writer:
         return _ResponsesWriter(body)
+
+
+def _read_tool(tool: Mapping[str, Any]) -> ToolSpec | None:
+    kind = tool.get("type")
+    if kind != "function":
+        raise ApiError(400, f"The proxy takes function tools, not {kind!r:.80}.", param="tools")
+    return tool_spec(tool.get("name"), tool.get("description"), tool.get("parameters"))
 
 
 def _add_item(messages: list[Message], item: Mapping[str, Any]) -> None:
@@ -221,3 +219,17 @@ class _ResponsesWriter(Writer):
     def _done(self, index: int, **changes: Any) -> bytes:
         item = self._output[index] = {**self._output[index], **changes, "status": "completed"}
         return self._event("response.output_item.done", output_index=index, item=item)
+
+
+def responses_usage(usage: Usage) -> dict[str, Any]:
+    """Return the usage object of Responses."""
+    return {
+        "input_tokens": usage.input_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.cache_read_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+        },
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total_tokens,
+    }

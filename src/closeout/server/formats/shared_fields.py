@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from closeout.messages import ToolSpec
@@ -62,16 +62,11 @@ def tool_spec(name: Any, description: Any, parameters: Any) -> ToolSpec | None:
     return ToolSpec(name, description if isinstance(description, str) else "", schema)
 
 
-def offered_tools(pairs: Iterator[tuple[ToolSpec | None, str]]) -> RequestTools:
-    """Collect tools: functions, and the names of tools of other kinds."""
-    functions: list[ToolSpec] = []
-    others: list[str] = []
-    for spec, name in pairs:
-        if spec is not None:
-            functions.append(spec)
-        elif name:
-            others.append(name)
-    return RequestTools(tuple(functions), tuple(others))
+def offered_tools(body: Mapping[str, Any], read: Callable[[dict[str, Any]], ToolSpec | str | None]) -> RequestTools:
+    """Return the tools of a request. `read` returns a function tool, or the name of another tool if it has one."""
+    found = [read(tool) for tool in list_of_objects(body.get("tools"), "tools")]
+    functions = tuple(each for each in found if isinstance(each, ToolSpec))
+    return RequestTools(functions, tuple(each for each in found if isinstance(each, str) and each))
 
 
 def plain_text(content: Any) -> str:

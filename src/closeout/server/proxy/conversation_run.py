@@ -20,11 +20,12 @@ from closeout.journal.events import (
     TurnAccepted,
 )
 from closeout.lab.client_conversation import CONVERSATION
-from closeout.messages import Message, ToolSpec
+from closeout.messages import Message, ModelReply, ToolCall, ToolSpec
 from closeout.results.tool_output import ToolOutput
 from closeout.run.offered_tools import dump_definitions
+from closeout.server.governing import arguments_object, arguments_text
 
-__all__ = ["with_conversation"]
+__all__ = ["accepted", "with_conversation"]
 
 _SYSTEM = ("system", "developer")
 
@@ -95,7 +96,7 @@ def with_conversation(
 
 
 def _later(event: ModelRequested, first: ModelRequested) -> ModelRequested:
-    """Return the request that asks again: what it adds is the hint, which its note has."""
+    """Return the request that asks again: what it adds is the hint, which the rollback before it has."""
     return replace(event, call=first.call + event.call, turn=first.turn, kept=first.messages)
 
 
@@ -115,35 +116,37 @@ def _rounds(messages: Sequence[Message]) -> list[tuple[Message, list[str]]] | No
 
 
 def _turn(turn: int, said: Message, results: Sequence[str], handles: Sequence[str]) -> list[Event]:
-    functions: list[tuple[str, Mapping[str, Any]]] = [
-        (str(call.get("id")), call.get("function") or {}) for call in said.get("tool_calls") or []
-    ]
-    calls = [(call_id, str(each.get("name")), str(each.get("arguments") or "{}")) for call_id, each in functions]
-    replied = tuple(
-        {"id": call_id, "name": name, "arguments": text, "server_name": None} for call_id, name, text in calls
-    )
-    events: list[Event] = [
-        ModelReplied("main", turn, said.text, tool_calls=replied, finish_reason="tool_calls", usage={})
-    ]
-    for index, ((call_id, name, text), result, handle) in enumerate(zip(calls, results, handles, strict=True)):
+    reply = ModelReply(said.text, tool_calls=tuple(map(_call, said["tool_calls"])), finish_reason="tool_calls")
+    events: list[Event] = [replace(ModelReplied.of("main", turn, reply, 0.0), usage={})]
+    for index, (call, result, handle) in enumerate(zip(reply.tool_calls, results, handles, strict=True)):
         record = encode_json(ToolOutput(result=result).lean_record()).decode()
         events += [
-            ToolStarted("main", handle, name, arguments=text, turn=turn, call_id=call_id, index=index),
-            ToolFinished("main", handle, name, ok=True, record=record),
+            ToolStarted("main", handle, call.name, arguments=call.text, turn=turn, call_id=call.id, index=index),
+            ToolFinished("main", handle, call.name, ok=True, record=record),
         ]
-    accepted = tuple(
-        {**each, "arguments": _read_arguments(text), "text": text}
-        for each, (*_, text) in zip(replied, calls, strict=True)
-    )
     returns = tuple(
         {"call": index, "text": result, "handle": handle, "ok": True, "tokens": 0, "images": []}
         for index, (result, handle) in enumerate(zip(results, handles, strict=True))
     )
-    return [*events, TurnAccepted("main", 0, turn, text=said.text, calls=accepted, returns=returns)]
+    return [*events, replace(accepted(reply), turn=turn, returns=returns)]
 
 
-def _read_arguments(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {}
+def _call(written: Mapping[str, Any]) -> ToolCall:
+    function = written.get("function") or {}
+    text = str(function.get("arguments") or "{}")
+    return ToolCall(str(function.get("name")), text, str(written.get("id")), text=text)
+
+
+def accepted(reply: ModelReply) -> TurnAccepted:
+    """Return the first turn of a run whose reply the client got."""
+    calls = [
+        {
+            "id": call.id,
+            "name": call.name,
+            "arguments": dict(arguments_object(call)),
+            "server_name": None,
+            "text": arguments_text(call),
+        }
+        for call in reply.tool_calls
+    ]
+    return TurnAccepted("main", 0, 0, text=reply.text, reasoning=reply.reasoning, calls=tuple(calls))

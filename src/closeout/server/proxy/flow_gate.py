@@ -53,17 +53,17 @@ class FlowGate:
         *,
         may_ask_again: bool,
     ) -> tuple[Verdict, list[FlowDecided]]:
-        """Return what a reply is worth under the rules, and the decisions on its calls.
+        """Return the verdict on a reply under the rules, and the decisions on its calls.
 
-        A reply with a call that is not allowed loses all its calls: it ends with the reasons, or is asked for again if
+        A reply with a call that is not allowed loses all its calls: it ends with the reasons, or is requested again if
         all of them are refused.
 
         Args:
-            verdict: What the reply is worth otherwise.
+            verdict: The verdict without the rules.
             messages: The conversation.
             body: The request.
             offered: The tools of the request.
-            may_ask_again: The reply can be asked for again.
+            may_ask_again: The request can be repeated.
         """
         reply = verdict.reply
         if not reply.tool_calls:
@@ -97,9 +97,9 @@ class FlowGate:
         return Verdict(reply=shown, repairs=(*verdict.repairs, withheld), defect=defect), decided
 
     def _reads_more(self, body: Mapping[str, Any], offered: RequestTools) -> bool:
-        """Return whether the model reads what nobody vouches for beside the messages.
+        """Return whether the model reads untrusted text besides the messages.
 
-        That are results of tools which the model server may run itself, within its reply, and documents as text.
+        It is in the results of tools that the model server may run itself, within its reply, and in documents.
         """
         known = len(offered.functions) + len(offered.others)
         return (
@@ -110,7 +110,7 @@ class FlowGate:
         )
 
     def hint(self, messages: Sequence[Message]) -> str:
-        """Return what the model is told if the last message is the code of a call; empty otherwise."""
+        """Return the hint for the model if the last message is the code of a call; empty otherwise."""
         return ALLOWED_HINT if _codes(messages) else ""
 
     def _code(self, messages: Sequence[Message], call: ToolCall) -> str:
@@ -135,7 +135,7 @@ def _has_documents(body: Mapping[str, Any]) -> bool:
 
 
 def _codes(messages: Sequence[Message]) -> list[str]:
-    """Return the codes in a message of the user that consists of them, and follows the reply that has them."""
+    """Return the codes in the last message if the user sent nothing else, right after the reply with these codes."""
     if [each.role for each in messages[-2:]] != ["assistant", "user"]:
         return []
     content, question = messages[-1].content, messages[-2].text

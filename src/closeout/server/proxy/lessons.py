@@ -49,8 +49,8 @@ class ProxiedConversation:
 class Lessons(Generic[V]):
     """The lessons of the server's errors and replies, for conversations that continue the one that taught them.
 
-    An error may repeat a client's words, and a reply may be one that a client asked for. So a lesson counts only where
-    the messages that brought it about are a part of the conversation, and only for a while.
+    An error may repeat a client's words, and a reply may be one that a client asked for. So a lesson counts only in
+    conversations that contain the messages that caused it, and only for a while.
     """
 
     def __init__(self) -> None:

@@ -19,15 +19,14 @@ from closeout.journal.events import (
     Repaired,
     RunEnded,
     RunStarted,
-    TurnAccepted,
     TurnRolledBack,
 )
 from closeout.journal.run_journal import Journal, open_journal
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Store
 from closeout.messages import Message, ModelReply, Repair, ToolSpec, Usage
-from closeout.server.governing import Verdict, arguments_object, arguments_text
-from closeout.server.proxy.conversation_run import with_conversation
+from closeout.server.governing import Verdict, arguments_text
+from closeout.server.proxy.conversation_run import accepted, with_conversation
 
 __all__ = ["KIND", "ProxyRecord"]
 
@@ -36,7 +35,7 @@ KIND = "proxy"
 
 WRITE_SECONDS = 0.02  # seconds from the end of a request until its record is written
 MAX_TASK = 20_000  # characters of the last message that are kept
-# Characters that wait to be written, were all records as long as one: above it, its request waits for it to be written.
+# Characters that may wait to be written, if all records were as long as this one. Above it, its request waits.
 MAX_UNWRITTEN = 2**22
 log = logging.getLogger("closeout.server")
 
@@ -87,11 +86,10 @@ class ProxyRecord:
         if self._kept is not None:
             self.size += sum(len(message.text) for message in messages)
 
-    def requested(self, *, messages: int, size: int, note: str = "") -> None:
+    def requested(self, *, messages: int, size: int) -> None:
         """Note that a request is sent upstream."""
         self._began = time.monotonic()
-        request = ModelRequested("main", self._calls, messages=messages, size=size, note=note, **self._settings)
-        self._events.append(request)
+        self._events.append(ModelRequested("main", self._calls, messages=messages, size=size, **self._settings))
         self._calls += 1
 
     def replied(self, reply: ModelReply) -> None:
@@ -116,12 +114,12 @@ class ProxyRecord:
         self._events += decisions
 
     def judged(self, verdict: Verdict, *, again: bool, applied: bool = True) -> None:
-        """Note what was found in a reply.
+        """Note the verdict on a reply.
 
         Args:
-            verdict: What it is worth.
-            again: Whether it is asked for again.
-            applied: Whether the verdict changes what the client gets.
+            verdict: The verdict.
+            again: The request is repeated.
+            applied: The verdict changes what the client gets.
         """
         self.repaired(verdict.repairs)
         defect = verdict.defect
@@ -142,7 +140,7 @@ class ProxyRecord:
         if reply is not None:
             calls = [f"{call.name}({arguments_text(call)})" for call in reply.tool_calls]
             answer = "\n".join(filter(None, (reply.text, *calls)))
-            self._events.append(_accepted(reply))
+            self._events.append(accepted(reply))
             self._ends_conversation = not reply.tool_calls
         self._events.append(RunEnded("main", status, reason, answer=answer, error=error, closing_text=answer or ""))
         self._writing = asyncio.create_task(self._write())
@@ -150,7 +148,7 @@ class ProxyRecord:
         self._writing.add_done_callback(_writing.discard)
 
     async def written(self) -> None:
-        """Wait until the record is written, if it is so long that with such records too much would wait for that."""
+        """Wait until the record is written if unwritten records of its length would take too much memory."""
         if self._writing is not None and self.size * len(_writing) > MAX_UNWRITTEN:
             await asyncio.wait([self._writing])
 
@@ -171,20 +169,6 @@ class ProxyRecord:
 
     def _ms(self) -> float:
         return round((time.monotonic() - self._began) * 1000, 3)
-
-
-def _accepted(reply: ModelReply) -> TurnAccepted:
-    calls = [
-        {
-            "id": call.id,
-            "name": call.name,
-            "arguments": dict(arguments_object(call)),
-            "server_name": None,
-            "text": arguments_text(call),
-        }
-        for call in reply.tool_calls
-    ]
-    return TurnAccepted("main", 0, 0, text=reply.text, reasoning=reply.reasoning, calls=tuple(calls))
 
 
 _writing: set[asyncio.Task[None]] = set()  # records that are being written: the event loop alone would not keep them

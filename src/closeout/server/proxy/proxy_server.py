@@ -1,4 +1,4 @@
-"""The proxy: a governed model endpoint. Valid replies pass unchanged, others are repaired or asked for again."""
+"""The proxy: a governed model endpoint. Valid replies pass unchanged, others are repaired or requested again."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ class Proxy:
         self.admission = Admission(max_requests, max_queue)
         self._read_only_tools = frozenset(read_only_tools)
         self.flow = None if flow is None else FlowGate(flow, self._read_only_tools)
-        self._always_text = dialect == "text"
+        self.always_text = dialect == "text"
         self.forms = check_forms(forms)
-        self._in_text = Lessons[bool]()  # conversations whose model gets its tools as text
+        self.in_text = Lessons[bool]()  # conversations whose model gets its tools as text
         self.clients = Lessons[HTTPClient]()  # with what they have learned
         self._governors: OrderedDict[bytes, Governor] = OrderedDict()
 
@@ -125,7 +125,7 @@ class Proxy:
         return handle
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
-        """Pass any other request on as it is."""
+        """Forward any other request unchanged."""
         _, below, path = request.raw_path.partition("/v1/")  # encoded: %2F and %3F are parts of a name
         if not below or ".." in request.match_info["path"]:
             raise ApiError(404, "No such path. Write it as /v1/…, without '..'.")
@@ -161,14 +161,6 @@ class Proxy:
             )
         return found if len(key) > LONGEST_KEPT else kept(self._governors, key, found, GOVERNORS_KEPT)
 
-    def speaks_text(self, conversation: ProxiedConversation) -> bool:
-        """Return whether the model gets its tools as text in a conversation."""
-        return self._always_text or bool(self._in_text.find(conversation))
-
-    def speak_text(self, conversation: ProxiedConversation) -> None:
-        """Remember for a while that the model gets its tools as text in a conversation."""
-        self._in_text.keep(conversation, True)
-
 
 def _api_error(error: ModelError) -> ApiError:
     return ApiError(error.status or 502, str(error), code=type(error).__name__)
@@ -194,7 +186,7 @@ class _Received:
         response: The response that it came in.
         rest: The bytes that the client has not got; of a stream, its events.
         reply: The reply.
-        fault: What in its form clients may not be able to read; empty if nothing.
+        fault: A fault of its form that clients may not be able to read; empty without one.
     """
 
     response: transport.Response
@@ -208,11 +200,7 @@ class _Received:
     ) -> _Received:
         """Return the reply in an error with which the server rejects a call of its own model.
 
-        Args:
-            response: The response.
-            rest: The bytes of the error.
-            written: What the model wrote, as far as the error says it.
-            builder: The part of the reply that came before the error.
+        `written` is what the model wrote, if the error quotes it; `builder` has the part of the reply before the error.
         """
         usage = Usage(requests=1)
         reply = ModelReply(written, finish_reason="rejected", usage=usage)
@@ -240,14 +228,16 @@ class _ProxiedExchange:
         self._check_for_flow()
         self._governor = proxy.governor(self._offered, parallel=form.parallel(body))
         self._conversation = ProxiedConversation(self._model, client_key(request.headers), lambda: form.messages(body))
-        self._writes_text = bool(self._offered.functions) and proxy.speaks_text(self._conversation)
+        self._writes_text = bool(self._offered.functions) and (
+            proxy.always_text or bool(proxy.in_text.find(self._conversation))
+        )
         self._messages = form.messages(self._body)
         self._writer: Writer = form.writer(body)
         self._out: web.StreamResponse | None = None  # once the response has begun
         self._shown: list[str] = []  # text of the current reply that the client got, in pieces
-        self._earlier = ""  # text that the client got of a reply that was of no use
-        self._again = 0  # times that a reply was asked for again, with a hint
-        self._retries = 0  # times that a reply broke off, or was none
+        self._earlier = ""  # text that the client got of a useless reply
+        self._again = 0  # times that the request was repeated with a hint
+        self._retries = 0  # times that a reply broke off or could not be read
         self._refusal: tuple[transport.Response, bytes] | None = None  # an error that another request may avoid
         self._rejected = 0  # times in a row that the server could not read its model's call
         notes = {"format": form.path, "upstream": proxy.upstream.base, "record_only": proxy.record_only}
@@ -279,17 +269,17 @@ class _ProxiedExchange:
             raise ApiError(400, "With flow rules, the proxy takes function tools only.", param="tools")
 
     @property
-    def _is_native(self) -> bool:
-        """True if the upstream server speaks the format of the request."""
-        return isinstance(self._form, NativeFormat) and self._form.protocol == self._proxy.upstream.kind
+    def _native(self) -> NativeFormat | None:
+        """The format of the request if the upstream server speaks it."""
+        form = self._form
+        return form if isinstance(form, NativeFormat) and form.protocol == self._proxy.upstream.kind else None
 
     async def run(self) -> web.StreamResponse:
         """Serve the request."""
         self._proxy.counts["requests"] += 1
         try:
-            form = self._form
-            if self._is_native and not self._writes_text and self._proxy.clients.find(self._conversation) is None:
-                assert isinstance(form, NativeFormat)
+            form = self._native
+            if form and not self._writes_text and self._proxy.clients.find(self._conversation) is None:
                 found = await self._pass_through(form)
                 if found is not None:
                     return found
@@ -325,13 +315,12 @@ class _ProxiedExchange:
     # ------------------------------------------------------------------------------------------ the same format
 
     async def _pass_through(self, form: NativeFormat) -> web.StreamResponse | None:
-        """Pass the request on as it is. Returns None if the model must get its tools as text."""
-        endpoint = self._proxy.upstream.endpoint(self._form.path, self._request.headers)
+        """Forward the request. Returns None if the model must get its tools as text."""
+        endpoint = self._proxy.upstream.endpoint(form.path, self._request.headers)
         data = encode_json(self._body) if self._is_mended else await self._request.read()
-        # Of the replies that are of no use, clients recognise one that was cut off: they get it rather than the last.
+        # Clients recognise a reply that was cut off, so they get it rather than the last useless one.
         cut: tuple[_Received, Verdict] | None = None
-        hint = self._flow_hint()
-        if hint:
+        if hint := self._flow_hint():
             data = encode_json(form.asked_again(self._body, hint))
         while True:
             self._record.requested(messages=len(self._messages) + 2 * self._again, size=len(data))
@@ -367,8 +356,7 @@ class _ProxiedExchange:
             self._count_again()
             if self._asks_past_parser(verdict):
                 return None
-            hint = verdict.defect.hint
-            data = encode_json(form.asked_again(self._body, hint))
+            data = encode_json(form.asked_again(self._body, verdict.defect.hint))
 
     def _asks_past_parser(self, verdict: Verdict) -> bool:
         """Return True if the server could not read its model's calls twice in a row: as text it has none to read."""
@@ -380,7 +368,7 @@ class _ProxiedExchange:
         return True
 
     def _write_as_text(self) -> None:
-        self._proxy.speak_text(self._conversation)
+        self._proxy.in_text.keep(self._conversation, True)
         self._writes_text = True
 
     async def _refused(self, response: transport.Response, raw: bytes) -> web.StreamResponse | None:
@@ -436,13 +424,9 @@ class _ProxiedExchange:
         """Read a stream and pass on what is certainly a part of a valid reply."""
         deltas: list[Delta] = []
         builder = ReplyBuilder(deltas.append)
-        reader, gate, pieces, check = (
-            form.reader(builder),
-            TextGate(self._proxy.forms),
-            EventReader(),
-            form.form_check(),
-        )
-        # A reply after one of no use is shown when it is known to be of use.
+        reader, check = form.reader(builder), form.form_check()
+        gate, pieces = TextGate(self._proxy.forms), EventReader()
+        # A reply that follows a useless one is shown only once it is known to be valid.
         closed = self._again > 0 or self._writer.begun or not self._streams
         held: list[bytes] = []
         held_events: list[dict[str, Any]] = []
@@ -514,7 +498,7 @@ class _ProxiedExchange:
     async def _answer(self, form: NativeFormat, received: _Received, verdict: Verdict) -> web.StreamResponse:
         """Give the client the reply: its own bytes if they are valid, else a repaired one."""
         response, rest = received.response, received.rest
-        # A reply that is of no use is passed on as it is, but without calls that are withheld.
+        # A useless reply is passed on unchanged, but without withheld calls.
         untouched = not verdict.repairs or not self._governs
         if verdict.defect is not None and self._governs:
             self._refuse_half(verdict.reply)
@@ -563,18 +547,15 @@ class _ProxiedExchange:
     async def _rewrite(self, dialect: CotChat | None) -> web.StreamResponse:
         """Ask in the upstream server's format, with tools as text if there is a dialect."""
         self._has_choices = False  # the client gets one, written again
-        form = self._form
-        if isinstance(form, NativeFormat) and self._is_native:
-            request = form.whole_request(self._body, self._offered)
-        else:
-            request = form.request(self._body, self._offered)
+        make = self._form.request if self._native is None else self._native.whole_request
+        request = make(self._body, self._offered)
         taught = self._proxy.clients.find(self._conversation)
         client = taught.pupil() if taught else self._proxy.upstream.client(self._model, self._request.headers)
         if dialect is not None:
             request = _as_text(request, dialect)
         messages = request.messages
         if hint := self._flow_hint():
-            request = replace(request, messages=list(map(Message.of, with_hint(messages, hint))))
+            request = _hinted(request, messages, hint)
         cut: tuple[ModelReply, Verdict] | None = None  # a reply that was cut off, as above
         while True:
             self._record.requested(messages=len(request.messages), size=0)
@@ -602,8 +583,7 @@ class _ProxiedExchange:
                     self._refuse_half(reply)
                 break
             self._count_again()
-            hinted = with_hint(messages, defect.hint)
-            request = replace(request, messages=list(map(Message.of, hinted)))
+            request = _hinted(request, messages, defect.hint)
         shown = reply if self._proxy.record_only else verdict.reply
         if shown.finish_reason == "rejected":
             raise ServerFailed("The upstream server could not read its model's call.")
@@ -660,7 +640,7 @@ class _ProxiedExchange:
         self._proxy.counts["again"] += 1
 
     def _keep_shown(self) -> None:
-        """Take note that the client got text of a reply that another one follows."""
+        """Remember that the client got text of a reply that another one follows."""
         self._earlier = "".join(self._shown) or self._earlier
         self._shown = []
 
@@ -671,17 +651,13 @@ class _ProxiedExchange:
         if form_fault and verdict.defect is None:
             verdict = replace(verdict, repairs=(*verdict.repairs, Repair("reply_form", "reply", form_fault)))
         if self._proxy.flow is not None:
-            verdict = self._with_flow(self._proxy.flow, verdict)
+            verdict, decided = self._proxy.flow.judge(
+                verdict, self._messages, self._body, self._offered, may_ask_again=self._may_ask_again
+            )
+            self._record.decided(decided)
         asks = verdict.defect is not None and self._may_ask_again
         self._record.judged(verdict, again=asks, applied=not self._proxy.record_only)
         return verdict
-
-    def _with_flow(self, flow: FlowGate, verdict: Verdict) -> Verdict:
-        judged, decided = flow.judge(
-            verdict, self._messages, self._body, self._offered, may_ask_again=self._may_ask_again
-        )
-        self._record.decided(decided)
-        return judged
 
     def _flow_hint(self) -> str:
         flow = None if self._proxy.record_only else self._proxy.flow
@@ -770,6 +746,10 @@ def _frame_ends(data: bytearray, start: int) -> Iterator[int]:
     while (found := data.find(b"\n\n", start)) >= 0:  # five times as fast as the pattern in long events
         start = found + 2
         yield start
+
+
+def _hinted(request: ModelRequest, messages: Sequence[Message], hint: str) -> ModelRequest:
+    return replace(request, messages=list(map(Message.of, with_hint(messages, hint))))
 
 
 def _as_text(request: ModelRequest, dialect: CotChat) -> ModelRequest:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from closeout.journal.totals import RunTotals
 from closeout.messages import ModelReply
-from closeout.server.api_errors import ApiError, error_response, json_body
+from closeout.server.api_errors import TYPES, ApiError, error_response, json_body
 from closeout.server.app import json_response
 from closeout.server.formats.anthropic_messages import AnthropicMessages
 from closeout.server.serve.answer_sources import search_results
@@ -17,7 +17,7 @@ from closeout.server.serve.host import AgentHost
 from closeout.server.serve.messages_in import chat_conversation, user_of
 from closeout.server.serve.openai_chat import answer_of, followed_answer, run_while_connected
 from closeout.server.serve.request_keys import request_key
-from closeout.server.serve.responses import check_model, check_tools, run_headers, schema_in
+from closeout.server.serve.responses import check_request, run_headers, schema_in
 from closeout.server.sse import event_bytes, send_events
 
 __all__ = ["add_messages"]
@@ -25,7 +25,6 @@ __all__ = ["add_messages"]
 _FORMAT = AnthropicMessages()
 # What a client sends back of earlier replies, and the agent does not need.
 _THOUGHTS = ("thinking", "redacted_thinking")
-_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def add_messages(app: web.Application, host: AgentHost) -> None:
@@ -44,8 +43,7 @@ class _Messages:
             return error_response(error, body=_error)
 
     async def _create(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        check_model(body, self._host)
-        check_tools(body)
+        check_request(body, self._host)
         conversation = chat_conversation(_chat_messages(body))
         config, metadata = body.get("output_config"), body.get("metadata")
         wanted = config.get("format") if isinstance(config, dict) else body.get("output_format")
@@ -110,5 +108,5 @@ def _without_thoughts(message: Any) -> Any:
 
 
 def _error(error: ApiError) -> dict[str, Any]:
-    kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    kind = TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": str(error)}}

@@ -1,4 +1,4 @@
-"""What a served run keeps of the request that began it, for its dependencies."""
+"""The parts of a request that a served run records, for its dependencies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RequestDeps(DepsMaker):
             raise UsageError("The name of a header to keep is empty.")
 
     def notes(self, request: web.Request) -> dict[str, Any]:
-        """Return what a run keeps of its request, JSON values."""
+        """Return the parts of a request that its run records, as JSON values."""
         notes: dict[str, Any] = {CLIENT_NOTE: client_of(request)}
         if self:
             notes[HEADERS_NOTE] = {name: request.headers[name] for name in self._headers if name in request.headers}

@@ -37,15 +37,8 @@ from closeout.journal.retention import delete_ended, delete_runs
 from closeout.journal.run_journal import Journal, open_journal
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import SERVED, Row, Store, server_name
-from closeout.journal.subscribers import RunInfo
 from closeout.observe.run_figures import RunFigures
-from closeout.run.cancelling import (
-    cancel_run,
-    forget_requests,
-    hand_over,
-    is_handed_over,
-    request_cancel,
-)
+from closeout.run.cancelling import cancel_run, forget_requests, hand_over, is_handed_over, request_cancel
 from closeout.run.plan import AgentPlan
 from closeout.run.resuming import check_continues, resume_run
 from closeout.run.subagents import servers_of
@@ -89,7 +82,7 @@ class AgentHost:
     """Executes runs of an agent. Use it as an async context manager: entering resumes what was interrupted.
 
     A run is recorded before its id is returned and executed by `agent.resume`, so that a run that was queued, one that
-    was interrupted by a crash and a new one all take the same way.
+    was interrupted by a crash and a new one all follow the same path.
 
     Args:
         agent: The agent. It must keep its runs in a home.
@@ -145,7 +138,7 @@ class AgentHost:
         self._left_alone: set[str] = set()  # runs that no client comes back for
         self._failures: dict[str, str] = {}  # why a run could not be executed
         self._streamed: set[str] = set()  # runs that a client follows as a stream, and whose replies are answers
-        self._recorder = ReplyRecorder(self._streams_text, lambda: self.agent.plan().spec.forms)
+        self._recorder = ReplyRecorder(self._streamed, lambda: self.agent.plan().spec.forms)
 
     @property
     def settings_file(self) -> Path | None:
@@ -211,7 +204,7 @@ class AgentHost:
                 await self._poller.wait()
 
     async def _keep_pruning(self, days: float) -> None:
-        """Delete the runs that ended so many days ago, now and every day."""
+        """Delete the runs that ended more than `days` days ago, now and every day."""
         while True:
             try:
                 count = await asyncio.to_thread(delete_ended, self.store, days)
@@ -240,7 +233,7 @@ class AgentHost:
         return cancelled
 
     async def _begin(self, claim: ClaimedRun) -> bool:
-        """Execute a claimed run. Returns False if that is not to be done."""
+        """Execute a claimed run. Returns False if it must not be executed."""
         try:
             rows = await self.rows(claim.run_id)
         except RunNotFound:
@@ -257,13 +250,6 @@ class AgentHost:
             return False
         self._launch(claim.run_id, streamed=bool(_notes(rows).get("stream")), claim=claim)
         return True
-
-    def _is_new(self, run_id: str) -> bool:
-        return run_id not in self._tasks and run_id not in self._left_alone and run_id not in self._failures
-
-    def _streams_text(self, run: RunInfo) -> bool:
-        """Return whether a client follows a run as a stream, and the whole of a reply is the answer."""
-        return run.run_id in self._streamed
 
     def _is_own(self, rows: Sequence[Row]) -> bool:
         started = rows[0].event if rows else None
@@ -288,8 +274,8 @@ class AgentHost:
             task: The task.
             history: The conversation before it.
             files: Files that the client sent: their text precedes the task.
-            work_files: Those that scripts and tools find beside them.
-            notes: What the server wants to know about the run later; JSON values.
+            work_files: Further files for scripts and tools.
+            notes: Notes of the server on the run; JSON values.
             key: The request, if it may be a repetition. A run that it has begun is returned, and none is begun.
             session: The conversation whose next message it is, instead of a history, work files and a key.
 
@@ -310,11 +296,8 @@ class AgentHost:
         self._tasks[place] = asyncio.Future()  # type: ignore[assignment]  # takes a place in the queue
         try:
             user, agent = str(notes.get("user") or ""), self._agent_for(notes)
-            options: dict[str, Any] = {
-                "files": files,
-                "origin": {**self._origin, ORIGIN: {"agent": self.name, **notes}},
-            }
-            options |= {"user": user, **self._budget_of(user)}
+            origin = {**self._origin, ORIGIN: {"agent": self.name, **notes}}
+            options: dict[str, Any] = {"files": files, "origin": origin, "user": user, **self._budget_of(user)}
             if session:
                 run_id = await agent.session(session, user=user).submit(task, **options)
             else:
@@ -478,7 +461,7 @@ class AgentHost:
         Args:
             run_id: The run.
             decisions: By the ids of what it waits for.
-            notes: What the server wants to know about the response with which the run continues.
+            notes: Notes of the server on the response with which the run continues.
 
         Returns:
             What it still waits for.
@@ -491,7 +474,7 @@ class AgentHost:
         self._check_room()
         task = self._tasks.get(run_id)
         if task is not None and isinstance((await self.rows(run_id))[-1].event, RunEnded):
-            await asyncio.wait([task])  # it has ended to wait, but its task is still at it
+            await asyncio.wait([task])  # the run waits, but its task has not ended yet
         await check_continues(self.agent.plan(), await self.rows(run_id), run_id, self.store.content)
         # One commit: any host may continue the run as soon as it is decided.
         noted = Noted("main", "info", RESPONSE_NOTE, message="Decided by a client.", metadata=notes or {})
@@ -522,7 +505,7 @@ class AgentHost:
         return sent
 
     async def _when_free(self, run_id: str, act: Callable[[], T]) -> T:
-        """Call a function in the writing thread as soon as a run that has ended to wait is let go."""
+        """Call a function in the writing thread as soon as the lock of a run that waits is released."""
         give_up = time.monotonic() + CANCEL_SECONDS
         while True:
             try:
@@ -576,10 +559,11 @@ class AgentHost:
             with suppress(JournalLocked):
                 await asyncio.to_thread(self.store.check_unlocked, run_id)
                 return "queued" if run_id in self._tasks else ""
-            return "running"  # another process begins to continue it, or has not let go of it yet
+            return "running"  # another process begins to continue it, or has not released it yet
         if run_id in self._tasks:
             return "queued" if is_left else ""
-        return "queued" if is_left and self._is_new(run_id) and not self.stopping else ""
+        is_given_up = self.stopping or run_id in self._left_alone or run_id in self._failures
+        return "queued" if is_left and not is_given_up else ""
 
     def failure(self, run_id: str) -> str:
         """Return why a run could not be executed; empty if nothing is known."""

@@ -33,7 +33,7 @@ def add_mcp(app: web.Application, host: AgentHost, description: str = "") -> Non
     Args:
         app: The application.
         host: Executes the runs.
-        description: What the agent is for, told to the clients.
+        description: What the agent is for. Clients see it.
     """
     if find_spec("mcp") is None:
         return

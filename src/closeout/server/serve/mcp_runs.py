@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -12,13 +12,12 @@ from urllib.parse import quote, unquote
 from closeout.errors import DecisionRefused, JournalLocked, RunNotFound, ToolError
 from closeout.file_values import File
 from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted, ToolStarted
-from closeout.journal.store import Row
 from closeout.results.normal import compact_json
-from closeout.run.files_of_run import files_of
 from closeout.run.subagents import may_destroy
 from closeout.run.waits.decisions import Decision, PendingDecision, awaited, pending_decisions
 from closeout.server.admission import Busy
 from closeout.server.api_errors import ApiError
+from closeout.server.file_download import run_files
 from closeout.server.safety import client_of
 from closeout.server.serve.host import ORIGIN, AgentHost, ServedRun
 from closeout.server.serve.mcp_asking import can_ask, decisions_by_client, decisions_of, requests_for, undecided
@@ -231,12 +230,14 @@ class FileShelf:
     def _files_of_runs(self, user: str) -> list[ShelvedResource]:
         store, found = self._host.store, []
         for record in store.runs(LISTED_RUNS):
-            started = next((row.event for row in store.rows_from(record.run_id, 0, 1)), None)
-            notes = started.origin.get(ORIGIN, {}) if isinstance(started, RunStarted) else {}
+            started = store.beginning(record.run_id)
+            notes = {} if started is None else started.origin.get(ORIGIN, {})
             if (notes.get("agent"), notes.get("api"), notes.get("user")) == (self._host.name, "mcp", user):
-                found += _shelved(
-                    record.run_id, self._left(store.rows_from(record.run_id, 0)), about=f"Of the run {record.run_id}"
-                )
+                left = run_files(store, store.rows_from(record.run_id, 0)).left()
+                about = f"Of the run {record.run_id}"
+                found += [
+                    ShelvedResource(uri=_address(record.run_id, file), file=file, description=about) for file in left
+                ]
         return found
 
     async def find(self, uri: str) -> File | None:
@@ -244,17 +245,12 @@ class FileShelf:
         parts = _ADDRESS.fullmatch(uri)
         if parts is None or await _run_of_client(self._host, parts[1]) is None:
             return None
-        left, name = self._left(await self._host.rows(parts[1])), unquote(parts[2])
+        left, name = run_files(self._host.store, await self._host.rows(parts[1])).left(), unquote(parts[2])
         return next((file for file in left if file.name == name), None)
 
-    def _left(self, rows: Iterable[Row]) -> tuple[File, ...]:
-        return files_of((row.event for row in rows), self._host.store.content).left()
 
-
-def _shelved(run_id: str, files: Iterable[File], about: str) -> list[ShelvedResource]:
-    return [
-        ShelvedResource(uri=f"run://{run_id}/files/{quote(file.name)}", file=file, description=about) for file in files
-    ]
+def _address(run_id: str, file: File) -> str:
+    return f"run://{run_id}/files/{quote(file.name)}"
 
 
 # ------------------------------------------------------------------------------------------------ what they share
@@ -282,15 +278,15 @@ async def _result_of(host: AgentHost, run_id: str, ended: RunEnded | None) -> Mc
         structured = {"answer": answer_of(host, run_id, ended), "run_id": run_id}
     except ApiError as error:
         raise ToolError(str(error)) from None
-    files = files_of((row.event for row in await host.rows(run_id)), host.store.content).left()
+    files = run_files(host.store, await host.rows(run_id)).left()
     links = [
         {
             "type": "resource_link",
-            "uri": each.uri,
-            "name": each.file.name,
-            "mimeType": each.file.media_type,
-            "size": each.file.size,
+            "uri": _address(run_id, file),
+            "name": file.name,
+            "mimeType": file.media_type,
+            "size": file.size,
         }
-        for each in _shelved(run_id, files, "")
+        for file in files
     ]
     return McpResult(content=({"type": "text", "text": compact_json(structured)}, *links), structured=structured)

@@ -97,7 +97,7 @@ def approval_responses(given: Any) -> list[Approval]:
     """Return the approvals in the `input` of a Responses request; those of earlier turns do not count.
 
     Raises:
-        ApiError: One of them is not complete.
+        ApiError: One of them is incomplete.
     """
     found = []
     for item in _new_items(given):
@@ -130,7 +130,7 @@ def decisions_in(
         pending: What the run waits for, by the ids of the items that show it.
 
     Raises:
-        ApiError: They are not about what the run waits for, or about a part of it.
+        ApiError: They do not match what the run waits for, or leave a part of it undecided.
     """
     made: dict[str, Decision] = {}
     for approval in approvals:

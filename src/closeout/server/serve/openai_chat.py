@@ -15,6 +15,7 @@ from closeout.journal.story import Story
 from closeout.journal.totals import RunTotals
 from closeout.server.api_errors import ApiError, error_body, json_body
 from closeout.server.app import json_response
+from closeout.server.formats.chat_completions import chat_usage
 from closeout.server.safety import client_of
 from closeout.server.serve.answer_sources import chat_annotations
 from closeout.server.serve.host import AgentHost
@@ -22,9 +23,8 @@ from closeout.server.serve.messages_in import Conversation, chat_conversation, u
 from closeout.server.serve.reply_text import ReplyText
 from closeout.server.serve.request_keys import RequestKey, request_key
 from closeout.server.serve.response_state import Outcome
-from closeout.server.serve.responses import check_model, check_tools, run_headers, schema_in
+from closeout.server.serve.responses import check_model, check_request, run_headers, schema_in
 from closeout.server.sse import event_bytes, send_events
-from closeout.server.usage import chat_usage
 
 __all__ = ["add_chat", "answer_of", "followed_answer", "run_while_connected"]
 
@@ -54,8 +54,7 @@ class _Chat:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         body = await json_body(request)
-        check_model(body, self._host)
-        check_tools(body)
+        check_request(body, self._host)
         if body.get("n", 1) != 1:
             raise ApiError(400, "This agent gives one answer: leave out n.", param="n")
         conversation = chat_conversation(body.get("messages"))

@@ -7,7 +7,7 @@ server was killed while the model wrote.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,17 +43,17 @@ class ReplyRecorder:
     """A listener that records the text of the agent's replies while they are written, also after a handoff.
 
     Args:
-        wanted: Returns whether a client follows this run as a stream.
+        wanted: The runs that clients follow as streams, at any time.
         forms: Returns the agent's own forms of calls.
     """
 
-    def __init__(self, wanted: Callable[[RunInfo], bool], forms: Callable[[], Sequence[Form]] = lambda: ()) -> None:
+    def __init__(self, wanted: Collection[str], forms: Callable[[], Sequence[Form]]) -> None:
         self._wanted = wanted
         self._forms = forms
 
     def for_run(self, run: RunInfo) -> Callback:
         """Return the callback for one run."""
-        return _RecordedText(run.add, self._forms()) if self._wanted(run) else _ignore
+        return _RecordedText(run.add, self._forms()) if run.run_id in self._wanted else _ignore
 
 
 def _ignore(_: Event | Progress) -> None:

@@ -25,10 +25,10 @@ from closeout.journal.store import Row
 from closeout.journal.story import Change, Story
 from closeout.journal.totals import RunTotals
 from closeout.run.waits.decisions import PendingDecision, awaited, pending_of
+from closeout.server.formats.openai_responses import responses_usage
 from closeout.server.formats.shared_fields import output_text
 from closeout.server.serve.answer_sources import url_citations
 from closeout.server.serve.reply_text import ReplyText
-from closeout.server.usage import responses_usage
 
 __all__ = ["Outcome", "ResponseId", "ResponseState"]
 
@@ -47,7 +47,7 @@ class ResponseId(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> ResponseId:
-        """Read the id of a response. Whether there is such a response is not checked."""
+        """Read the id of a response, which need not exist."""
         return cls.of_place(text.removeprefix(PREFIX))
 
     @classmethod
@@ -104,7 +104,7 @@ class Outcome:
 
 
 class ResponseState:
-    """A response as far as its run has got. Read the run's events one after the other.
+    """The current state of a response. Read the run's events one after the other.
 
     Args:
         response: The response.
@@ -140,7 +140,7 @@ class ResponseState:
         self._written: list[str] = []  # its text, in pieces
         self._announced = False
         self._made: list[dict[str, Any]] = []  # events of the stream that have not been returned
-        # What the answer may cite.
+        # The rows that the answer may cite.
         self._rows: list[Row] = [] if after is None else after._rows
 
     def read(self, row: Row) -> list[dict[str, Any]]:
@@ -177,8 +177,8 @@ class ResponseState:
                 if reply is not None and (reply.text or reply.reasoning):
                     self._open_thought()  # the thought precedes the calls, although its text is known after them
                 self._start_call(event.handle, event.name, event.arguments, event.server_name)
-            case ToolFinished():
-                self._finish_call(event)
+            case ToolFinished() if event.handle in self._calls:
+                self._end_call(self._calls[event.handle], ok=event.ok)
             case TurnAccepted():
                 self._accept_turn(event)
             case TurnRolledBack() | AttemptEnded():
@@ -240,11 +240,6 @@ class ResponseState:
         self._emit("response.mcp_call.in_progress", **self._about(index))
         self._emit("response.mcp_call_arguments.done", **self._about(index), arguments=arguments)
         return index
-
-    def _finish_call(self, event: ToolFinished) -> None:
-        index = self._calls.get(event.handle)
-        if index is not None:
-            self._end_call(index, ok=event.ok)
 
     def _end_call(self, index: int, *, ok: bool) -> None:
         """Show that a call has ended. Its item follows with the result that the model is shown."""

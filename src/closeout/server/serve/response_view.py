@@ -13,9 +13,7 @@ from typing import Any
 
 from closeout.journal.events import DecisionMade, Noted, RunEnded, RunResumed, RunStarted
 from closeout.journal.store import Row
-from closeout.run.waits.decisions import PendingDecision
-from closeout.server.serve.request_keys import REQUEST_NOTE
-from closeout.server.serve.response_state import Outcome, ResponseId, ResponseState
+from closeout.server.serve.response_state import ResponseId, ResponseState
 
 __all__ = ["RESPONSE_NOTE", "ResponseView"]
 
@@ -32,25 +30,26 @@ class ResponseView:
 
     Attributes:
         parts: How many of the run's responses came after the first one.
+        state: The current state of the response.
     """
 
     def __init__(self, response: ResponseId, model: str) -> None:
         self.parts = 0
         self._wanted = response.part
-        self._state = ResponseState(ResponseId(response.run_id), model)
+        self.state = ResponseState(ResponseId(response.run_id), model)
         self._waits = False  # the run has ended to wait for a decision
         self._next = 0  # the next sequence number
 
     def feed(self, row: Row) -> list[dict[str, Any]]:
         """Read the next event. Returns the events of the response's stream that follow from it."""
-        event, state = row.event, self._state
+        event, state = row.event, self.state
         if self._waits and isinstance(event, (RunResumed, DecisionMade)):
             self._waits = False
             self.parts += 1
             if self.parts <= self._wanted:
                 state = ResponseState(ResponseId(state.id.run_id, self.parts), state.model, after=state)
                 state.created_at = row.time
-                self._state = state
+                self.state = state
         if isinstance(event, RunEnded) and event.agent == "main":
             self._waits = event.status == "waiting"
         if self.parts > self._wanted:
@@ -69,30 +68,6 @@ class ResponseView:
         return made
 
     @property
-    def request(self) -> str:
-        """The digest of the request that the response answers, empty if it cannot be repeated."""
-        return self._state.notes.get(REQUEST_NOTE) or ""
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """The end of the response, None while it is under way."""
-        return self._state.outcome
-
-    @property
     def awaits_decision(self) -> bool:
         """True if the response is the run's last one, and has ended with what the run waits for."""
         return self._waits and self.parts == self._wanted
-
-    @property
-    def pending(self) -> dict[str, PendingDecision]:
-        """The decisions that the run waits for at the end of the response, by the ids of the items that show it."""
-        return self._state.pending
-
-    def response(self, *, state: str = "", failure: str = "") -> dict[str, Any]:
-        """Return the response object.
-
-        Args:
-            state: "running" or "queued" if the server is going to continue the run.
-            failure: Why it will not, if the run has not ended.
-        """
-        return self._state.response(state=state, failure=failure)

@@ -26,7 +26,7 @@ from closeout.server.serve.response_state import ResponseId
 from closeout.server.serve.response_view import ResponseView
 from closeout.server.sse import event_bytes, send_events
 
-__all__ = ["add_responses", "check_model", "check_tools", "run_headers", "schema_in"]
+__all__ = ["add_responses", "check_model", "check_request", "run_headers", "schema_in"]
 
 MAX_ITEMS = 100  # the longest page that OpenAI allows
 MAX_METADATA = 16  # entries, as OpenAI allows
@@ -54,8 +54,9 @@ def check_model(body: Mapping[str, Any], host: AgentHost) -> None:
         raise ApiError(404, f"No model {model!r:.80} here. Use {host.name!r}.", code="model_not_found", param="model")
 
 
-def check_tools(body: Mapping[str, Any]) -> None:
-    """Raise ApiError if a client offers tools, which the agent would never call."""
+def check_request(body: Mapping[str, Any], host: AgentHost) -> None:
+    """Raise ApiError if a request names another model, or offers tools, which the agent would never call."""
+    check_model(body, host)
     if body.get("tools"):
         raise ApiError(
             400, "This agent calls its own tools and cannot be given others. Leave out tools.", param="tools"
@@ -99,8 +100,7 @@ class _ResponsesRoutes:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         body = await json_body(request)
-        check_model(body, self._host)
-        check_tools(body)
+        check_request(body, self._host)
         text = body.get("text")
         notes = {
             "api": "responses",
@@ -137,19 +137,21 @@ class _ResponsesRoutes:
             raise ApiError(400, "previous_response_id must be a text.", param="previous_response_id")
         view, later = await self._view(earlier, client), ResponseId(earlier.run_id, earlier.part + 1)
         if view.awaits_decision:
-            decisions = decisions_in(given, approvals, view.pending)
+            decisions = decisions_in(given, approvals, view.state.pending)
             notes = {**notes, "previous_response_id": str(earlier), REQUEST_NOTE: key and key.request}
             await self._host.decide(earlier.run_id, decisions, notes=notes)
             return later
-        if key is not None and view.parts > earlier.part and (await self._view(later)).request == key.request:
-            return later
+        if key is not None and view.parts > earlier.part:
+            answered = (await self._view(later)).state.notes.get(REQUEST_NOTE)
+            if answered == key.request:
+                return later
         if approvals:
             raise ApiError(400, f"The response {earlier} does not wait for an approval.", param="input")
         if view.parts > earlier.part:
             text = f"The response {earlier} was continued. Continue the last one of its run."
             raise ApiError(400, text, param="previous_response_id")
         messages, handed_to = await self._conversation(earlier)
-        files = run_files(self._host.store, (row.event for row in await self._host.rows(earlier.run_id))).all()
+        files = run_files(self._host.store, await self._host.rows(earlier.run_id)).all()
         return await self._submit(body, {**notes, "handed_to": handed_to}, messages, files, key)
 
     async def _submit(
@@ -203,7 +205,7 @@ class _ResponsesRoutes:
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         response = await self._asked(request)
-        is_open = (await self._view(response)).outcome is None
+        is_open = (await self._view(response)).state.outcome is None
         # A run that waits has given a whole response, and continues once somebody decides.
         if is_open or (await asyncio.to_thread(self._host.store.run, response.run_id)).status == "waiting":
             await self._host.cancel(response.run_id)
@@ -239,7 +241,7 @@ class _ResponsesRoutes:
     async def _response(self, response: ResponseId) -> web.Response:
         view = await self._view(response)
         state, failure = await self._host.state(response.run_id), self._host.failure(response.run_id)
-        return json_response(view.response(state=state, failure=failure), run_headers(response.run_id))
+        return json_response(view.state.response(state=state, failure=failure), run_headers(response.run_id))
 
     async def _events(self, response: ResponseId, after: int) -> AsyncIterator[bytes]:
         """The events of a response's stream whose sequence number is greater than `after`."""
@@ -251,7 +253,7 @@ class _ResponsesRoutes:
             if view.awaits_decision:
                 return
         failure = self._host.failure(response.run_id)
-        if view.outcome is None and failure:  # not a part of the record: the run may still be resumed by hand
+        if view.state.outcome is None and failure:  # not a part of the record: the run may still be resumed by hand
             error = {"type": "error", "code": "server_error", "message": failure, "param": None}
             yield event_bytes(error, name="error")
 

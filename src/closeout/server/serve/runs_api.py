@@ -52,7 +52,7 @@ async def begin_run(host: AgentHost, request: web.Request, **notes: Any) -> str:
     Args:
         host: Executes it.
         request: The request.
-        notes: What the server wants to know about the run later.
+        notes: Notes of the server on the run.
 
     Raises:
         ApiError: The body is not valid.
@@ -104,7 +104,7 @@ class _Runs:
         return file_response(file, await asyncio.to_thread(lambda: file.data))
 
     async def _files(self, run_id: str) -> RunFiles:
-        return run_files(self._host.store, (row.event for row in await self._host.rows(run_id)))
+        return run_files(self._host.store, await self._host.rows(run_id))
 
     async def cancel(self, request: web.Request) -> web.Response:
         run_id = await self._run_id(request)

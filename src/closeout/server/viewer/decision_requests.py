@@ -120,7 +120,7 @@ def _bare(value: Any) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """Return a text as it is, unless it looks like another value; anything else as JSON."""
+    """Return a text unchanged unless it looks like another value; anything else as JSON."""
     if not isinstance(value, str):
         return json.dumps(value, ensure_ascii=False, indent=2)
     try:
@@ -146,7 +146,7 @@ def read_decision(body: bytes) -> tuple[str, Decision]:
 
 
 def read_name(body: bytes) -> str:
-    """Return the id of what a run waits for, as somebody wants to sign in, or to end the wait. Raises UsageError."""
+    """Return the id of the wait or the call that a request is about. Raises UsageError."""
     name = _object(body, "The request").get("id")
     if not isinstance(name, str):
         raise UsageError("Send the id of what the run waits for.")

@@ -10,7 +10,6 @@ from closeout.codec import encode_json
 from closeout.evaluate.overview import list_evaluations, show_evaluation
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
 from closeout.homes import Home
-from closeout.journal.events import RunStarted
 from closeout.journal.store import Store
 
 __all__ = ["evaluation_shape", "evaluations_shape", "trial_shape"]
@@ -63,8 +62,8 @@ def trial_shape(store: Store, run_id: str) -> dict[str, Any] | None:
     Raises:
         RunNotFound: No run has this name.
     """
-    started, home = store.rows_from(run_id, 0, 1)[0].event, store.home
-    name = started.origin.get("evaluation") if isinstance(started, RunStarted) else None
+    started, home = store.beginning(run_id), store.home
+    name = None if started is None else started.origin.get("evaluation")
     if name not in evaluations_in(home):
         return None
     with TrialStore(evaluation_file(home, name)) as trials:
@@ -76,9 +75,7 @@ def trial_shape(store: Store, run_id: str) -> dict[str, Any] | None:
         "evaluation": name,
         "task": task.id,
         "epoch": trial.epoch,
-        "expected": task.answer
-        if task.answer is None or isinstance(task.answer, str)
-        else encode_json(task.answer).decode(),
+        "expected": _text(task.answer),
         "scores": [
             {"scorer": scorer, "value": s.value, "correct": s.correct, "judged": s.judged, "reason": s.reason}
             for scorer, s in trial.scores.items()
@@ -144,7 +141,8 @@ def _outcome(trial: Mapping[str, Any], *, at_work: bool) -> str:
 
 
 def _short(value: Any) -> str:
-    if value is None:
-        return ""
-    text = value if isinstance(value, str) else encode_json(value).decode()
-    return text[:LONGEST_TEXT]
+    return (_text(value) or "")[:LONGEST_TEXT]
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else encode_json(value).decode()

@@ -38,7 +38,7 @@ def export_run(store: Store, run_id: str) -> str:
     story.feed(rows)
     requests = [event_shape(row) for row in rows if isinstance(row.event, ModelRequested)]
     trial = trial_shape(store, run_id)
-    found = files_shape(run_files(store, (row.event for row in rows)))
+    found = files_shape(run_files(store, rows))
     parts = {"run": run, "story": story.take(), "requests": requests, "trial": trial, "files": found}
     data = encode_json({**parts, "sources": all_sources(rows)}).decode()
     data = data.replace("<", "\\u003c")  # so that no text in it can end the script element

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from aiohttp import web
 
-from closeout.codec import encode_json
 from closeout.errors import DecisionRefused, JournalError, JournalLocked, MessageRefused, RunNotFound, UsageError
 from closeout.fleet.announcing import unsent_ends
 from closeout.fleet.chores import change_schedule, list_schedules
@@ -26,9 +25,9 @@ from closeout.journal.readonly import open_to_read
 from closeout.journal.run_names import LAB
 from closeout.journal.store import RunRecord, Store, open_store
 from closeout.journal.text_search import SearchIndex
-from closeout.run.sse_stream import KEEP_ALIVE_SECONDS
 from closeout.server.app import HOME, error_response, json_response
 from closeout.server.file_download import file_response, files_shape, find_file, run_files
+from closeout.server.sse import event_bytes, send_events
 from closeout.server.viewer.page_export import STATIC, export_run, joined_modules
 from closeout.server.viewer.shapes import (
     about_shape,
@@ -61,6 +60,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+FOLLOW_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
 
@@ -169,6 +169,13 @@ class _Viewer:
         headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
         return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
 
+    async def _body_from_own_page(self, request: web.Request) -> bytes:
+        """Return the body of a request that changes something. Raises what `check_own_page` raises."""
+        from closeout.server.viewer.decision_requests import check_own_page
+
+        check_own_page(request, self._token)
+        return await request.read()
+
     # -------------------------------------------------------------------------------------------- runs
 
     async def list_runs(self, request: web.Request) -> web.Response:
@@ -222,7 +229,7 @@ class _Viewer:
         }
 
     def _index_more(self) -> None:
-        """Index for a moment, and again when the lists that were asked for meanwhile are made."""
+        """Index for a moment, and again after the lists requested in the meantime."""
         with suppress(JournalError), open_to_read(self._app[HOME]) as store:
             state = self._open_index(store).update(INDEX_SECONDS)
             self._indexing = state.indexed < state.runs and not self._stopping
@@ -243,7 +250,7 @@ class _Viewer:
     # -------------------------------------------------------------------------------------------- the playground
 
     async def show_agent(self, request: web.Request) -> web.Response:
-        """The agent that this server executes runs of, and the agents below it; an empty list without one."""
+        """The served agent and its sub-agents; an empty list without one."""
         from closeout.assembly.agent_picture import picture_of
 
         boxes = [] if self._host is None else picture_of(self._host.agent.plan())
@@ -261,9 +268,8 @@ class _Viewer:
     async def begin_run(self, request: web.Request) -> web.Response:
         """Begin a run of the served agent."""
         from closeout.server.serve.runs_api import begin_run
-        from closeout.server.viewer.decision_requests import check_own_page
 
-        check_own_page(request, self._token)
+        await self._body_from_own_page(request)
         if self._host is None:
             raise UsageError("This viewer has no agent. Serve one: closeout serve AGENT.yaml")
         return json_response({"run_id": await begin_run(self._host, request, stream=True)})
@@ -303,11 +309,10 @@ class _Viewer:
     async def decide(self, request: web.Request) -> web.Response:
         """Record a decision on what was shown. The run continues by itself if this server has its agent."""
         from closeout.run.waits.decisions import record_decisions
-        from closeout.server.viewer.decision_requests import check_own_page, pending_shape, read_decision
+        from closeout.server.viewer.decision_requests import pending_shape, read_decision
 
-        check_own_page(request, self._token)
         run_id = request.match_info["run_id"]
-        name, decision = read_decision(await request.read())
+        name, decision = read_decision(await self._body_from_own_page(request))
         host = await self._host_of(request)
         try:
             if host is not None:
@@ -336,10 +341,9 @@ class _Viewer:
     async def accept_rule(self, request: web.Request) -> web.Response:
         """Write a rule that was shown into the settings of the served agent, whose calls it approves from now on."""
         from closeout.lab.learned_rules import add_to_settings, rule_for
-        from closeout.server.viewer.decision_requests import check_own_page, read_rule
+        from closeout.server.viewer.decision_requests import read_rule
 
-        check_own_page(request, self._token)
-        call, rule = read_rule(await request.read())
+        call, rule = read_rule(await self._body_from_own_page(request))
         host = await self._host_of(request)
         if host is None or host.settings_file is None:
             raise UsageError("The agent of this run has no settings file here. Put the rule into its settings.")
@@ -359,10 +363,10 @@ class _Viewer:
 
     async def undo(self, request: web.Request) -> web.Response:
         """Undo a call of the run."""
-        from closeout.server.viewer.decision_requests import check_own_page, read_name
+        from closeout.server.viewer.decision_requests import read_name
 
-        check_own_page(request, self._token)
-        call, host = read_name(await request.read()), await self._host_of(request)
+        call = read_name(await self._body_from_own_page(request))
+        host = await self._host_of(request)
         if host is None:
             raise UsageError("This viewer does not have the run's agent. Undo the call: closeout runs undo RUN CALL")
         try:
@@ -374,10 +378,9 @@ class _Viewer:
     async def resume(self, request: web.Request) -> web.Response:
         """Continue a run that failed or was stopped, or one that waits for a time and need not."""
         from closeout.run.waits.decisions import end_wait
-        from closeout.server.viewer.decision_requests import BY, check_own_page, read_name
+        from closeout.server.viewer.decision_requests import BY, read_name
 
-        check_own_page(request, self._token)
-        run_id, name = request.match_info["run_id"], read_name(await request.read())
+        run_id, name = request.match_info["run_id"], read_name(await self._body_from_own_page(request))
         host = await self._host_of(request)
         try:
             if name:
@@ -394,11 +397,10 @@ class _Viewer:
     async def sign_in(self, request: web.Request) -> web.Response:
         """Begin to sign in to the MCP server that the run waits for. Returns the address of the page to open."""
         from closeout.run.waits.decisions import pending_decisions
-        from closeout.server.viewer.decision_requests import check_own_page, read_name
+        from closeout.server.viewer.decision_requests import read_name
         from closeout.server.viewer.sign_in import SignIns
 
-        check_own_page(request, self._token)
-        name = read_name(await request.read())
+        name = read_name(await self._body_from_own_page(request))
 
         def read(store: Store, run_id: str) -> tuple[str, str]:
             waits = {each.id: each for each in pending_decisions(store.rows(run_id)) if each.kind == "login"}
@@ -424,10 +426,9 @@ class _Viewer:
     async def send_message(self, request: web.Request) -> web.Response:
         """Send a message to a run, whichever process executes it."""
         from closeout.journal.inbox import mailbox_of
-        from closeout.server.viewer.decision_requests import BY, check_own_page, read_message
+        from closeout.server.viewer.decision_requests import BY, read_message
 
-        check_own_page(request, self._token)
-        text, interrupt = read_message(await request.read())
+        text, interrupt = read_message(await self._body_from_own_page(request))
         store = await self._off_loop(open_store, self._app[HOME])
 
         def send() -> str:
@@ -440,9 +441,7 @@ class _Viewer:
 
     async def change_schedule(self, request: web.Request) -> web.Response:
         """Pause a schedule, or continue it."""
-        from closeout.server.viewer.decision_requests import check_own_page
-
-        check_own_page(request, self._token)
+        await self._body_from_own_page(request)
         store, paused = await self._off_loop(open_store, self._app[HOME]), request.match_info["change"] == "pause"
         await self._off_loop(partial(change_schedule, store, request.match_info["name"], paused=paused))
         return json_response({"paused": paused})
@@ -557,32 +556,26 @@ class _Viewer:
         start = _number(request.query, "start", 0)
         if last := request.headers.get("Last-Event-ID", ""):
             start = _number({"id": last}, "id", 0) + 1
-        run_id = request.match_info["run_id"]
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await self._in_store(Store.run, request)  # raises RunNotFound while the response can still say so
         task = asyncio.current_task()
         assert task is not None
         self._followers.add(task)
         try:
-            with open_to_read(self._app[HOME]) as store:
-                await self._off_loop(store.run, run_id)
-                await response.prepare(request)
-                story = StoryItems()
-                async for row in _with_pauses(follow(store, run_id)):
-                    if row is None:
-                        await response.write(b": still running\n\n")
-                        continue
-                    story.feed([row])
-                    if row.seq < start:
-                        story.take()
-                    else:
-                        await response.write(b"id: %d\ndata: %b\n\n" % (row.seq, encode_json(story.take())))
-                record = await self._off_loop(ended_shape, store, run_id)
-                await response.write(b"event: end\ndata: %b\n\n" % encode_json(record))
+            return await send_events(request, self._story_events(request.match_info["run_id"], start), FOLLOW_HEADERS)
         except ConnectionError:
-            pass  # the page is gone
+            return web.Response(status=499)  # the page is gone
         finally:
             self._followers.discard(task)
-        return response
+
+    async def _story_events(self, run_id: str, start: int) -> AsyncIterator[bytes]:
+        with open_to_read(self._app[HOME]) as store:
+            story = StoryItems()
+            async for row in follow(store, run_id):
+                story.feed([row])
+                changed = story.take()
+                if row.seq >= start:
+                    yield event_bytes(changed, number=row.seq)
+            yield event_bytes(await self._off_loop(ended_shape, store, run_id), name="end")
 
     async def export(self, request: web.Request) -> web.Response:
         """The run as one HTML file."""
@@ -595,7 +588,7 @@ class _Viewer:
         """The files of the run: those that it left, then those that it began with."""
 
         def read(store: Store, run_id: str) -> list[dict[str, Any]]:
-            return files_shape(run_files(store, (row.event for row in store.rows(run_id))))
+            return files_shape(run_files(store, store.rows(run_id)))
 
         return json_response({"files": await self._in_store(read, request)})
 
@@ -603,7 +596,7 @@ class _Viewer:
         """One file of the run, to save."""
 
         def read(store: Store, run_id: str) -> web.Response:
-            files = run_files(store, (row.event for row in store.rows(run_id)))
+            files = run_files(store, store.rows(run_id))
             file = find_file(files, run_id, request.match_info["name"])
             return file_response(file, file.data)
 
@@ -629,30 +622,6 @@ class _Viewer:
                 return read(store, run_id)
 
         return await self._off_loop(act)
-
-
-async def _with_pauses(rows: AsyncIterator[T]) -> AsyncIterator[T | None]:
-    """Yield the rows, and None after a while without one: a connection that is silent is closed by proxies."""
-    following: asyncio.Task[T] | None = None
-    try:
-        while True:
-            if following is None:
-                following = asyncio.ensure_future(anext(rows))
-            done, _ = await asyncio.wait([following], timeout=KEEP_ALIVE_SECONDS)
-            if not done:
-                yield None
-                continue
-            try:
-                row = following.result()
-            except StopAsyncIteration:
-                return
-            following = None
-            yield row
-    finally:
-        if following is not None:
-            following.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await following
 
 
 def _matches(record: RunRecord, query: dict[str, str]) -> bool:

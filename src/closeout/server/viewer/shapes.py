@@ -98,7 +98,7 @@ def event_shape(row: Row) -> dict[str, Any]:
 
 
 def without_messages(shape: dict[str, Any]) -> dict[str, Any]:
-    """Return the shape of a request without its messages: the prompts have a page. Other events stay as they are."""
+    """Return the shape of a request without its messages: the prompts have a page. Other events stay unchanged."""
     if shape["type"] != "ModelRequested":
         return shape
     return {**shape, "added": len(shape["added"]), "tools": bool(shape["tools"])}

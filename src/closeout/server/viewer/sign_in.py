@@ -69,9 +69,9 @@ class SignIns:
         """Begin to sign in to a server. The response has the address of the page to open, empty if none is needed.
 
         Args:
-            request: From the browser that is to be sent back here.
+            request: From the browser, which returns here after the login.
             url: The server's address.
-            known: The servers of the settings, which may say more of a login.
+            known: The servers of the settings, which may describe the login.
             scope: The rights to ask for, besides those of the settings.
 
         Raises:
