@@ -23,6 +23,7 @@ from closeout.journal.store import Store, open_store
 from closeout.lab.client_conversation import CONVERSATION
 from closeout.server.proxy.proxy_record import records_written
 from closeout.server.proxy.proxy_server import Proxy
+from closeout.server.safety import client_key
 from closeout.server.serving import proxy_app
 from closeout.server.upstream import Upstream
 from closeout.testing import (
@@ -423,6 +424,20 @@ async def test_the_clients_key_goes_upstream_unless_the_proxy_has_its_own(home: 
         async with proxied(home, one_call, **options) as server:  # type: ignore[arg-type]
             await calls_in(server, "chat", stream=False)
             assert server.model.requests[0].headers.get("Authorization") == seen
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({"Authorization": "bearer  one", "x-api-key": "two"}, "one"),
+        ({"Authorization": "Basic eA==", "x-api-key": "two"}, "two"),
+        ({"x-api-key": "two"}, "two"),
+        ({}, ""),
+    ],
+)
+def test_one_key_of_a_request_is_checked_and_goes_upstream(headers: dict[str, str], key: str) -> None:
+    assert client_key(headers) == key
+    assert Upstream("http://127.0.0.1:9")._key_for(headers) == key
 
 
 async def test_requests_without_tools_pass_unchanged(home: Path) -> None:

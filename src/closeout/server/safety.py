@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -17,6 +17,7 @@ from closeout.server.app import Handler
 
 __all__ = [
     "USER_HEADER",
+    "client_key",
     "client_of",
     "is_loopback",
     "key_check",
@@ -63,7 +64,7 @@ def key_check(keys: Sequence[str]) -> Middleware:
 
     @web.middleware
     async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if digests and request.path not in PUBLIC and not _is_known(_key_of(request), digests):
+        if digests and request.path not in PUBLIC and not _is_known(client_key(request.headers), digests):
             message = "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`."
             return error_response(ApiError(401, message, code="invalid_api_key"))
         return await handler(request)
@@ -77,7 +78,7 @@ def client_of(request: web.Request) -> str:
         if user := request.headers.get(USER_HEADER, ""):
             return user
         raise ApiError(401, "This request has no user.", code="no_user")
-    key = _key_of(request)
+    key = client_key(request.headers)
     return f"key-{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}" if key else ""
 
 
@@ -94,16 +95,17 @@ def separate_users(app: web.Application) -> None:
 def seen_by(request: web.Request) -> str:
     """Return the client whose runs a request may see and change, empty if it may see all."""
     operators = request.app.get(_OPERATORS)
-    return "" if operators is None or _is_known(_key_of(request), operators) else client_of(request)
+    return "" if operators is None or _is_known(client_key(request.headers), operators) else client_of(request)
 
 
 def _digests(keys: Sequence[str]) -> list[bytes]:
     return [hashlib.sha256(key.encode()).digest() for key in keys]
 
 
-def _key_of(request: web.Request) -> str:
-    scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
-    return bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+def client_key(headers: Mapping[str, str]) -> str:
+    """Return the key that a client sent; empty if it sent none."""
+    scheme, _, bearer = headers.get("Authorization", "").partition(" ")
+    return bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def _is_known(key: str, digests: Sequence[bytes]) -> bool:

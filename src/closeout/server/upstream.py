@@ -11,8 +11,9 @@ from closeout.models.anthropic import VERSION, AnthropicClient
 from closeout.models.http import HTTPClient
 from closeout.models.openai import OpenAIClient
 from closeout.server.app import HEADERS
+from closeout.server.safety import client_key
 
-__all__ = ["Upstream", "UpstreamKind", "client_key", "headers_back", "kept"]
+__all__ = ["Upstream", "UpstreamKind", "headers_back", "kept"]
 
 UpstreamKind = Literal["openai", "anthropic"]
 K = TypeVar("K")
@@ -94,11 +95,6 @@ class Upstream:
         if self._key is not None or self._keeps_keys:
             return self._key or ""
         return client_key(headers)
-
-
-def client_key(headers: Mapping[str, str]) -> str:
-    """Return the key that a client sent; empty if it sent none."""
-    return headers.get("x-api-key") or headers.get("Authorization", "").removeprefix("Bearer ").strip()
 
 
 def kept(cache: OrderedDict[K, V], key: K, value: V, limit: int) -> V:

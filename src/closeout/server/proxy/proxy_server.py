@@ -36,9 +36,10 @@ from closeout.server.governing import Governor, Verdict, with_new_ids
 from closeout.server.proxy.flow_gate import FlowGate
 from closeout.server.proxy.lessons import Lessons, ProxiedConversation
 from closeout.server.proxy.proxy_record import ProxyRecord, records_written
+from closeout.server.safety import client_key
 from closeout.server.sse import event_bytes
 from closeout.server.text_gate import TextGate
-from closeout.server.upstream import Upstream, client_key, headers_back, kept
+from closeout.server.upstream import Upstream, headers_back, kept
 from closeout.tools.flow import Flow
 
 __all__ = ["Proxy"]
