@@ -220,10 +220,6 @@ class SettingsTree:
         hint = suggestion(self._profile, self._known, f"There are: {', '.join(self._known)}.")
         raise ConfigError(f"There is no profile '{self._profile}'. {hint}")
 
-    def origin_of(self, keys: Sequence[str]) -> Origin | None:
-        """Return where a setting was written, or the nearest section around it."""
-        return nearest(self.origins, keys)
-
     def origins_of(self, keys: Sequence[str]) -> list[Origin]:
         """Return all places where a setting was written: a section may come from several."""
         wanted = tuple(keys)
