@@ -19,7 +19,6 @@ __all__ = [
     "LOCK_SECONDS",
     "VERSION",
     "connect",
-    "empty_log",
     "explained",
     "is_locked",
     "journal_error",
@@ -249,17 +248,8 @@ def wipe(path: Path) -> None:
     """
     with explained(path), closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as db:
         db.execute("VACUUM")
-        empty_log(db, path)
-
-
-def empty_log(db: sqlite3.Connection, path: Path) -> None:
-    """Move what is in the log of an SQLite file into the file, and make the log empty.
-
-    Raises:
-        JournalLocked: Another process reads the file.
-    """
-    db.execute("PRAGMA busy_timeout=20000")
-    if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+        is_read = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    if is_read:
         raise JournalLocked(
             f"Everything was deleted, but another process is reading {path}, so its log still holds the bytes. Repeat "
             "this when that process has ended."
