@@ -131,10 +131,6 @@ class RunLeases:
         channel = channel_of(self._home)
         return number, channel, channel, str(number)
 
-    def held_anywhere(self, number: int) -> bool:
-        """Return whether any process has the lease of a run."""
-        return number in self.held_of([number])
-
     def held_of(self, numbers: Sequence[int]) -> set[int]:
         """Return those of some runs whose lease any process has."""
         others = [number for number in numbers if number not in self._tokens]
@@ -251,11 +247,6 @@ class SentCounts:
     def set(self, run: int, count: int) -> None:
         """Remember the number of a run."""
         self._leases.note_sent(run, count)
-
-    def mark(self, counts: Mapping[int, int]) -> None:
-        """Remember the numbers of runs."""
-        for run, count in counts.items():
-            self.set(run, count)
 
     def clear(self, run: int) -> None:
         """Nothing: the number of a run is never given again."""

@@ -30,7 +30,7 @@ from closeout.journal.database import (
     transaction,
     wipe,
 )
-from closeout.journal.journal_database import SEQ_BITS, EventRow, RunUpdate, SqlConnection, delete_usage
+from closeout.journal.journal_database import SEQ_BITS, EventRow, RunUpdate, SqlConnection, delete_run
 from closeout.journal.locks import LOCKS_NAME, RunLocks
 from closeout.journal.run_counts import MESSAGES_NAME, SYNCED_NAME, RunCounts
 
@@ -61,7 +61,6 @@ class SqliteJournal:
     is_local = True
     contains = "instr(CAST(e.body AS BLOB), ?)"
     values_of = "json_each(?)"
-    select_events = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
@@ -240,27 +239,13 @@ class SqliteJournal:
 
     # -------------------------------------------------------------------------------------------- deleting
 
-    def delete(self, numbers: Mapping[str, int]) -> None:
-        """Delete runs, which this process has taken, and what is noted of them. Their bodies stay."""
-        with self.writing, explained(self.path):
-            self.db.execute("PRAGMA secure_delete=ON")  # what is deleted must not stay in free pages
-            with transaction(self.db) as db:
-                for run_id, number in numbers.items():
-                    self.discard(db, run_id, number)
-
     def discard(self, db: SqlConnection, run_id: str, number: int) -> None:
         """Delete a run and what is noted of it, within a transaction. Its bodies stay."""
-        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-        places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
-        db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
-        db.execute("DELETE FROM outbox WHERE place>=? AND place<?", places)
-        db.execute("DELETE FROM runs WHERE id=?", (number,))
-        delete_usage(db, number)
-        if "messages" in tables:  # to the run
+        db.execute("PRAGMA secure_delete=ON")  # what is deleted must not stay in free pages
+        delete_run(db, run_id, number)
+        if self.has_table("messages"):
+            places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
             db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
-        db.execute("DELETE FROM signals WHERE run_id=?", (run_id,))
-        # A note on a run ends with its name.
-        db.execute("DELETE FROM notes WHERE substr(name, ?)=?", (-len(run_id) - 1, f" {run_id}"))
 
     def delete_unused_bodies(self) -> None:
         """Delete the bodies that no event refers to. Reads the whole journal."""

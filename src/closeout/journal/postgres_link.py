@@ -117,10 +117,14 @@ class PostgresLink:
 
     def changed(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Do what `repeated` does within a transaction, which waits for other people's locks for twenty seconds."""
+        return self.transact(lambda: self.execute(statement, values).fetchall())
 
-        def once() -> list[tuple[Any, ...]]:
+    def transact(self, act: Callable[[], T]) -> T:
+        """Return what a function does within a transaction, again while the connection is cut."""
+
+        def once() -> T:
             with self.transaction():
-                return self.execute(statement, values).fetchall()
+                return act()
 
         with self.lock, explained_postgres(self.home):
             return self.patiently(once)

@@ -95,9 +95,7 @@ class _ReadOnlyJournal(SqliteJournal):
                 )
             if version:  # it may not be migrated here
                 if version < CHECKED:
-                    self.select_events = (
-                        "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"
-                    )
+                    db.execute("CREATE TEMP VIEW events AS SELECT *, NULL AS crc FROM main.events")
                 if version < 4:
                     db.execute("CREATE TEMP VIEW runs AS SELECT *, 0.0 AS due FROM main.runs")
                 return db

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,12 +45,6 @@ class RunCounts:
             found = os.read(self._file, 8)
         return int(struct.unpack("<Q", found)[0]) if len(found) == 8 else 0
 
-    def mark(self, counts: Mapping[int, int]) -> None:
-        """Remember the numbers of runs, if that is possible."""
-        for run, count in counts.items():
-            with suppress(JournalError):
-                self.set(run, count)
-
     def set(self, run: int, count: int) -> None:
         """Remember the number of a run. Raises JournalError."""
         try:
@@ -64,7 +57,8 @@ class RunCounts:
     def clear(self, run: int) -> None:
         """Forget the number of a lost run whose place a new run gets."""
         if self.of(run):
-            self.mark({run: 0})
+            with suppress(JournalError):
+                self.set(run, 0)
 
     def close(self) -> None:
         if self._file >= 0:

@@ -117,6 +117,7 @@ _ALL_RUNS = 1 << 40
 _NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO UPDATE SET value=excluded.value"
 _SYNCED = "journal.synced"  # a note that changes when there is something to sync and nothing to write
 NEW_NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO NOTHING"
+_SELECT_EVENTS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
 _SELECT_LAST = "SELECT body FROM events WHERE place>=? AND place<? ORDER BY place DESC LIMIT 1"
 # Messages to runs, as JSON. Their places are made as those of events. The first message makes the table.
 _CREATE_MESSAGES = "CREATE TABLE IF NOT EXISTS messages (place INTEGER PRIMARY KEY, body BLOB NOT NULL)"
@@ -457,7 +458,7 @@ class Store:
                     update = (number, _UPDATE_DUE, (later, number))
                     if self._write(_EventBatch({number: entries}, durable=True), [update]):
                         raise locked(run_id)
-                    self.database.synced.mark({number: entries[-1][0] + 1})
+                    self._note_synced({number: entries})
             finally:
                 self.database.locks.drop(number)
         return RunRows((*record.rows, *(Row(*entry) for entry in entries)), record.problems)
@@ -478,11 +479,16 @@ class Store:
         named = tuple(run_ids)
         numbers = {run_id: self.number_of(run_id) for run_id in (*named, *self.lanes_of(named))}
         taken: list[int] = []
+
+        def discard_all(db: SqlConnection) -> None:
+            for run_id, number in numbers.items():
+                self.database.discard(db, run_id, number)
+
         try:
             for run_id, number in sorted(numbers.items(), key=lambda item: item[1]):
                 self.database.locks.take(run_id, number)
                 taken.append(number)
-            self.database.delete(numbers)
+            self.transact(discard_all, holding=taken)
         finally:
             for number in taken:
                 self.database.locks.drop(number)
@@ -744,7 +750,7 @@ class Store:
     def check_unlocked(self, run_id: str) -> None:
         """Raise JournalLocked while a process executes the run: its record may be incomplete only for that reason."""
         number = self.number_of(run_id)
-        if number not in self._claimed and self.database.locks.held_anywhere(number):
+        if number not in self._claimed and self.database.locks.held_of([number]):
             raise locked(run_id)
 
     def check_held(self, number: int) -> None:
@@ -808,7 +814,13 @@ class Store:
                 self._in_commit = None
             self._tries_again = False
             if batch.durable:
-                self.database.synced.mark({run: entries[-1][0] + 1 for run, entries in batch.events.items()})
+                self._note_synced(batch.events)
+
+    def _note_synced(self, events: Mapping[int, Sequence[_Entry]]) -> None:
+        """Note how many events of each run are safe, if that is possible."""
+        for run, entries in events.items():
+            with suppress(JournalError):
+                self.database.synced.set(run, entries[-1][0] + 1)
 
     def _write(self, batch: _EventBatch, updates: Sequence[RunUpdate] = (), *, waits: bool = True) -> bool:
         """Write a batch and updates. Return whether a run was lost to another process, of which nothing is written."""
@@ -983,24 +995,20 @@ class Store:
 
     def _records(self, rows: Sequence[tuple[Any, ...]]) -> list[RunRecord]:
         held = self.database.locks.held_of([row[0] for row in rows if row[4] == "running"])
-        return [self._record(row, is_held=row[0] in held) for row in rows]
-
-    def _record(self, row: tuple[Any, ...], *, is_held: bool) -> RunRecord:
-        _, run_id, started, ended, *texts = row
-        status, task, model = (str(text) for text in texts[:3])
-        answer, stop_reason = (text if text is None else str(text) for text in texts[3:])
-        if status == "running" and not is_held:
-            status = "interrupted"
-        return RunRecord(
-            run_id=run_id,
-            started=_time(started) or 0.0,
-            ended=_time(ended),
-            status=status,
-            task=task,
-            model=model,
-            answer=answer,
-            stop_reason=stop_reason,
-        )
+        found = []
+        for number, run_id, started, ended, status, task, model, answer, stop_reason in rows:
+            record = RunRecord(
+                run_id=run_id,
+                started=_time(started) or 0.0,
+                ended=_time(ended),
+                status="interrupted" if status == "running" and number not in held else str(status),
+                task=str(task),
+                model=str(model),
+                answer=None if answer is None else str(answer),
+                stop_reason=None if stop_reason is None else str(stop_reason),
+            )
+            found.append(record)
+        return found
 
     def rows(self, run_id: str) -> Iterator[Row]:
         """Iterate over a run's events, in order. An event that cannot be read is `Unknown`; none is left out."""
@@ -1069,7 +1077,7 @@ class Store:
         start = number << SEQ_BITS
         # Read before the events: another process may write some, and the end of the run, at any moment.
         synced, status = self.database.synced.of(number), self._status(number)
-        stored = self.query(self.database.select_events, (start, number + 1 << SEQ_BITS))
+        stored = self.query(_SELECT_EVENTS, (start, number + 1 << SEQ_BITS))
         rows: list[Row] = []
         problems: list[str] = []
         expected, latest = 0, 0.0
