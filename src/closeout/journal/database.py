@@ -24,6 +24,7 @@ __all__ = [
     "journal_error",
     "make_folder",
     "open_file",
+    "open_or_create",
     "set_modes",
     "transaction",
     "version_of",
@@ -226,6 +227,14 @@ def make_folder(folder: Path, file: str) -> None:
         raise JournalError(
             f"Cannot create {folder} for the record of runs ({error.strerror}). Set CLOSEOUT_HOME to a folder you own."
         ) from None
+
+
+def open_or_create(path: Path) -> int:
+    """Open a file beside a journal to read and write it, and return its descriptor. Raises JournalError."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise JournalError(f"Cannot write {path} ({error.strerror}). Set CLOSEOUT_HOME to a folder you own.") from None
 
 
 def _sync_folder(folder: Path) -> None:

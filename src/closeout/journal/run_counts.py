@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from closeout.errors import JournalError
+from closeout.journal.database import open_or_create
 
 __all__ = ["MESSAGES_NAME", "SYNCED_NAME", "RunCounts"]
 
@@ -28,13 +29,11 @@ class RunCounts:
         self._lock = threading.Lock()  # the file has one position
         self._path = path
         self._file = -1
-        try:
-            self._file = os.open(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            if not read_only:
-                raise JournalError(
-                    f"Cannot write {path} ({error.strerror}). Set CLOSEOUT_HOME to a folder you own."
-                ) from None
+        if not read_only:
+            self._file = open_or_create(path)
+            return
+        with suppress(OSError):
+            self._file = os.open(path, os.O_RDONLY)
 
     def of(self, run: int) -> int:
         """Return the number of a run; 0 if the run is unknown."""
