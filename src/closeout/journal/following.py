@@ -131,11 +131,11 @@ async def follow(
     is_under_way = is_under_way or is_executed
     while True:
         change = wakeup.next_change() if wakeup is not None else None
-        going_on = await is_under_way()  # asked before the rows are read, so that the last ones are not missed
+        continues = await is_under_way()  # asked before the rows are read, so that the last ones are not missed
         for row in await asyncio.to_thread(store.rows_from, run_id, start):
             start = row.seq + 1
             yield row
-        if not going_on:
+        if not continues:
             return
         if change is None:
             await waited(news or asyncio.Event(), poll)

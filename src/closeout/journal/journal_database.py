@@ -225,7 +225,7 @@ class JournalDatabase(Protocol):
         """Wait for the writer and let nobody use the connections until `proceed`: before a fork."""
 
     def proceed(self, *, in_parent: bool) -> None:
-        """Go on after a fork. In a child process this object is the parent's, and only lets go of what is shared."""
+        """Continue after a fork. In a child process this object is the parent's, and only lets go of what is shared."""
 
     def close(self) -> None:
         """Close the connections and files."""

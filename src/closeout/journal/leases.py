@@ -217,7 +217,7 @@ class RunLeases:
         self._guard.acquire()
 
     def proceed(self, *, in_parent: bool) -> None:
-        """Go on after a fork. The leases are the parent's."""
+        """Continue after a fork. The leases are the parent's."""
         if not in_parent:
             self._link.forget()
             self._tokens.clear()
@@ -241,11 +241,9 @@ class SentCounts:
         self._leases = leases
 
     def of(self, run: int) -> int:
-        """Return the number of a run."""
         return self._leases.sent_to(run)
 
     def set(self, run: int, count: int) -> None:
-        """Remember the number of a run."""
         self._leases.note_sent(run, count)
 
     def clear(self, run: int) -> None:

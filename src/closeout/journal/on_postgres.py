@@ -203,7 +203,6 @@ class PostgresJournal:
         self._link.execute(_INSERT_EVENTS + _REPLACE if replace else _INSERT_EVENTS, columns)
 
     def insert(self, db: SqlConnection, row: EventRow, bodies: Mapping[bytes, list[bytes]]) -> None:
-        """Write a row of a new run with its bodies, within a transaction."""
         self._put([row], bodies, replace=False)
 
     def transact(self, act: Callable[[SqlConnection], T], *, durable: bool = False, holding: Collection[int] = ()) -> T:
@@ -252,7 +251,6 @@ class PostgresJournal:
     # -------------------------------------------------------------------------------------------- reading
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Read through a connection of its own."""
         return self._reader.repeated(statement, values)
 
     def clock(self, *, exact: bool = False) -> float:
@@ -279,7 +277,6 @@ class PostgresJournal:
     # -------------------------------------------------------------------------------------------- deleting
 
     def discard(self, db: SqlConnection, run_id: str, number: int) -> None:
-        """Delete a run and what is noted of it, within a transaction. Its bodies stay."""
         delete_run(db, run_id, number)
         places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
         db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
@@ -299,9 +296,8 @@ class PostgresJournal:
         """Rewrite the tables without what was deleted. Others wait meanwhile."""
         try:
             with self.writing, explained_postgres(self.home):
-                if (
-                    not self._link.pooled
-                ):  # VACUUM takes no settings of a transaction, and a pooler's must not be changed
+                # VACUUM takes no settings of a transaction, and a pooler's must not be changed.
+                if not self._link.pooled:
                     self._link.execute(f"SET lock_timeout = '{PATIENCE:.0f}s'")
                 for table in _TABLES:
                     self._link.execute(f"VACUUM FULL {table}")
@@ -311,13 +307,12 @@ class PostgresJournal:
     # -------------------------------------------------------------------------------------------- lifetime
 
     def pause(self) -> None:
-        """Wait for the writer and let nobody use the connections until `proceed`."""
         self.writing.acquire()
         self._reader.lock.acquire()
         self.locks.pause()
 
     def proceed(self, *, in_parent: bool) -> None:
-        """Go on after a fork. In a child process the connections and leases are the parent's."""
+        """Continue after a fork. In a child process the connections and leases are the parent's."""
         if not in_parent:
             self._link.forget()
             self._reader.forget()

@@ -51,8 +51,6 @@ class PostgresLink:
     def __init__(self, home: DatabaseHome, *, synced: bool = True, stopped: float | None = None) -> None:
         self.home = home
         self.lock = threading.RLock()
-        self._synced = synced
-        self._stopped = stopped or home.lease
         self._raw: Raw | None = None
         self._is_closed = False
         self._used = 0.0  # when it was used last, by the monotonic clock
@@ -61,7 +59,7 @@ class PostgresLink:
             [
                 b"BEGIN; SET LOCAL lock_timeout = '%.0fs'; " % PATIENCE,
                 # A process that is stopped within a transaction must not keep its locks for longer than its leases.
-                b"SET LOCAL idle_in_transaction_session_timeout = '%.0fs'" % self._stopped,
+                b"SET LOCAL idle_in_transaction_session_timeout = '%.0fs'" % (stopped or home.lease),
                 b"" if synced else b"; SET LOCAL synchronous_commit = off",
             ]
         )

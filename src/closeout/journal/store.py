@@ -112,8 +112,6 @@ _SELECT_HOLDING = (
     "SELECT run_id FROM (SELECT id, run_id FROM runs ORDER BY id DESC LIMIT ?) r WHERE EXISTS "
     "(SELECT 1 FROM events e WHERE e.place>=r.id<<32 AND e.place<(r.id+1)<<32 AND {contains}) ORDER BY id DESC"
 )
-# More runs than can wait or be interrupted.
-_ALL_RUNS = 1 << 40
 _NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO UPDATE SET value=excluded.value"
 _SYNCED = "journal.synced"  # a note that changes when there is something to sync and nothing to write
 NEW_NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO NOTHING"
@@ -397,7 +395,7 @@ class Store:
         parts = candidates("last", values=self.database.values_of, now=time)
         union = " UNION ALL ".join(f"SELECT * FROM ({part}) AS part" for part in parts)  # noqa: S608 - constants
         statement = f"SELECT id, run_id, status FROM ({union}) AS found ORDER BY priority DESC, rank, at"  # noqa: S608
-        found = self.query(statement, candidate_values(agent, "[]", [_ALL_RUNS] * 3, -math.inf))
+        found = self.query(statement, candidate_values(agent, "[]", [_ALL] * 3, -math.inf))
         held = self.database.locks.held_of([number for number, *_ in found])
         ready = {run_id: status for number, run_id, status in found if number not in held}
         return ready, look_of(self.query(facts(time), (agent, agent)), [])
@@ -453,15 +451,15 @@ class Store:
                 at = self.clock()
                 seq = record.rows[-1].seq + 1 if record.rows else 0
                 entries = [(seq + n, at, event) for n, event in enumerate(make(record.rows, at))]
+                rows = (*record.rows, *(Row(*entry) for entry in entries))
                 if entries:
-                    later = due((*record.rows, *(Row(*entry) for entry in entries)))
-                    update = (number, _UPDATE_DUE, (later, number))
+                    update = (number, _UPDATE_DUE, (due(rows), number))
                     if self._write(_EventBatch({number: entries}, durable=True), [update]):
                         raise locked(run_id)
                     self._note_synced({number: entries})
             finally:
                 self.database.locks.drop(number)
-        return RunRows((*record.rows, *(Row(*entry) for entry in entries)), record.problems)
+        return RunRows(rows, record.problems)
 
     def delete_runs(self, run_ids: Iterable[str]) -> int:
         """Delete runs, and return how many there were. The file does not shrink: new runs take the room.
@@ -535,7 +533,7 @@ class Store:
         self.transact(add, holding=(number + MESSAGE_LOCK,))
 
     def count_messages(self, number: int) -> int:
-        """Return how many messages were sent to a run. It may be one too many; it costs next to nothing."""
+        """Return how many messages were sent to a run. May be one too high. O(1)."""
         return self.database.messages.of(number)
 
     def messages(self, number: int, first: int = 0) -> list[bytes]:
@@ -572,7 +570,7 @@ class Store:
         if self._lost or self._failures:
             self.check_held(run)
         with self._state:
-            if self._ends and run in self._ends:  # it was no end
+            if self._ends and run in self._ends:  # the run continues
                 self._batch.events.setdefault(run, []).append(self._ends.pop(run))
             if type(event) is RunEnded:
                 self._ends[run] = seq, at, event
@@ -1160,7 +1158,7 @@ class Store:
         self._state.acquire()
 
     def proceed(self, *, in_parent: bool) -> None:
-        """Go on after a fork. In a child process the store is the parent's."""
+        """Continue after a fork. In a child process the store is the parent's."""
         try:
             self.database.proceed(in_parent=in_parent)
         finally:
