@@ -123,7 +123,7 @@ class SettingsTree:
         self._add(values, origins, path.expanduser().absolute().parent)
 
     def add_checked(self, values: Mapping[str, Any]) -> None:
-        """Put settings that were read before over the present ones: their keys and variables are settled."""
+        """Put settings of a `Config` over the present ones: their keys are long, and their variables replaced."""
         self._merge(self.values, values, ())
 
     def _add(self, source: Mapping[str, Any], origins: Mapping[Keys, Origin], folder: Path | None) -> None:

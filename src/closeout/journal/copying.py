@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from closeout.errors import JournalDamaged, JournalError
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.claims import IMPORTED
-from closeout.journal.database import CHECKED, FILE_NAME, LOCK_SECONDS, explained, version_of
+from closeout.journal.database import CHECKED, FILE_NAME, explained, open_read_only, version_of
 from closeout.journal.events import REPLIED
 from closeout.journal.holds import held_runs
 from closeout.journal.journal_database import SEQ_BITS, EventRow, SqlConnection
@@ -97,8 +97,7 @@ def _opened(source: Home) -> Iterator[_Query]:
 
 def _open_file(file: Path) -> sqlite3.Connection:
     """Open a journal's file, whatever its name, to read it."""
-    uri = f"{file.absolute().as_uri()}?mode=ro"
-    db = sqlite3.connect(uri, timeout=LOCK_SECONDS, isolation_level=None, uri=True)
+    db = open_read_only(file)
     try:
         if version_of(db, file) < CHECKED:
             raise JournalError(

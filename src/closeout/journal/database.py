@@ -25,6 +25,7 @@ __all__ = [
     "make_folder",
     "open_file",
     "open_or_create",
+    "open_read_only",
     "set_modes",
     "transaction",
     "version_of",
@@ -138,6 +139,15 @@ def open_file(path: Path, prepare: Callable[[sqlite3.Connection, Path], None]) -
         db.close()
         raise
     return db
+
+
+def open_read_only(path: Path, how: str = "mode=ro") -> sqlite3.Connection:
+    """Open an SQLite file to read it.
+
+    `mode=ro` reads beside a writer and needs the log's index; `mode=ro&immutable=1` is for a file without writers.
+    """
+    uri = f"{path.absolute().as_uri()}?{how}"
+    return sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
 
 
 def set_modes(db: sqlite3.Connection, path: Path) -> None:

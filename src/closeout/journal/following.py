@@ -22,7 +22,7 @@ FIRST_LOOK, LAST_LOOK = 0.05, 1.0
 def news_of(store: Store, number: int = 0, *, as_worker: bool = False) -> Iterator[asyncio.Event]:
     """Yield an event that is set when a run has news: a process has let go of it, or it was sent a signal.
 
-    News may get lost, and a folder has none, so look from time to time as well.
+    News may get lost, and a folder has no news, so look from time to time as well.
 
     Args:
         store: Where the run is kept.
@@ -44,7 +44,7 @@ def news_of(store: Store, number: int = 0, *, as_worker: bool = False) -> Iterat
 
 
 async def waited(news: asyncio.Event, seconds: float) -> bool:
-    """Wait for news at most so many seconds, and return whether there were some. The next wait is for others."""
+    """Wait for news for some seconds, and return True if there was any. The next wait is for later news."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):  # `wait_for` of Python 3.11 may swallow a cancellation
             await news.wait()

@@ -140,7 +140,7 @@ class RunLeases:
     def lost_of(self, link: PostgresLink, numbers: Collection[int]) -> set[int]:
         """Return those of some runs whose lease this process does not have any more.
 
-        Within a transaction, to whose end nobody can take the others.
+        Call it within a transaction. Until that ends, no process can take the other runs.
         """
         found = dict(link.execute(_CHECK, (sorted(numbers),)).fetchall())
         return {number for number in numbers if found.get(number, 0) != self._tokens.get(number, -1)}
@@ -181,6 +181,14 @@ class RunLeases:
             for (now,) in found[-1:]:
                 self.note_time(now, time.monotonic())
 
+    def _count(self) -> None:
+        with self._guard:
+            numbers = sorted(self._sent)
+        if not numbers:
+            return
+        for number, count in self._link.repeated(_COUNT, (numbers,)):
+            self.note_sent(number, count or 0)
+
     # -------------------------------------------------------------------------------------------- time
 
     @property
@@ -196,14 +204,6 @@ class RunLeases:
         """Return the time of the server, as far as this machine can tell from when it was noted."""
         noted, at = self._time
         return noted + time.monotonic() - at
-
-    def _count(self) -> None:
-        with self._guard:
-            numbers = sorted(self._sent)
-        if not numbers:
-            return
-        for number, count in self._link.repeated(_COUNT, (numbers,)):
-            self.note_sent(number, count or 0)
 
     # -------------------------------------------------------------------------------------------- lifetime
 

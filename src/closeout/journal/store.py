@@ -113,7 +113,7 @@ _SELECT_HOLDING = (
     "(SELECT 1 FROM events e WHERE e.place>=r.id<<32 AND e.place<(r.id+1)<<32 AND {contains}) ORDER BY id DESC"
 )
 _NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO UPDATE SET value=excluded.value"
-_SYNCED = "journal.synced"  # a note that changes when there is something to sync and nothing to write
+_SYNCED = "journal.synced"  # A note that changes when there is something to sync and nothing to write.
 NEW_NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO NOTHING"
 _SELECT_EVENTS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
 _SELECT_LAST = "SELECT body FROM events WHERE place>=? AND place<? ORDER BY place DESC LIMIT 1"
@@ -235,8 +235,8 @@ class Store:
             return _called_here(act, *args, **kwargs)
 
     def _in_turn(self, act: Callable[[], T]) -> T:
-        if self._job is not None:  # a commit that was asked for does not wait for a crowd of runs to begin or end
-            with suppress(Exception):  # it is tried again in its own turn, and tells why it fails
+        if self._job is not None:  # A requested commit does not wait for many runs to begin or end.
+            with suppress(Exception):  # Its own turn repeats it and raises the error.
                 self._commit()
         return act()
 
@@ -284,7 +284,7 @@ class Store:
                 if number and db.execute(_SELECT_CREATED, row[:2]).fetchone() == (number,):
                     return  # by an earlier call, whose commit was not confirmed
                 raise RunExists(f"A run {run_id} exists already. `closeout resume {run_id}` continues it.")
-            if number:  # of an earlier call that was taken back
+            if number:  # of an earlier call that was rolled back
                 database.locks.drop(number, db)
             number = int(db.execute(_SELECT_CREATED, row[:2]).fetchone()[0])
             database.synced.clear(number)
@@ -689,7 +689,7 @@ class Store:
         try:
             self._commit_once(waits=False)
         except Exception:
-            return False  # the writing thread tries again, and tells why it fails
+            return False  # The writing thread tries again and raises the error.
         finally:
             self._writing.release()
             took = time.monotonic() - began
@@ -832,7 +832,7 @@ class Store:
         return bool(lost)
 
     def note(self, name: str, value: str) -> None:
-        """Remember something small beyond runs, such as the dialect that an endpoint speaks. Failures are ignored."""
+        """Remember something small beyond runs, such as the dialect of an endpoint. Failures are ignored."""
         self._notes[name] = value
         self.submit(self._change_notes, _NOTE, (name, value))
 
