@@ -32,7 +32,7 @@ _SELECT_OWN = "SELECT id, status FROM runs WHERE run_id=?"
 _SELECT_ROWS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place LIMIT ?"
 
 
-class _Query(Protocol):
+class _ReadsRows(Protocol):
     """Reads from a journal."""
 
     def __call__(self, statement: str, values: tuple[Any, ...] = (), /) -> list[Any]: ...
@@ -72,7 +72,7 @@ def copy_runs(source: Home, store: Store, run_ids: Collection[str] | None = None
 
 
 @contextmanager
-def _opened(source: Home) -> Iterator[_Query]:
+def _opened(source: Home) -> Iterator[_ReadsRows]:
     if isinstance(source, DatabaseHome):
         with open_to_read(source) as store:
             yield store.query
@@ -109,7 +109,7 @@ def _open_file(file: Path) -> sqlite3.Connection:
     return db
 
 
-def _copy(query: _Query, db: SqlConnection, store: Store, row: tuple[Any, ...], *, replace: bool) -> bool:
+def _copy(query: _ReadsRows, db: SqlConnection, store: Store, row: tuple[Any, ...], *, replace: bool) -> bool:
     """Copy a run, and return whether it was copied."""
     number, run_id, _, _, status, *_ = row
     for own, own_status in db.execute(_SELECT_OWN, (run_id,)).fetchall():
@@ -128,14 +128,14 @@ def _copy(query: _Query, db: SqlConnection, store: Store, row: tuple[Any, ...], 
     return True
 
 
-def _rows(query: _Query, number: int) -> Iterator[tuple[int, Any, Any]]:
+def _rows(query: _ReadsRows, number: int) -> Iterator[tuple[int, Any, Any]]:
     first, end = number << SEQ_BITS, number + 1 << SEQ_BITS
     while found := query(_SELECT_ROWS, (first, end, ROWS_AT_ONCE)):
         yield from found
         first = found[-1][0] + 1
 
 
-def _bodies(query: _Query, row: bytes) -> dict[bytes, list[bytes]]:
+def _bodies(query: _ReadsRows, row: bytes) -> dict[bytes, list[bytes]]:
     found: dict[bytes, list[bytes]] = {}
     for digest in references(row):
         for (body,) in query("SELECT body FROM bodies WHERE hash=?", (digest,)):
