@@ -133,15 +133,15 @@ class SqliteJournal:
     def _insert_bodies(self, bodies: Mapping[bytes, list[bytes]]) -> None:
         """Store bodies. SQLite fetches and joins the parts of a large one, without the interpreter's lock."""
         for digest, parts in bodies.items():
-            if len(parts) == 1:
-                self.db.execute("INSERT OR IGNORE INTO bodies VALUES (?,?)", (digest, *parts))
-                continue
             if self.db.execute("SELECT 1 FROM bodies WHERE hash=?", (digest,)).fetchone():
+                continue  # Even an INSERT OR IGNORE copies the whole body first.
+            if len(parts) == 1:
+                self.db.execute("INSERT INTO bodies VALUES (?,?)", (digest, *parts))
                 continue
             self.db.create_function("part", 1, parts.__getitem__)
             numbers = "WITH RECURSIVE numbers (n) AS (VALUES (0) UNION ALL SELECT n+1 FROM numbers WHERE n+1<?)"
             joined = "SELECT ?,CAST(group_concat(part(n),'') AS BLOB) FROM numbers"
-            self.db.execute(f"{numbers} INSERT OR IGNORE INTO bodies {joined}", (len(parts), digest))
+            self.db.execute(f"{numbers} INSERT INTO bodies {joined}", (len(parts), digest))
 
     def transact(self, act: Callable[[SqlConnection], T], *, durable: bool = False, holding: Collection[int] = ()) -> T:
         """Return what a function does within a transaction. What this process holds, nobody can take from it."""
