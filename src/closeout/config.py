@@ -18,7 +18,6 @@ from pydantic import (
     PlainValidator,
     ValidationError,
     WithJsonSchema,
-    field_validator,
 )
 
 from closeout.errors import ConfigError
@@ -291,6 +290,32 @@ _Fallback = Annotated[
 _NO_FALLBACK = FallbackSettings()
 
 
+def _read_prices(prices: Any) -> Any:
+    if not isinstance(prices, Mapping):
+        raise ValueError(_PRICE_FORM)
+    return {str(model): _price(entry) for model, entry in prices.items()}
+
+
+def _price(entry: Any) -> tuple[float, ...]:
+    """Return a model's price as a tuple, from a sequence, a mapping or a `Price`."""
+    named = asdict(entry) if is_dataclass(entry) and not isinstance(entry, type) else entry
+    if isinstance(named, Mapping):
+        known = {name: value for name, value in named.items() if value is not None}
+        if not {"input", "output"} <= set(known) <= set(_PRICE_NAMES):
+            raise ValueError(_PRICE_FORM)
+        # A cached token costs as much as an input token unless a price is set.
+        named = [known.get(name, known["input"]) for name in _PRICE_NAMES]
+    if not isinstance(named, Sequence) or isinstance(named, str) or not 2 <= len(named) <= len(_PRICE_NAMES):
+        raise ValueError(_PRICE_FORM)
+    numbers = [each for each in named if isinstance(each, int | float) and not isinstance(each, bool)]
+    if len(numbers) < len(named) or not all(0 <= number < math.inf for number in numbers):
+        raise ValueError(_PRICE_FORM)
+    return tuple(map(float, numbers))
+
+
+_Prices = Annotated[dict[str, tuple[float, ...]], BeforeValidator(_read_prices), WithJsonSchema(_PRICES)]
+
+
 class LLMSettings(_Section):
     """The model, its address, and the options of its requests."""
 
@@ -315,33 +340,9 @@ class LLMSettings(_Section):
         300.0, ge=0, description="seconds to wait where a server asks for it; a run that is kept waits longer suspended"
     )
     extra_body: dict[str, Any] = {}
-    prices: Annotated[dict[str, tuple[float, ...]], WithJsonSchema(_PRICES)] = Field(
+    prices: _Prices = Field(
         {}, description="US dollars per million tokens: model → input, output, cache read, cache write"
     )
-
-    @field_validator("prices", mode="before")
-    @classmethod
-    def _prices(cls, prices: Any) -> Any:
-        if not isinstance(prices, Mapping):
-            raise ValueError(_PRICE_FORM)
-        return {str(model): _price(entry) for model, entry in prices.items()}
-
-
-def _price(entry: Any) -> tuple[float, ...]:
-    """Return a model's price as a tuple, from a sequence, a mapping or a `Price`."""
-    named = asdict(entry) if is_dataclass(entry) and not isinstance(entry, type) else entry
-    if isinstance(named, Mapping):
-        known = {name: value for name, value in named.items() if value is not None}
-        if not {"input", "output"} <= set(known) <= set(_PRICE_NAMES):
-            raise ValueError(_PRICE_FORM)
-        # A cached token costs as much as an input token unless a price is set.
-        named = [known.get(name, known["input"]) for name in _PRICE_NAMES]
-    if not isinstance(named, Sequence) or isinstance(named, str) or not 2 <= len(named) <= len(_PRICE_NAMES):
-        raise ValueError(_PRICE_FORM)
-    numbers = [each for each in named if isinstance(each, int | float) and not isinstance(each, bool)]
-    if len(numbers) < len(named) or not all(0 <= number < math.inf for number in numbers):
-        raise ValueError(_PRICE_FORM)
-    return tuple(map(float, numbers))
 
 
 class WebSettings(_Section):
@@ -586,9 +587,9 @@ def load_settings(
         else:
             raise ConfigError(f"config must be a mapping, the path of a YAML file or a Config, got {each!r:.80}.")
     tree.check_profile()
-    if any(isinstance(each, Config) for each in sources) and environment is None:
-        environment = {}
-    for name, text, keys in settings_in(variables if environment is None else environment):
+    # A Config has the settings of the process's environment already.
+    is_read = environment is None and any(isinstance(each, Config) for each in sources)
+    for name, text, keys in () if is_read else settings_in(variables):
         tree.put(keys, text, name, Origin("environment", name))
     for override in overrides:
         tree.put_override(override)

@@ -48,7 +48,7 @@ SERVERS: Mapping[str, Mapping[str, str]] = {
     "tool-reasoning-os": _REASON,
 }
 BROWSING = "Searches and reads the web for one missing fact. State the whole subtask, with all that is known already."
-# Options of a request that are not settings here, and the value that stands for none.
+# Options of a request that are not settings here, and the value that means "not set".
 _SAMPLING = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -185,7 +185,7 @@ def _tools_of(section: Values, key: str, own: Mapping[str, Any]) -> list[str]:
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return a value as a list: what is not one is one item, and nothing is none."""
+    """Return a list as it is, a list of one item for any other value, and an empty list for None."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 

@@ -80,7 +80,7 @@ class SettingsTree:
 
     Args:
         variables: The environment, for `${VAR}`.
-        profile: The profile that is chosen; its settings override those of the file or mapping that defines it.
+        profile: The chosen profile; empty for none. Its settings override those of the source that defines it.
         required: Whether the profile must exist even if no source has profiles.
         anchor: Applied to the settings of each file.
 
@@ -89,14 +89,7 @@ class SettingsTree:
         profiles: The settings of the profiles that are not chosen, with their origins.
     """
 
-    def __init__(
-        self,
-        variables: Mapping[str, str],
-        *,
-        profile: str = "",
-        required: bool = True,
-        anchor: Anchor | None = None,
-    ) -> None:
+    def __init__(self, variables: Mapping[str, str], *, profile: str, required: bool, anchor: Anchor) -> None:
         self.values: dict[str, Any] = {}
         self.profiles: list[tuple[dict[str, Any], dict[Keys, Origin]]] = []
         self.origins: dict[Keys, Origin] = {}
@@ -123,7 +116,7 @@ class SettingsTree:
         self._add(values, origins, path.expanduser().absolute().parent)
 
     def add_checked(self, values: Mapping[str, Any]) -> None:
-        """Put settings that were read before over the present ones: their keys and variables are settled."""
+        """Put settings of a `Config` over the present ones: their keys are long, and their variables replaced."""
         self._merge(self.values, values, ())
 
     def _add(self, source: Mapping[str, Any], origins: Mapping[Keys, Origin], folder: Path | None) -> None:
@@ -148,7 +141,7 @@ class SettingsTree:
     def _put_over(self, source: Mapping[str, Any], origins: Mapping[Keys, Origin], folder: Path | None) -> None:
         tree = _sections(source)
         tree = {key: _expanded(value, (key,), self._variables) for key, value in tree.items()}
-        if folder is not None and self._anchor is not None:
+        if folder is not None:
             self._anchor(tree, folder)
         self._merge(self.values, tree, ())
         self.origins.update(_normal(origins))
@@ -219,10 +212,6 @@ class SettingsTree:
             )
         hint = suggestion(self._profile, self._known, f"There are: {', '.join(self._known)}.")
         raise ConfigError(f"There is no profile '{self._profile}'. {hint}")
-
-    def origin_of(self, keys: Sequence[str]) -> Origin | None:
-        """Return where a setting was written, or the nearest section around it."""
-        return nearest(self.origins, keys)
 
     def origins_of(self, keys: Sequence[str]) -> list[Origin]:
         """Return all places where a setting was written: a section may come from several."""

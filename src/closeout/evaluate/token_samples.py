@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from closeout.codec import shared_items
 from closeout.errors import UsageError
 from closeout.journal.events import (
     AttemptStarted,
@@ -16,7 +17,7 @@ from closeout.journal.events import (
 )
 from closeout.journal.store import Row
 from closeout.journal.story import Story, TurnStory
-from closeout.journal.token_record import load_tokens, shared_length
+from closeout.journal.token_record import load_tokens
 from closeout.messages import ReplyTokens
 
 __all__ = ["SampleCount", "token_samples"]
@@ -92,11 +93,11 @@ class _Sequence:
 
     def continues(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt has all that is to be learned so far."""
-        return not any(self.mask[shared_length(self.ids, list(prompt)) :])
+        return not any(self.mask[shared_items(self.ids, prompt) :])
 
     def add(self, tokens: ReplyTokens, *, truncated: bool = False) -> None:
         """Add a prompt and its reply. What the prompt does not have of the sequence is removed."""
-        kept = shared_length(self.ids, list(tokens.prompt))
+        kept = shared_items(self.ids, tokens.prompt)
         self._cut(kept)
         inserted = tokens.prompt[kept:]
         self.ids += (*inserted, *tokens.ids)

@@ -13,8 +13,6 @@ from closeout.journal.store import Row, Store
 
 __all__ = ["HomeReport", "check_home"]
 
-_EVERY_RUN = 2**62
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HomeReport:
@@ -42,7 +40,7 @@ def check_home(home: Home) -> HomeReport:
     with open_to_read(home) as store:
         damaged: list[tuple[str, tuple[str, ...]]] = []
         events = 0
-        records = store.runs(_EVERY_RUN)
+        records = list(store.each_run())
         for record in records:
             found = store.read(record.run_id)
             events += len(found.rows)

@@ -19,12 +19,13 @@ __all__ = [
     "LOCK_SECONDS",
     "VERSION",
     "connect",
-    "empty_log",
     "explained",
     "is_locked",
     "journal_error",
     "make_folder",
     "open_file",
+    "open_or_create",
+    "open_read_only",
     "set_modes",
     "transaction",
     "version_of",
@@ -140,6 +141,15 @@ def open_file(path: Path, prepare: Callable[[sqlite3.Connection, Path], None]) -
     return db
 
 
+def open_read_only(path: Path, how: str = "mode=ro") -> sqlite3.Connection:
+    """Open an SQLite file to read it.
+
+    `mode=ro` reads beside a writer and needs the log's index; `mode=ro&immutable=1` is for a file without writers.
+    """
+    uri = f"{path.absolute().as_uri()}?{how}"
+    return sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+
+
 def set_modes(db: sqlite3.Connection, path: Path) -> None:
     """Set the modes of a connection: readers and a writer at the same time."""
     db.execute("PRAGMA journal_mode=WAL")
@@ -229,6 +239,14 @@ def make_folder(folder: Path, file: str) -> None:
         ) from None
 
 
+def open_or_create(path: Path) -> int:
+    """Open a file beside a journal to read and write it, and return its descriptor. Raises JournalError."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise JournalError(f"Cannot write {path} ({error.strerror}). Set CLOSEOUT_HOME to a folder you own.") from None
+
+
 def _sync_folder(folder: Path) -> None:
     """Make new entries of a folder survive a power cut, where the system can."""
     if os.name == "nt":
@@ -249,17 +267,8 @@ def wipe(path: Path) -> None:
     """
     with explained(path), closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as db:
         db.execute("VACUUM")
-        empty_log(db, path)
-
-
-def empty_log(db: sqlite3.Connection, path: Path) -> None:
-    """Move what is in the log of an SQLite file into the file, and make the log empty.
-
-    Raises:
-        JournalLocked: Another process reads the file.
-    """
-    db.execute("PRAGMA busy_timeout=20000")
-    if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+        is_read = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    if is_read:
         raise JournalLocked(
             f"Everything was deleted, but another process is reading {path}, so its log still holds the bytes. Repeat "
             "this when that process has ended."

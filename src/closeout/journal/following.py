@@ -22,7 +22,7 @@ FIRST_LOOK, LAST_LOOK = 0.05, 1.0
 def news_of(store: Store, number: int = 0, *, as_worker: bool = False) -> Iterator[asyncio.Event]:
     """Yield an event that is set when a run has news: a process has let go of it, or it was sent a signal.
 
-    News may get lost, and a folder has none, so look from time to time as well.
+    News may get lost, and a folder has no news, so look from time to time as well.
 
     Args:
         store: Where the run is kept.
@@ -44,7 +44,7 @@ def news_of(store: Store, number: int = 0, *, as_worker: bool = False) -> Iterat
 
 
 async def waited(news: asyncio.Event, seconds: float) -> bool:
-    """Wait for news at most so many seconds, and return whether there were some. The next wait is for others."""
+    """Wait for news for some seconds, and return True if there was any. The next wait is for later news."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):  # `wait_for` of Python 3.11 may swallow a cancellation
             await news.wait()
@@ -131,11 +131,11 @@ async def follow(
     is_under_way = is_under_way or is_executed
     while True:
         change = wakeup.next_change() if wakeup is not None else None
-        going_on = await is_under_way()  # asked before the rows are read, so that the last ones are not missed
+        continues = await is_under_way()  # asked before the rows are read, so that the last ones are not missed
         for row in await asyncio.to_thread(store.rows_from, run_id, start):
             start = row.seq + 1
             yield row
-        if not going_on:
+        if not continues:
             return
         if change is None:
             await waited(news or asyncio.Event(), poll)

@@ -211,7 +211,7 @@ class Mailbox:
         return found
 
     def close(self) -> bool:
-        """Refuse messages from now on. Returns False, and does not, while one is unread or being sent."""
+        """Refuse messages. Returns False without doing so while a message is unread or being sent."""
         if self._is_closed:
             return True
         if self._store is None:
@@ -273,7 +273,7 @@ class Inbox:
         self._unread = [each for each in self._unread if each.id not in withdrawn]
 
     def join(self, agent: str) -> None:
-        """Deliver messages to an agent from now on. What is for an agent that is not at work goes to the main agent."""
+        """Begin to deliver messages to an agent. What is for an agent that is not at work goes to the main agent."""
         self._agents.add(agent)
 
     def leave(self, agent: str) -> None:
@@ -363,12 +363,12 @@ class Inbox:
         recorded, mailbox = self._recorded, self.mailbox
         if recorded.has_message(agent, request):
             return False
-        went_on = recorded.find(ModelRequested, agent, str(request)) is not None  # without a message
-        promised = None if went_on else self._promised.get(agent)
+        continued = recorded.find(ModelRequested, agent, str(request)) is not None  # without a message
+        promised = None if continued else self._promised.get(agent)
         give_up = time.monotonic() + PATIENCE
         while True:
             self._collect()
-            if not went_on and any(self._is_for(each, agent) for each in self._unread):
+            if not continued and any(self._is_for(each, agent) for each in self._unread):
                 return False
             if promised is not None and await promised():
                 give_up = time.monotonic() + PATIENCE

@@ -22,7 +22,7 @@ __all__ = [
     "SqlConnection",
     "SqlCursor",
     "TakesRuns",
-    "delete_usage",
+    "delete_run",
 ]
 
 T = TypeVar("T")
@@ -37,8 +37,16 @@ EventRow: TypeAlias = tuple[int, bytes, int]  # place, body, checksum
 RunUpdate: TypeAlias = tuple[int, str, tuple[Any, ...]]  # the number of a run, a statement that changes it, its values
 
 
-def delete_usage(db: SqlConnection, number: int) -> None:
-    """Delete the usage of a run, and the groups that no other run has: they name persons and budgets."""
+def delete_run(db: SqlConnection, run_id: str, number: int) -> None:
+    """Delete a run and what is noted of it, within a transaction. Its messages and its bodies stay."""
+    places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
+    db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
+    db.execute("DELETE FROM outbox WHERE place>=? AND place<?", places)
+    db.execute("DELETE FROM runs WHERE id=?", (number,))
+    db.execute("DELETE FROM signals WHERE run_id=?", (run_id,))
+    # A note on a run ends with its name.
+    db.execute("DELETE FROM notes WHERE substr(name, length(name)-?)=?", (len(run_id), f" {run_id}"))
+    # The groups that no other run has are deleted, too: they name persons and budgets.
     groups = db.execute("DELETE FROM usage WHERE run=? RETURNING usage_group", (number,)).fetchall()
     unused = (
         "DELETE FROM usage_groups WHERE id=? AND NOT EXISTS (SELECT 1 FROM usage WHERE usage_group=usage_groups.id)"
@@ -84,9 +92,6 @@ class TakesRuns(Protocol):
     def drop(self, number: int, db: SqlConnection | None = None) -> None:
         """Let go of a run, if this object has it; within a transaction if one is given."""
 
-    def held_anywhere(self, number: int) -> bool:
-        """Return whether any process has the run."""
-
     def held_of(self, numbers: Sequence[int]) -> Collection[int]:
         """Return those of some runs that any process has."""
 
@@ -99,9 +104,6 @@ class NumberOfEach(Protocol):
 
     def set(self, run: int, count: int) -> None:
         """Remember the number of a run. Raises JournalError."""
-
-    def mark(self, counts: Mapping[int, int]) -> None:
-        """Remember the numbers of runs, if that is possible."""
 
     def clear(self, run: int) -> None:
         """Forget the number of a lost run whose number a new one gets."""
@@ -119,7 +121,6 @@ class JournalDatabase(Protocol):
         messages: The number of messages that were sent to each run. It may be one too many.
         values_of: SQL for the table of the values in a JSON list.
         contains: SQL that is true if the body `e.body` has the text of a parameter in it.
-        select_events: Selects place, body and checksum of the events between two places.
     """
 
     name: str
@@ -127,7 +128,6 @@ class JournalDatabase(Protocol):
     writing: threading.RLock
     contains: str
     values_of: str
-    select_events: str
 
     @property
     def locks(self) -> TakesRuns: ...
@@ -206,11 +206,11 @@ class JournalDatabase(Protocol):
             as_worker: Call it only if the worker that looks in this process is chosen for a run.
         """
 
-    def delete(self, numbers: Mapping[str, int]) -> None:
-        """Delete runs, which this process has taken, and what is noted of them. Their bodies stay."""
-
     def discard(self, db: SqlConnection, run_id: str, number: int) -> None:
-        """Delete a run and what is noted of it, within a transaction. Its bodies stay."""
+        """Delete a run, which this process has taken, and what is noted of it, within a transaction. Its bodies stay.
+
+        The bytes of the run do not stay in free pages.
+        """
 
     def delete_unused_bodies(self) -> None:
         """Delete the bodies that no event refers to. Whatever looks like a reference counts as one."""
@@ -225,7 +225,7 @@ class JournalDatabase(Protocol):
         """Wait for the writer and let nobody use the connections until `proceed`: before a fork."""
 
     def proceed(self, *, in_parent: bool) -> None:
-        """Go on after a fork. In a child process this object is the parent's, and only lets go of what is shared."""
+        """Continue after a fork. In a child process this object is the parent's, and only lets go of what is shared."""
 
     def close(self) -> None:
         """Close the connections and files."""

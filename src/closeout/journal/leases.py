@@ -131,10 +131,6 @@ class RunLeases:
         channel = channel_of(self._home)
         return number, channel, channel, str(number)
 
-    def held_anywhere(self, number: int) -> bool:
-        """Return whether any process has the lease of a run."""
-        return number in self.held_of([number])
-
     def held_of(self, numbers: Sequence[int]) -> set[int]:
         """Return those of some runs whose lease any process has."""
         others = [number for number in numbers if number not in self._tokens]
@@ -144,7 +140,7 @@ class RunLeases:
     def lost_of(self, link: PostgresLink, numbers: Collection[int]) -> set[int]:
         """Return those of some runs whose lease this process does not have any more.
 
-        Within a transaction, to whose end nobody can take the others.
+        Call it within a transaction. Until that ends, no process can take the other runs.
         """
         found = dict(link.execute(_CHECK, (sorted(numbers),)).fetchall())
         return {number for number in numbers if found.get(number, 0) != self._tokens.get(number, -1)}
@@ -185,6 +181,14 @@ class RunLeases:
             for (now,) in found[-1:]:
                 self.note_time(now, time.monotonic())
 
+    def _count(self) -> None:
+        with self._guard:
+            numbers = sorted(self._sent)
+        if not numbers:
+            return
+        for number, count in self._link.repeated(_COUNT, (numbers,)):
+            self.note_sent(number, count or 0)
+
     # -------------------------------------------------------------------------------------------- time
 
     @property
@@ -201,14 +205,6 @@ class RunLeases:
         noted, at = self._time
         return noted + time.monotonic() - at
 
-    def _count(self) -> None:
-        with self._guard:
-            numbers = sorted(self._sent)
-        if not numbers:
-            return
-        for number, count in self._link.repeated(_COUNT, (numbers,)):
-            self.note_sent(number, count or 0)
-
     # -------------------------------------------------------------------------------------------- lifetime
 
     def rest(self) -> None:
@@ -221,7 +217,7 @@ class RunLeases:
         self._guard.acquire()
 
     def proceed(self, *, in_parent: bool) -> None:
-        """Go on after a fork. The leases are the parent's."""
+        """Continue after a fork. The leases are the parent's."""
         if not in_parent:
             self._link.forget()
             self._tokens.clear()
@@ -245,17 +241,10 @@ class SentCounts:
         self._leases = leases
 
     def of(self, run: int) -> int:
-        """Return the number of a run."""
         return self._leases.sent_to(run)
 
     def set(self, run: int, count: int) -> None:
-        """Remember the number of a run."""
         self._leases.note_sent(run, count)
-
-    def mark(self, counts: Mapping[int, int]) -> None:
-        """Remember the numbers of runs."""
-        for run, count in counts.items():
-            self.set(run, count)
 
     def clear(self, run: int) -> None:
         """Nothing: the number of a run is never given again."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from closeout.budget_limits import NANO, BudgetLimit, Unit, period_start
 from closeout.errors import JournalError
 from closeout.homes import DatabaseHome, Home
-from closeout.journal.database import explained
+from closeout.journal.database import explained, open_read_only
 from closeout.journal.journal_database import SqlConnection, TakesRuns
 from closeout.journal.ledger_file import LEDGER_NAME, LedgerFile
 from closeout.journal.store import open_store
@@ -297,7 +296,7 @@ def _query(home: Home, statement: str) -> list[Any]:
     path = home / LEDGER_NAME
     if not path.exists():
         return []
-    with explained(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+    with explained(path), closing(open_read_only(path)) as db:
         return db.execute(statement).fetchall()
 
 

@@ -58,11 +58,9 @@ class LedgerFile:
         return time.time()
 
     def wipe(self) -> None:
-        """Rewrite the file without the bytes of what was deleted."""
         wipe(self.path)
 
     def close(self) -> None:
-        """Close the file and let go of the locks."""
         self.locks.close()
         self._db.close()
 

@@ -18,7 +18,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from closeout.errors import JournalError, JournalLocked
+from closeout.errors import JournalLocked
+from closeout.journal.database import open_or_create
 
 __all__ = ["LOCKS_NAME", "RunLocks", "locked"]
 
@@ -54,7 +55,7 @@ class RunLocks:
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        self._file = _open_to_read(path) if read_only else _open(path)
+        self._file = _open_to_read(path) if read_only else open_or_create(path)
         self._place = (0, 0)
         if self._file >= 0:
             found = os.fstat(self._file)
@@ -122,13 +123,6 @@ class RunLocks:
 def locked(run_id: str) -> JournalLocked:
     """Return the error for a run that a process executes."""
     return JournalLocked(f"Run {run_id} is being executed right now. Wait for it to end, or stop it first.")
-
-
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise JournalError(f"Cannot write {path} ({error.strerror}). Set CLOSEOUT_HOME to a folder you own.") from None
 
 
 def _open_to_read(path: Path) -> int:

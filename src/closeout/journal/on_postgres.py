@@ -22,12 +22,12 @@ from pydantic_core import to_json
 from closeout.errors import JournalError, JournalLocked, LeaseLost
 from closeout.homes import DatabaseHome
 from closeout.journal.claims import ClaimedRun, Look, SuspectsGo, candidate_values, candidates, facts, look_of
-from closeout.journal.journal_database import MESSAGE_LOCK, SEQ_BITS, EventRow, RunUpdate, SqlConnection, delete_usage
+from closeout.journal.journal_database import MESSAGE_LOCK, SEQ_BITS, EventRow, RunUpdate, SqlConnection, delete_run
 from closeout.journal.leases import SERVER_TIME, RunLeases, SentCounts
 from closeout.journal.on_sqlite import references
 from closeout.journal.postgres_link import PATIENCE, PostgresLink, explained_postgres
 from closeout.journal.postgres_news import PostgresNews, channel_of
-from closeout.journal.postgres_schema import prepare_schema
+from closeout.journal.postgres_schema import open_prepared
 
 __all__ = ["PostgresJournal"]
 
@@ -110,9 +110,6 @@ class _NoCounts:
     def set(self, run: int, count: int) -> None:
         """Nothing."""
 
-    def mark(self, counts: Mapping[int, int]) -> None:
-        """Nothing."""
-
     def clear(self, run: int) -> None:
         """Nothing."""
 
@@ -127,7 +124,6 @@ class PostgresJournal:
     is_local = False
     contains = "position(?::bytea IN e.body) > 0"
     values_of = _VALUES
-    select_events = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
 
     def __init__(self, home: DatabaseHome) -> None:
         self.home = home
@@ -135,13 +131,7 @@ class PostgresJournal:
         self._link = PostgresLink(home)
         self._reader = PostgresLink(home)
         self.writing: threading.RLock = self._link.lock
-        with explained_postgres(home):
-            self._link.connect()
-            try:
-                self._link.patiently(lambda: prepare_schema(self._link))
-            except BaseException:
-                self._link.close()
-                raise
+        open_prepared(self._link)
         self.locks = RunLeases(home)
         channel = channel_of(home)
         self._worker = secrets.randbits(60)  # names this process to those who choose a worker
@@ -213,7 +203,6 @@ class PostgresJournal:
         self._link.execute(_INSERT_EVENTS + _REPLACE if replace else _INSERT_EVENTS, columns)
 
     def insert(self, db: SqlConnection, row: EventRow, bodies: Mapping[bytes, list[bytes]]) -> None:
-        """Write a row of a new run with its bodies, within a transaction."""
         self._put([row], bodies, replace=False)
 
     def transact(self, act: Callable[[SqlConnection], T], *, durable: bool = False, holding: Collection[int] = ()) -> T:
@@ -262,7 +251,6 @@ class PostgresJournal:
     # -------------------------------------------------------------------------------------------- reading
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Read through a connection of its own."""
         return self._reader.repeated(statement, values)
 
     def clock(self, *, exact: bool = False) -> float:
@@ -288,28 +276,12 @@ class PostgresJournal:
 
     # -------------------------------------------------------------------------------------------- deleting
 
-    def delete(self, numbers: Mapping[str, int]) -> None:
-        """Delete runs, which this process has taken, and what is noted of them. Their bodies stay."""
-
-        def discard_all(db: SqlConnection) -> None:
-            for run_id, number in numbers.items():
-                self.discard(db, run_id, number)
-
-        self.transact(discard_all, holding=numbers.values())
-
     def discard(self, db: SqlConnection, run_id: str, number: int) -> None:
-        """Delete a run and what is noted of it, within a transaction. Its bodies stay."""
+        delete_run(db, run_id, number)
         places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
-        db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
         db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
-        db.execute("DELETE FROM outbox WHERE place>=? AND place<?", places)
-        db.execute("DELETE FROM runs WHERE id=?", (number,))
-        delete_usage(db, number)
         db.execute("DELETE FROM body_uses WHERE run=?", (number,))
         db.execute("DELETE FROM leases WHERE run IN (?, ?)", (number, number + MESSAGE_LOCK))
-        db.execute("DELETE FROM signals WHERE run_id=?", (run_id,))
-        # A note on a run ends with its name.
-        db.execute("DELETE FROM notes WHERE right(name, ?)=?", (len(run_id) + 1, f" {run_id}"))
 
     def delete_unused_bodies(self) -> None:
         """Delete the bodies that no run uses. If another process begins to use one of them, it is tried again."""
@@ -324,9 +296,8 @@ class PostgresJournal:
         """Rewrite the tables without what was deleted. Others wait meanwhile."""
         try:
             with self.writing, explained_postgres(self.home):
-                if (
-                    not self._link.pooled
-                ):  # VACUUM takes no settings of a transaction, and a pooler's must not be changed
+                # VACUUM takes no settings of a transaction, and a pooler's must not be changed.
+                if not self._link.pooled:
                     self._link.execute(f"SET lock_timeout = '{PATIENCE:.0f}s'")
                 for table in _TABLES:
                     self._link.execute(f"VACUUM FULL {table}")
@@ -336,13 +307,12 @@ class PostgresJournal:
     # -------------------------------------------------------------------------------------------- lifetime
 
     def pause(self) -> None:
-        """Wait for the writer and let nobody use the connections until `proceed`."""
         self.writing.acquire()
         self._reader.lock.acquire()
         self.locks.pause()
 
     def proceed(self, *, in_parent: bool) -> None:
-        """Go on after a fork. In a child process the connections and leases are the parent's."""
+        """Continue after a fork. In a child process the connections and leases are the parent's."""
         if not in_parent:
             self._link.forget()
             self._reader.forget()

@@ -10,7 +10,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -30,7 +30,7 @@ from closeout.journal.database import (
     transaction,
     wipe,
 )
-from closeout.journal.journal_database import SEQ_BITS, EventRow, RunUpdate, SqlConnection, delete_usage
+from closeout.journal.journal_database import SEQ_BITS, EventRow, RunUpdate, SqlConnection, delete_run
 from closeout.journal.locks import LOCKS_NAME, RunLocks
 from closeout.journal.run_counts import MESSAGES_NAME, SYNCED_NAME, RunCounts
 
@@ -61,15 +61,12 @@ class SqliteJournal:
     is_local = True
     contains = "instr(CAST(e.body AS BLOB), ?)"
     values_of = "json_each(?)"
-    select_events = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
         self.name = str(self.path)
         self.writing = threading.RLock()
         self._reading = threading.RLock()  # held while the reading connection is used
-        self._known: set[bytes] = set()  # hashes of bodies that this process has written
-        self._deletions: tuple[Any, ...] | None = None  # the note of the last deletion when `_known` was right
         self._reader: sqlite3.Connection | None = None
         self._open(folder)
 
@@ -110,9 +107,7 @@ class SqliteJournal:
                     db.execute(insert, rows[0])
                 else:
                     with transaction(db):
-                        if bodies:
-                            self._notice_deletions(db)
-                            self._insert_bodies(item for item in bodies.items() if item[0] not in self._known)
+                        self._insert_bodies(bodies)
                         starts = accumulate((len(body) for _, body, _ in rows), initial=1)
                         places = [
                             (place, start, len(body), crc)
@@ -129,25 +124,24 @@ class SqliteJournal:
                     db.execute(f"PRAGMA busy_timeout={LOCK_SECONDS * 1000:.0f}")
         except sqlite3.Error as error:
             raise journal_error(error, self.path) from error
-        if bodies:
-            self._known.update(bodies)
         return _NO_RUNS
 
     def insert(self, db: SqlConnection, row: EventRow, bodies: Mapping[bytes, list[bytes]]) -> None:
-        """Write a row of a new run with its bodies, within a transaction."""
         db.execute(_INSERT_EVENTS, row)
-        self._insert_bodies(bodies.items())
+        self._insert_bodies(bodies)
 
-    def _insert_bodies(self, bodies: Iterable[tuple[bytes, list[bytes]]]) -> None:
+    def _insert_bodies(self, bodies: Mapping[bytes, list[bytes]]) -> None:
         """Store bodies. SQLite fetches and joins the parts of a large one, without the interpreter's lock."""
-        for digest, parts in bodies:
+        for digest, parts in bodies.items():
+            if self.db.execute("SELECT 1 FROM bodies WHERE hash=?", (digest,)).fetchone():
+                continue  # Even an INSERT OR IGNORE copies the whole body first.
             if len(parts) == 1:
-                self.db.execute("INSERT OR IGNORE INTO bodies VALUES (?,?)", (digest, *parts))
+                self.db.execute("INSERT INTO bodies VALUES (?,?)", (digest, *parts))
                 continue
             self.db.create_function("part", 1, parts.__getitem__)
             numbers = "WITH RECURSIVE numbers (n) AS (VALUES (0) UNION ALL SELECT n+1 FROM numbers WHERE n+1<?)"
             joined = "SELECT ?,CAST(group_concat(part(n),'') AS BLOB) FROM numbers"
-            self.db.execute(f"{numbers} INSERT OR IGNORE INTO bodies {joined}", (len(parts), digest))
+            self.db.execute(f"{numbers} INSERT INTO bodies {joined}", (len(parts), digest))
 
     def transact(self, act: Callable[[SqlConnection], T], *, durable: bool = False, holding: Collection[int] = ()) -> T:
         """Return what a function does within a transaction. What this process holds, nobody can take from it."""
@@ -161,19 +155,11 @@ class SqliteJournal:
                 if durable:
                     self.db.execute("PRAGMA synchronous=NORMAL")
 
-    def _notice_deletions(self, db: sqlite3.Connection) -> None:
-        """Forget which bodies are stored if runs were deleted since. Within a transaction."""
-        found = db.execute("SELECT value FROM notes WHERE name=?", (_DELETIONS,)).fetchone()
-        if found != self._deletions:
-            self._deletions = found
-            self._known.clear()
-
     # -------------------------------------------------------------------------------------------- looking for work
 
     def look(
         self, agent: str, places: int, *, suspects: SuspectsGo, exclude: Collection[str], fresh_age: float
     ) -> Look:
-        """Look for the work of a worker, and take the runs that it may execute."""
         now = repr(self.clock())
         parts = candidates(suspects, values=self.values_of, now=now)
         best = f"SELECT * FROM ({') UNION ALL SELECT * FROM ('.join(parts)}) ORDER BY priority DESC, rank, at"  # noqa: S608
@@ -198,7 +184,6 @@ class SqliteJournal:
     # -------------------------------------------------------------------------------------------- reading
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Read through a connection of its own, which no writer holds up."""
         with self._reading, explained(self.path):
             if self._reader is None:
                 self._reader = self._connect_reader()
@@ -214,11 +199,9 @@ class SqliteJournal:
         return time.time()
 
     def has_table(self, name: str) -> bool:
-        """Return whether a table exists that is made when it is needed first."""
         return bool(self.query("SELECT 1 FROM sqlite_master WHERE name=?", (name,)))
 
     def version(self) -> int:
-        """Return a number that changes when anything in the journal does, in whatever process."""
         return int(self.query("PRAGMA data_version")[0][0])
 
     def tell(self, number: int) -> None:
@@ -240,27 +223,12 @@ class SqliteJournal:
 
     # -------------------------------------------------------------------------------------------- deleting
 
-    def delete(self, numbers: Mapping[str, int]) -> None:
-        """Delete runs, which this process has taken, and what is noted of them. Their bodies stay."""
-        with self.writing, explained(self.path):
-            self.db.execute("PRAGMA secure_delete=ON")  # what is deleted must not stay in free pages
-            with transaction(self.db) as db:
-                for run_id, number in numbers.items():
-                    self.discard(db, run_id, number)
-
     def discard(self, db: SqlConnection, run_id: str, number: int) -> None:
-        """Delete a run and what is noted of it, within a transaction. Its bodies stay."""
-        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-        places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
-        db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
-        db.execute("DELETE FROM outbox WHERE place>=? AND place<?", places)
-        db.execute("DELETE FROM runs WHERE id=?", (number,))
-        delete_usage(db, number)
-        if "messages" in tables:  # to the run
+        db.execute("PRAGMA secure_delete=ON")  # what is deleted must not stay in free pages
+        delete_run(db, run_id, number)
+        if self.has_table("messages"):
+            places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
             db.execute("DELETE FROM messages WHERE place>=? AND place<?", places)
-        db.execute("DELETE FROM signals WHERE run_id=?", (run_id,))
-        # A note on a run ends with its name.
-        db.execute("DELETE FROM notes WHERE substr(name, ?)=?", (-len(run_id) - 1, f" {run_id}"))
 
     def delete_unused_bodies(self) -> None:
         """Delete the bodies that no event refers to. Reads the whole journal."""
@@ -280,7 +248,7 @@ class SqliteJournal:
                     if db.execute("PRAGMA data_version").fetchone() != version:
                         continue  # another process wrote meanwhile, perhaps a reference
                     db.executemany("DELETE FROM bodies WHERE hash=?", unused)
-                    # Other processes remember which bodies are stored. This makes them look again.
+                    # Processes of earlier versions remember which bodies are stored. This makes them look again.
                     db.execute("INSERT OR REPLACE INTO notes VALUES (?,?)", (_DELETIONS, str(time.time_ns())))
                 return
 
@@ -320,7 +288,6 @@ class SqliteJournal:
         self.messages.close()
 
     def close(self) -> None:
-        """Close the connections and files."""
         with self.writing, self._reading:
             self.db.close()
             self._close_reader()

@@ -8,8 +8,8 @@ from typing import TypeVar
 from closeout.homes import DatabaseHome
 from closeout.journal.journal_database import SqlConnection
 from closeout.journal.leases import RunLeases
-from closeout.journal.postgres_link import PostgresLink, explained_postgres
-from closeout.journal.postgres_schema import FIRST_PROCESS, prepare_schema
+from closeout.journal.postgres_link import PostgresLink
+from closeout.journal.postgres_schema import FIRST_PROCESS, open_prepared
 
 __all__ = ["PostgresLedger"]
 
@@ -40,25 +40,13 @@ class PostgresLedger:
     def __init__(self, home: DatabaseHome) -> None:
         self._home = home
         self._link = PostgresLink(home, stopped=STOPPED_SECONDS)
-        with explained_postgres(home):
-            self._link.connect()
-            try:
-                self._link.patiently(lambda: prepare_schema(self._link))
-                self._link.execute(_FORGET_LONG_DEAD, (FIRST_PROCESS,))
-            except BaseException:
-                self._link.close()
-                raise
+        open_prepared(self._link)
+        self.transact(lambda db: db.execute(_FORGET_LONG_DEAD, (FIRST_PROCESS,)))
         self.locks = RunLeases(home)
 
     def transact(self, act: Callable[[SqlConnection], T]) -> T:
         """Call a function within a transaction, again while the connection is cut or the database restarts."""
-
-        def once() -> T:
-            with self._link.transaction():
-                return act(self._link)
-
-        with self._link.lock, explained_postgres(self._home):
-            return self._link.patiently(once)
+        return self._link.transact(lambda: act(self._link))
 
     def admit(self, db: SqlConnection, keys: Sequence[str]) -> float:
         """Lock the keys until the transaction ends, and return the time of the server."""

@@ -51,8 +51,6 @@ class PostgresLink:
     def __init__(self, home: DatabaseHome, *, synced: bool = True, stopped: float | None = None) -> None:
         self.home = home
         self.lock = threading.RLock()
-        self._synced = synced
-        self._stopped = stopped or home.lease
         self._raw: Raw | None = None
         self._is_closed = False
         self._used = 0.0  # when it was used last, by the monotonic clock
@@ -61,7 +59,7 @@ class PostgresLink:
             [
                 b"BEGIN; SET LOCAL lock_timeout = '%.0fs'; " % PATIENCE,
                 # A process that is stopped within a transaction must not keep its locks for longer than its leases.
-                b"SET LOCAL idle_in_transaction_session_timeout = '%.0fs'" % self._stopped,
+                b"SET LOCAL idle_in_transaction_session_timeout = '%.0fs'" % (stopped or home.lease),
                 b"" if synced else b"; SET LOCAL synchronous_commit = off",
             ]
         )
@@ -117,10 +115,14 @@ class PostgresLink:
 
     def changed(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Do what `repeated` does within a transaction, which waits for other people's locks for twenty seconds."""
+        return self.transact(lambda: self.execute(statement, values).fetchall())
 
-        def once() -> list[tuple[Any, ...]]:
+    def transact(self, act: Callable[[], T]) -> T:
+        """Return what a function does within a transaction, again while the connection is cut."""
+
+        def once() -> T:
             with self.transaction():
-                return self.execute(statement, values).fetchall()
+                return act()
 
         with self.lock, explained_postgres(self.home):
             return self.patiently(once)

@@ -2,7 +2,7 @@
 
 A run that can be executed wakes one worker: one with free places, which listens to a channel of its own.
 
-While the connection is cut, news get lost. When it is there again, every run has news. Behind a pooler there are none.
+While the connection is cut, news is lost. Once it is back, every run has news. Behind a pooler there is no news.
 """
 
 from __future__ import annotations

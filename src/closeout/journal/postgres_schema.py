@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from closeout.errors import JournalError
+from closeout.journal.postgres_link import PostgresLink, explained_postgres
 
-if TYPE_CHECKING:
-    from closeout.journal.postgres_link import PostgresLink
-
-__all__ = ["FIRST_PROCESS", "prepare_schema"]
+__all__ = ["FIRST_PROCESS", "open_prepared"]
 
 FIRST_PROCESS = 1 << 62  # numbers of the ledger's processes are above it, those of runs below
 
@@ -100,12 +96,25 @@ OLDEST = 1  # the oldest version of Closeout's tables whose workers may still us
 _LOCK = 0x636C6F73656F7574  # the advisory lock of everybody who changes tables of Closeout
 
 
-def prepare_schema(link: PostgresLink) -> None:
-    """Create the schema and its tables, or bring them up to date. Workers of older versions may continue meanwhile.
+def open_prepared(link: PostgresLink) -> None:
+    """Open a connection, and create the schema and its tables or bring them up to date.
+
+    Workers of older versions may continue meanwhile.
 
     Raises:
-        JournalError: A newer version of Closeout made the tables, and this one cannot use them.
+        JournalError: The database cannot be reached, or a newer version of Closeout made the tables, and this one
+            cannot use them.
     """
+    with explained_postgres(link.home):
+        link.connect()
+        try:
+            link.patiently(lambda: _prepare(link))
+        except BaseException:
+            link.close()
+            raise
+
+
+def _prepare(link: PostgresLink) -> None:
     if _is_usable(link):
         return
     schema = link.home.schema

@@ -1,4 +1,4 @@
-"""Looking at runs without writing: nothing is created where no journal is, nothing changed where that is not allowed.
+"""Read runs without writing: no journal is created, and a folder that cannot be written is not changed.
 
 A folder that can be written is read through the process's own store.
 """
@@ -17,9 +17,9 @@ from closeout.journal.database import (
     CHECKED,
     FILE_NAME,
     JOURNAL_FILES,
-    LOCK_SECONDS,
     VERSION,
     explained,
+    open_read_only,
     prepare,
     version_of,
 )
@@ -38,8 +38,9 @@ def open_to_read(home: Home) -> Iterator[Store]:
     """Open the runs kept in a home to look at them; a folder without a journal has no runs. Raises JournalError."""
     try:
         store = open_store(home, _writable_store)
-    except _OnlyToRead as found:
-        with closing(Store(found.folder, _ReadOnlyJournal(found.folder))) as sealed:
+    except _OnlyToRead:
+        assert isinstance(home, Path)
+        with closing(Store(home, _ReadOnlyJournal(home))) as sealed:
             yield sealed
     else:
         yield store
@@ -53,20 +54,16 @@ def has_journal(home: Home) -> bool:
 class _OnlyToRead(Exception):
     """The folder cannot be written, or it has no journal."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.folder = folder
-
 
 def _writable_store(home: Home) -> Store:
     if isinstance(home, DatabaseHome):
         return Store(home)
     journal = home / FILE_NAME
     if not _exists(journal):
-        raise _OnlyToRead(home)
+        raise _OnlyToRead
     files = [home, journal, *(path for name in JOURNAL_FILES[1:] if (path := home / name).exists())]
     if not all(os.access(path, os.W_OK, effective_ids=_EFFECTIVE) for path in files):
-        raise _OnlyToRead(home)
+        raise _OnlyToRead
     return Store(home)
 
 
@@ -95,9 +92,7 @@ class _ReadOnlyJournal(SqliteJournal):
                 )
             if version:  # it may not be migrated here
                 if version < CHECKED:
-                    self.select_events = (
-                        "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"
-                    )
+                    db.execute("CREATE TEMP VIEW events AS SELECT *, NULL AS crc FROM main.events")
                 if version < 4:
                     db.execute("CREATE TEMP VIEW runs AS SELECT *, 0.0 AS due FROM main.runs")
                 return db
@@ -108,8 +103,8 @@ class _ReadOnlyJournal(SqliteJournal):
 
     def _connected(self) -> sqlite3.Connection:
         if not _log(self.path).exists():
-            return self._read_file("mode=ro&immutable=1")
-        db = self._read_file("mode=ro")
+            return open_read_only(self.path, "mode=ro&immutable=1")
+        db = open_read_only(self.path)
         try:
             db.execute("PRAGMA schema_version")
             return db
@@ -119,16 +114,11 @@ class _ReadOnlyJournal(SqliteJournal):
                 raise
         # The log's index is missing, and must not be created.
         if _log(self.path).stat().st_size == 0:
-            return self._read_file("mode=ro&immutable=1")
+            return open_read_only(self.path, "mode=ro&immutable=1")
         raise JournalError(
             f"The latest runs are in {_log(self.path)}, which cannot be read in a folder that cannot be written. "
             "Copy the folder to one you own and set CLOSEOUT_HOME to that."
         )
-
-    def _read_file(self, how: str) -> sqlite3.Connection:
-        """`mode=ro` reads beside a writer and needs the log's index; `immutable` is for a file without writers."""
-        uri = f"{self.path.absolute().as_uri()}?{how}"
-        return sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
 
 
 def _exists(path: Path) -> bool:

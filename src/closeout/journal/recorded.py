@@ -234,7 +234,7 @@ class RecordedRun:
             return None
         if found.intent is not None and not _same_call(found.intent, started):
             return None  # the agent makes another call in this place now
-        if not isinstance(started, DecisionRequested) or started.kind != "login":  # taken before what came before it
+        if not isinstance(started, DecisionRequested) or started.kind != "login":  # taken before earlier outcomes
             self.elapsed = found.elapsed
         return found.event
 

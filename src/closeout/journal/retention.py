@@ -1,4 +1,4 @@
-"""Delete runs, those that are named, or that ended longer ago than they are to be kept; none that is on hold."""
+"""Delete runs by name, or by the days since they ended. Runs on hold are not deleted."""
 
 from __future__ import annotations
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from closeout.errors import JournalError
+from closeout.journal.database import open_or_create
 
 __all__ = ["MESSAGES_NAME", "SYNCED_NAME", "RunCounts"]
 
@@ -29,13 +29,11 @@ class RunCounts:
         self._lock = threading.Lock()  # the file has one position
         self._path = path
         self._file = -1
-        try:
-            self._file = os.open(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            if not read_only:
-                raise JournalError(
-                    f"Cannot write {path} ({error.strerror}). Set CLOSEOUT_HOME to a folder you own."
-                ) from None
+        if not read_only:
+            self._file = open_or_create(path)
+            return
+        with suppress(OSError):
+            self._file = os.open(path, os.O_RDONLY)
 
     def of(self, run: int) -> int:
         """Return the number of a run; 0 if the run is unknown."""
@@ -45,12 +43,6 @@ class RunCounts:
             os.lseek(self._file, run * 8, os.SEEK_SET)
             found = os.read(self._file, 8)
         return int(struct.unpack("<Q", found)[0]) if len(found) == 8 else 0
-
-    def mark(self, counts: Mapping[int, int]) -> None:
-        """Remember the numbers of runs, if that is possible."""
-        for run, count in counts.items():
-            with suppress(JournalError):
-                self.set(run, count)
 
     def set(self, run: int, count: int) -> None:
         """Remember the number of a run. Raises JournalError."""
@@ -64,7 +56,8 @@ class RunCounts:
     def clear(self, run: int) -> None:
         """Forget the number of a lost run whose place a new run gets."""
         if self.of(run):
-            self.mark({run: 0})
+            with suppress(JournalError):
+                self.set(run, 0)
 
     def close(self) -> None:
         if self._file >= 0:

@@ -57,8 +57,10 @@ class Journal:
     Attributes:
         run_id: the name of the run.
         started: the event that the run began with.
+        store: the store that keeps the run, or None if it is in memory.
         subscribers: the callbacks that receive the run's events.
         inbox: the messages that the user sends to the run.
+        received: the ids of the signals that the run has received. What it receives is added.
         replay_only: True if nothing may be done that is not in the record.
         is_over: True once this process records the end of the run, or has left it without an end.
     """
@@ -80,11 +82,12 @@ class Journal:
         self._opening: Event | None = None
         if rows and isinstance(rows[0].event, RunStarted):
             self.started = self._opening = rows[0].event
-        self._store = store
+        self.store = store
         self._number = number
         self.replay_only = replay_only
         self._suspends = suspends
         self._recorded = RecordedRun(rows)
+        self.received = self._recorded.signals
         self._was_interrupted = bool(rows) and not isinstance(rows[-1].event, (RunStarted, RunEnded))
         self._worked_before = self._recorded.work  # seconds, in the processes before this one
         self._next = rows[-1].seq + 1 if rows else 0
@@ -235,19 +238,9 @@ class Journal:
         return self._recorded.has_decision(request)
 
     @property
-    def store(self) -> Store | None:
-        """The store that keeps the run, or None if it is in memory."""
-        return self._store
-
-    @property
     def can_be_taken_over(self) -> bool:
         """True if another process may take the run over while this one is paused: the home has leases, not locks."""
-        return self._store is not None and isinstance(self._store.home, DatabaseHome)
-
-    @property
-    def received(self) -> set[str]:
-        """The ids of the signals that the run has received. What it receives is added."""
-        return self._recorded.signals
+        return self.store is not None and isinstance(self.store.home, DatabaseHome)
 
     @property
     def departure(self) -> str:
@@ -342,7 +335,7 @@ class Journal:
 
     def _write(self, event: Event, *, durable: bool = False) -> None:
         self._raise_failure()
-        if self._store is None:
+        if self.store is None:
             self._kept.append(Row(self._next, self._now(), event))
             self._next += 1
             return
@@ -353,12 +346,12 @@ class Journal:
         at = self._now()
         self._usage.add(at, event)
         try:
-            self._store.put(self._number, self._next, at, event, durable=durable, contents=contents)
+            self.store.put(self._number, self._next, at, event, durable=durable, contents=contents)
         except Exception as error:
             self._fail(error)
             self._raise_failure()
         self._next += 1
-        self._store.commit_soon()
+        self.store.commit_soon()
 
     def _fail(self, error: BaseException) -> None:
         """Note why the record is incomplete. Every later write raises it: no tool and no sub-agent swallows it."""
@@ -375,8 +368,8 @@ class Journal:
 
     def flush(self) -> None:
         """Wait until all events so far are committed. Raises JournalError."""
-        if self._store is not None:
-            self._store.flush()
+        if self.store is not None:
+            self.store.flush()
 
     async def committed(self, *, syncs_soon: bool = False) -> None:
         """Wait until all events so far are committed, without stopping the event loop. Raises JournalError.
@@ -384,10 +377,10 @@ class Journal:
         Args:
             syncs_soon: sync them with the next commit that is synced, or within `COMMIT_SECONDS`.
         """
-        if self._store is None:
+        if self.store is None:
             return
         try:
-            await self._store.committed(self._number, syncs_soon=syncs_soon)
+            await self.store.committed(self._number, syncs_soon=syncs_soon)
         except Exception as error:
             self._fail(error)
             self._raise_failure()
@@ -473,7 +466,7 @@ class Journal:
 
     def clock(self) -> float:
         """Return the time in seconds since the epoch, by the clock that all processes of the home share."""
-        return time.time() if self._store is None else self._store.clock()
+        return time.time() if self.store is None else self.store.clock()
 
     async def end(self, ended: RunEnded, *, due: float = 0.0) -> None:
         """Record the end of the run, synced, release it, and publish the end.
@@ -489,36 +482,34 @@ class Journal:
         self.is_over = True
         recorded = self._recorded.match(ended)
         try:
-            if recorded is None or self._store is not None:
+            if recorded is None or self.store is not None:
                 await self._end(ended, due, is_new=recorded is None)
         finally:
             self._is_closed = True
             self.inbox.end()
-        told = ended if recorded is None else recorded
+        published = ended if recorded is None else recorded
         if self._failure is not None:
             kind, text = type(self._failure).__name__, str(self._failure)
-            told = RunEnded("main", "failed", "journal_failed", error=text, error_kind=kind)
-        self.subscribers.publish(told, from_record=recorded is not None or self.replay_only)
+            published = RunEnded("main", "failed", "journal_failed", error=text, error_kind=kind)
+        self.subscribers.publish(published, from_record=recorded is not None or self.replay_only)
 
     async def _end(self, ended: RunEnded, due: float, *, is_new: bool) -> None:
         with suppress(JournalError):
             if is_new:
                 self._write(ended, durable=True)
-        if self._store is None:
+        if self.store is None:
             return
         if self._failure is not None:
-            self._store.forget(self._number)
-            await _settled(self._store.submit(self._store.release, self._number))
+            self.store.forget(self._number)
+            await _settled(self.store.submit(self.store.release, self._number))
             return
         try:
             reason = ended.stop_reason
             also = totals_kept(self._number, self._usage.parts())
             if is_new:
                 also += noted_end(self.started, ended, run_id=self.run_id, number=self._number, seq=self._next - 1)
-            ending = self._store.end_run(
-                self._number, ended.status, ended.answer, stop_reason=reason, due=due, also=also
-            )
-            await _settled(ending)
+            end = self.store.end_run(self._number, ended.status, ended.answer, stop_reason=reason, due=due, also=also)
+            await _settled(end)
         except Exception as error:
             self._fail(error)
 
@@ -526,17 +517,17 @@ class Journal:
         """Release the run without an end: what was recorded so far is kept, and it can be resumed."""
         self.is_over = True
         self.inbox.end()
-        if self._store is not None:
+        if self.store is not None:
             with suppress(JournalError):
-                self._store.flush()
-            self._store.forget(self._number)  # another process may write this run now
-            self._store.release(self._number)
+                self.store.flush()
+            self.store.forget(self._number)  # another process may write this run now
+            self.store.release(self._number)
 
     def rows(self) -> list[Row]:
         """Return all events of the run so far, in order, with their times."""
-        if self._store is None:
+        if self.store is None:
             return [*self._recorded.rows, *self._kept]
-        return list(self._store.rows(self.run_id))
+        return list(self.store.rows(self.run_id))
 
 
 def describe_damage(run_id: str, problems: Iterable[str]) -> str:

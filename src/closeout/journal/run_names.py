@@ -35,7 +35,7 @@ def is_new_run_id(name: str) -> bool:
 
 
 def run_of_lane(lane: str) -> str:
-    """Return the id of the run that a lane (`what-if.COMPARISON.RUN.LANE`) repeats; empty if it is none."""
+    """Return the id of the run that a lane (`what-if.COMPARISON.RUN.LANE`) repeats; empty for any other name."""
     return lane.removeprefix(f"{LAB}.").partition(".")[2].rpartition(".")[0] if lane.startswith(f"{LAB}.") else ""
 
 

@@ -112,11 +112,10 @@ _SELECT_HOLDING = (
     "SELECT run_id FROM (SELECT id, run_id FROM runs ORDER BY id DESC LIMIT ?) r WHERE EXISTS "
     "(SELECT 1 FROM events e WHERE e.place>=r.id<<32 AND e.place<(r.id+1)<<32 AND {contains}) ORDER BY id DESC"
 )
-# More runs than can wait or be interrupted.
-_ALL_RUNS = 1 << 40
 _NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO UPDATE SET value=excluded.value"
-_SYNCED = "journal.synced"  # a note that changes when there is something to sync and nothing to write
+_SYNCED = "journal.synced"  # A note that changes when there is something to sync and nothing to write.
 NEW_NOTE = "INSERT INTO notes VALUES (?,?) ON CONFLICT (name) DO NOTHING"
+_SELECT_EVENTS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
 _SELECT_LAST = "SELECT body FROM events WHERE place>=? AND place<? ORDER BY place DESC LIMIT 1"
 # Messages to runs, as JSON. Their places are made as those of events. The first message makes the table.
 _CREATE_MESSAGES = "CREATE TABLE IF NOT EXISTS messages (place INTEGER PRIMARY KEY, body BLOB NOT NULL)"
@@ -238,8 +237,8 @@ class Store:
             return _called_here(act, *args, **kwargs)
 
     def _in_turn(self, act: Callable[[], T]) -> T:
-        if self._job is not None:  # a commit that was asked for does not wait for a crowd of runs to begin or end
-            with suppress(Exception):  # it is tried again in its own turn, and tells why it fails
+        if self._job is not None:  # A requested commit does not wait for many runs to begin or end.
+            with suppress(Exception):  # Its own turn repeats it and raises the error.
                 self._commit()
         return act()
 
@@ -287,7 +286,7 @@ class Store:
                 if number and db.execute(_SELECT_CREATED, row[:2]).fetchone() == (number,):
                     return  # by an earlier call, whose commit was not confirmed
                 raise RunExists(f"A run {run_id} exists already. `closeout resume {run_id}` continues it.")
-            if number:  # of an earlier call that was taken back
+            if number:  # of an earlier call that was rolled back
                 database.locks.drop(number, db)
             number = int(db.execute(_SELECT_CREATED, row[:2]).fetchone()[0])
             database.synced.clear(number)
@@ -398,7 +397,7 @@ class Store:
         parts = candidates("last", values=self.database.values_of, now=time)
         union = " UNION ALL ".join(f"SELECT * FROM ({part}) AS part" for part in parts)  # noqa: S608 - constants
         statement = f"SELECT id, run_id, status FROM ({union}) AS found ORDER BY priority DESC, rank, at"  # noqa: S608
-        found = self.query(statement, candidate_values(agent, "[]", [_ALL_RUNS] * 3, -math.inf))
+        found = self.query(statement, candidate_values(agent, "[]", [_ALL] * 3, -math.inf))
         held = self.database.locks.held_of([number for number, *_ in found])
         ready = {run_id: status for number, run_id, status in found if number not in held}
         return ready, look_of(self.query(facts(time), (agent, agent)), [])
@@ -454,15 +453,15 @@ class Store:
                 at = self.clock()
                 seq = record.rows[-1].seq + 1 if record.rows else 0
                 entries = [(seq + n, at, event) for n, event in enumerate(make(record.rows, at))]
+                rows = (*record.rows, *(Row(*entry) for entry in entries))
                 if entries:
-                    later = due((*record.rows, *(Row(*entry) for entry in entries)))
-                    update = (number, _UPDATE_DUE, (later, number))
+                    update = (number, _UPDATE_DUE, (due(rows), number))
                     if self._write(_EventBatch({number: entries}, durable=True), [update]):
                         raise locked(run_id)
-                    self.database.synced.mark({number: entries[-1][0] + 1})
+                    self._note_synced({number: entries})
             finally:
                 self.database.locks.drop(number)
-        return RunRows((*record.rows, *(Row(*entry) for entry in entries)), record.problems)
+        return RunRows(rows, record.problems)
 
     def delete_runs(self, run_ids: Iterable[str]) -> int:
         """Delete runs, and return how many there were. The file does not shrink: new runs take the room.
@@ -480,11 +479,16 @@ class Store:
         named = tuple(run_ids)
         numbers = {run_id: self.number_of(run_id) for run_id in (*named, *self.lanes_of(named))}
         taken: list[int] = []
+
+        def discard_all(db: SqlConnection) -> None:
+            for run_id, number in numbers.items():
+                self.database.discard(db, run_id, number)
+
         try:
             for run_id, number in sorted(numbers.items(), key=lambda item: item[1]):
                 self.database.locks.take(run_id, number)
                 taken.append(number)
-            self.database.delete(numbers)
+            self.transact(discard_all, holding=taken)
         finally:
             for number in taken:
                 self.database.locks.drop(number)
@@ -531,7 +535,7 @@ class Store:
         self.transact(add, holding=(number + MESSAGE_LOCK,))
 
     def count_messages(self, number: int) -> int:
-        """Return how many messages were sent to a run. It may be one too many; it costs next to nothing."""
+        """Return how many messages were sent to a run. May be one too high. O(1)."""
         return self.database.messages.of(number)
 
     def messages(self, number: int, first: int = 0) -> list[bytes]:
@@ -568,7 +572,7 @@ class Store:
         if self._lost or self._failures:
             self.check_held(run)
         with self._state:
-            if self._ends and run in self._ends:  # it was no end
+            if self._ends and run in self._ends:  # the run continues
                 self._batch.events.setdefault(run, []).append(self._ends.pop(run))
             if type(event) is RunEnded:
                 self._ends[run] = seq, at, event
@@ -687,7 +691,7 @@ class Store:
         try:
             self._commit_once(waits=False)
         except Exception:
-            return False  # the writing thread tries again, and tells why it fails
+            return False  # The writing thread tries again and raises the error.
         finally:
             self._writing.release()
             took = time.monotonic() - began
@@ -746,7 +750,7 @@ class Store:
     def check_unlocked(self, run_id: str) -> None:
         """Raise JournalLocked while a process executes the run: its record may be incomplete only for that reason."""
         number = self.number_of(run_id)
-        if number not in self._claimed and self.database.locks.held_anywhere(number):
+        if number not in self._claimed and self.database.locks.held_of([number]):
             raise locked(run_id)
 
     def check_held(self, number: int) -> None:
@@ -810,7 +814,13 @@ class Store:
                 self._in_commit = None
             self._tries_again = False
             if batch.durable:
-                self.database.synced.mark({run: entries[-1][0] + 1 for run, entries in batch.events.items()})
+                self._note_synced(batch.events)
+
+    def _note_synced(self, events: Mapping[int, Sequence[_Entry]]) -> None:
+        """Note how many events of each run are safe, if that is possible."""
+        for run, entries in events.items():
+            with suppress(JournalError):
+                self.database.synced.set(run, entries[-1][0] + 1)
 
     def _write(self, batch: _EventBatch, updates: Sequence[RunUpdate] = (), *, waits: bool = True) -> bool:
         """Write a batch and updates. Return whether a run was lost to another process, of which nothing is written."""
@@ -824,7 +834,7 @@ class Store:
         return bool(lost)
 
     def note(self, name: str, value: str) -> None:
-        """Remember something small beyond runs, such as the dialect that an endpoint speaks. Failures are ignored."""
+        """Remember something small beyond runs, such as the dialect of an endpoint. Failures are ignored."""
         self._notes[name] = value
         self.submit(self._change_notes, _NOTE, (name, value))
 
@@ -985,24 +995,20 @@ class Store:
 
     def _records(self, rows: Sequence[tuple[Any, ...]]) -> list[RunRecord]:
         held = self.database.locks.held_of([row[0] for row in rows if row[4] == "running"])
-        return [self._record(row, is_held=row[0] in held) for row in rows]
-
-    def _record(self, row: tuple[Any, ...], *, is_held: bool) -> RunRecord:
-        _, run_id, started, ended, *texts = row
-        status, task, model = (str(text) for text in texts[:3])
-        answer, stop_reason = (text if text is None else str(text) for text in texts[3:])
-        if status == "running" and not is_held:
-            status = "interrupted"
-        return RunRecord(
-            run_id=run_id,
-            started=_time(started) or 0.0,
-            ended=_time(ended),
-            status=status,
-            task=task,
-            model=model,
-            answer=answer,
-            stop_reason=stop_reason,
-        )
+        found = []
+        for number, run_id, started, ended, status, task, model, answer, stop_reason in rows:
+            record = RunRecord(
+                run_id=run_id,
+                started=_time(started) or 0.0,
+                ended=_time(ended),
+                status="interrupted" if status == "running" and number not in held else str(status),
+                task=str(task),
+                model=str(model),
+                answer=None if answer is None else str(answer),
+                stop_reason=None if stop_reason is None else str(stop_reason),
+            )
+            found.append(record)
+        return found
 
     def rows(self, run_id: str) -> Iterator[Row]:
         """Iterate over a run's events, in order. An event that cannot be read is `Unknown`; none is left out."""
@@ -1071,7 +1077,7 @@ class Store:
         start = number << SEQ_BITS
         # Read before the events: another process may write some, and the end of the run, at any moment.
         synced, status = self.database.synced.of(number), self._status(number)
-        stored = self.query(self.database.select_events, (start, number + 1 << SEQ_BITS))
+        stored = self.query(_SELECT_EVENTS, (start, number + 1 << SEQ_BITS))
         rows: list[Row] = []
         problems: list[str] = []
         expected, latest = 0, 0.0
@@ -1154,7 +1160,7 @@ class Store:
         self._state.acquire()
 
     def proceed(self, *, in_parent: bool) -> None:
-        """Go on after a fork. In a child process the store is the parent's."""
+        """Continue after a fork. In a child process the store is the parent's."""
         try:
             self.database.proceed(in_parent=in_parent)
         finally:

@@ -228,8 +228,7 @@ class SearchIndex:
             self._db.execute("DELETE FROM runs")
             self._db.execute("INSERT INTO texts(texts) VALUES('delete-all')")
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log held the words too
-        runs = self._store.query("SELECT id, run_id, ended FROM runs ORDER BY id DESC")
-        return [(run, run_id, ended) for run, run_id, ended in runs], len(runs)
+        return self._stale()
 
     def _grown(self, run: int, following: int) -> bool:
         """True if a run has events from number `following` on."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from closeout.codec import shared_items
 from closeout.messages import ReplyTokens
 
-__all__ = ["dump_tokens", "load_tokens", "shared_length"]
+__all__ = ["dump_tokens", "load_tokens"]
 
 
 def dump_tokens(tokens: ReplyTokens | None, before: Sequence[int]) -> str:
@@ -19,7 +20,7 @@ def dump_tokens(tokens: ReplyTokens | None, before: Sequence[int]) -> str:
     """
     if tokens is None:
         return ""
-    kept = shared_length(before, tokens.prompt)
+    kept = shared_items(before, tokens.prompt)
     found = {
         "kept": kept,
         "prompt": tokens.prompt[kept:],
@@ -43,11 +44,3 @@ def load_tokens(text: str, before: Sequence[int]) -> ReplyTokens:
         version=str(found.get("version", "")),
         by_ids=bool(found.get("by_ids")),
     )
-
-
-def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many ids at their start two sequences share."""
-    shorter = min(len(first), len(second))
-    if first[:shorter] == second[:shorter]:
-        return shorter
-    return next(i for i in range(shorter) if first[i] != second[i])

@@ -42,9 +42,8 @@ class RunTotals:
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._usage_sum = UsageSum()
-        self.turns = (
-            0  # replies of the main agent, or of its successors, that were acted on or answered; none that close
-        )
+        # Replies of the main agent, or of its successors, that were acted on or answered; without closing ones.
+        self.turns = 0
         self.attempts = 0
         self.rollbacks = 0
         self.tool_calls = 0

@@ -27,19 +27,17 @@ __all__ = ["NUMBERS", "RunUsage", "UsagePart", "totals_kept", "usage_of_run"]
 DAY = 86_400  # seconds
 _COUNTED = frozenset({AgentStarted, ModelFailed, ModelReplied, RunStarted, ToolFinished, TurnAccepted})
 _NO_USAGE = Usage()
-# The columns of a part. What it has in common with those of other runs is kept once.
-NUMBERS = (
-    *("requests", "input", "cache_read", "cache_write", "output", "usd", "unpriced"),
-    *("calls", "failures", "seconds", "result_tokens"),
-)
-_TYPES = {"usd": "double precision", "seconds": "double precision"}
+# The columns of a part, each with its type. What it has in common with those of other runs is kept once.
+_COUNTS = ("requests", "input", "cache_read", "cache_write", "output", "usd", "unpriced", "calls", "failures")
+NUMBERS = dict.fromkeys((*_COUNTS, "seconds", "result_tokens"), "bigint")
+NUMBERS |= dict.fromkeys(("usd", "seconds"), "double precision")
 _NOTE_GROUP = """
 INSERT INTO usage_groups (day, keys, person, model, agent, tool) VALUES (?,?,?,?,?,?)
 ON CONFLICT (day, keys, person, model, agent, tool) DO UPDATE SET tool=excluded.tool
 """  # an update, so that nobody deletes the group meanwhile
 _NOTE_USAGE = f"""
 INSERT INTO usage (run, {", ".join(NUMBERS)}, usage_group)
-SELECT CAST(? AS bigint), {", ".join(f"CAST(? AS {_TYPES.get(name, 'bigint')})" for name in NUMBERS)}, id
+SELECT CAST(? AS bigint), {", ".join(f"CAST(? AS {kind})" for kind in NUMBERS.values())}, id
 FROM usage_groups WHERE day=? AND keys=? AND person=? AND model=? AND agent=? AND tool=?
 ON CONFLICT (usage_group, run) DO UPDATE SET {", ".join(f"{name}=excluded.{name}" for name in NUMBERS)}
 """  # noqa: S608 - constants

@@ -29,7 +29,7 @@ _SELECT_UNCOUNTED = f"SELECT id, run_id, ended, model {_UNCOUNTED}"
 _SELECT_ALL = "SELECT id, run_id, ended, model FROM runs"
 _SELECT_KEPT = f"""
 SELECT day, keys, person, model, agent, tool, used.* FROM usage_groups JOIN (
-  SELECT usage_group, {", ".join(f"sum({name})" for name in NUMBERS)} FROM usage
+  SELECT usage_group, {", ".join(f"CAST(sum({name}) AS {kind})" for name, kind in NUMBERS.items())} FROM usage
   WHERE usage_group IN (SELECT id FROM usage_groups WHERE day>=? AND day<=? AND (tool='')=?)
   AND run NOT IN (SELECT id {_UNCOUNTED}) GROUP BY usage_group) AS used ON usage_group=usage_groups.id
 """  # noqa: S608 - constants
@@ -130,10 +130,7 @@ def _kept(store: Store, first: str, last: str, calls: bool) -> Iterator[UsagePar
     if not store.database.has_table("usage"):  # of an older format, which may only be read
         return
     for day, keys, user, model, agent, tool, _, *sums in store.query(_SELECT_KEPT, (first, last, not calls)):
-        of = {
-            name: number if name in ("usd", "seconds") else int(number)
-            for name, number in zip(NUMBERS, sums, strict=True)
-        }
+        of = dict(zip(NUMBERS, sums, strict=True))
         usage = Usage(
             of["input"],
             of["output"],
