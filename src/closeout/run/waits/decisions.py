@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from closeout.errors import DecisionRefused, Suspended, ToolError
 from closeout.journal.events import DecisionMade, DecisionRequested, Event, Noted, RunEnded
+from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import call_id
 from closeout.journal.store import Row, Store
 from closeout.messages import ToolSpec
@@ -42,6 +44,8 @@ __all__ = [
     "pending_of",
     "question_digest",
     "record_decisions",
+    "recorded_requests",
+    "utc_time",
     "wait_until",
 ]
 
@@ -186,10 +190,23 @@ async def decide(
     return made
 
 
+def recorded_requests(journal: Journal, agent: str, prefix: str, first: int = 1) -> Iterator[DecisionRequested]:
+    """Yield the recorded requests named `prefix` with a number, from `first` on, that the run has not reached yet."""
+    for number in count(first):
+        asked = journal.recorded(DecisionRequested, agent, f"{prefix}{number}")
+        if not isinstance(asked, DecisionRequested):
+            return
+        yield asked
+
+
+def utc_time(seconds: float) -> str:
+    """Return seconds since the epoch as ISO 8601."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
 async def wait_until(scope: Scope, name: str, when: float, reason: str = "") -> None:
     """Wait for a time on behalf of an agent itself, not of a call. Raises Suspended before it."""
-    until = datetime.fromtimestamp(when, UTC).isoformat(timespec="seconds")
-    arguments = json.dumps({"until": until})
+    arguments = json.dumps({"until": utc_time(when)})
     request = DecisionRequested(
         scope.path, name, "timer", name="", arguments=arguments, digest="", reason=reason, expires=when
     )

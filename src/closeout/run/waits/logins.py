@@ -8,13 +8,12 @@ recorded before, and a crash after that ends the call as the rule says.
 from __future__ import annotations
 
 import json
-from itertools import count
 
 from closeout.errors import Suspended
 from closeout.journal.events import AnswerGiven, DecisionMade, DecisionRequested
 from closeout.journal.run_journal import Journal
 from closeout.run.plan import Scope, note_problems
-from closeout.run.waits.decisions import decide, login_digest, open_requests
+from closeout.run.waits.decisions import decide, login_digest, open_requests, recorded_requests
 from closeout.tools.manager import ToolManager
 
 __all__ = ["awaits_login", "begin_servers", "login_request", "recall_logins", "take_logins"]
@@ -75,9 +74,7 @@ async def take_logins(scope: Scope, handle: str) -> int:
 async def _take(scope: Scope, prefix: str) -> list[str]:
     """Take over the recorded logins whose names begin so. Those that were waited for are there now."""
     journal, found = scope.journal, list[str]()
-    while isinstance(
-        asked := journal.recorded(DecisionRequested, scope.path, f"{prefix}{len(found) + 1}"), DecisionRequested
-    ):
+    for asked in recorded_requests(journal, scope.path, prefix):
         if journal.replay_only and not journal.has_decision(asked):
             journal.append(asked)  # a resumed run takes it
         else:
@@ -92,10 +89,5 @@ async def _signed_in(request: DecisionRequested) -> DecisionMade:
 
 def awaits_login(journal: Journal, agent: str, handle: str) -> bool:
     """Return True if the server of a recorded call has refused it for want of a login, and has not got it again."""
-    for number in count(1):
-        asked = journal.recorded(DecisionRequested, agent, f"{handle}.{LOGIN}{number}")
-        if not isinstance(asked, DecisionRequested):
-            return False
-        if journal.recorded(AnswerGiven, agent, asked.request) is None:
-            return True
-    return False
+    asked = recorded_requests(journal, agent, f"{handle}.{LOGIN}")
+    return any(journal.recorded(AnswerGiven, agent, each.request) is None for each in asked)

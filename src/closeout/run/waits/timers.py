@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,15 @@ from closeout.journal.events import DecisionMade, DecisionRequested
 from closeout.journal.sent_signals import check_signal_name, mark_received, open_signals
 from closeout.messages import ToolSpec
 from closeout.run.plan import Scope
-from closeout.run.waits.decisions import decide, ended_timer, must_rerun, pending_of, question_digest, wait_until
+from closeout.run.waits.decisions import (
+    decide,
+    ended_timer,
+    must_rerun,
+    pending_of,
+    question_digest,
+    utc_time,
+    wait_until,
+)
 from closeout.run.waits.logins import login_request
 
 __all__ = ["CallWaits", "Memo", "wait_for_start"]
@@ -116,7 +124,7 @@ class CallWaits:
             raise must_rerun(self._scope, spec, "waits")
         if expires is not None:
             with suppress(ValueError, OverflowError, OSError):
-                arguments = {**arguments, "until": datetime.fromtimestamp(expires, UTC).isoformat(timespec="seconds")}
+                arguments = {**arguments, "until": utc_time(expires)}
             if "until" not in arguments:
                 raise ToolError(f"{spec.name} cannot wait for so long: {expires:g} is beyond the year 9999.")
         digest = question_digest(spec, [kind, arguments.get("signal", arguments.get("signals"))])
