@@ -20,7 +20,6 @@ from closeout.errors import Failure
 from closeout.journal.events import HANDOFF, AttemptEnded, HandedOver
 from closeout.messages import Message, Usage
 from closeout.results.tokens import estimate_tokens
-from closeout.run.agent_start import started_agent
 from closeout.run.attempt import AgentWork, Attempt
 from closeout.run.calls import ToolCalls
 from closeout.run.closing import close_attempt, fall_back
@@ -34,10 +33,11 @@ from closeout.run.plan import AgentPlan, Scope
 from closeout.run.programs import Programs
 from closeout.run.result import AgentResult, Stop
 from closeout.run.review import Answers
-from closeout.run.sampling import CallSampling
+from closeout.run.sampling import call_sampling
 from closeout.run.session import ModelSession
+from closeout.run.waits.logins import begin_servers
 
-__all__ = ["AgentLoop"]
+__all__ = ["AgentLoop", "started_agent"]
 
 LIMITS = ("max_turns", "max_tokens", "max_cost", "max_seconds")
 # No attempt follows these.
@@ -81,7 +81,7 @@ class AgentLoop:
             max_context=plan.llm.max_context_length,
             max_reply=plan.llm.max_tokens,
         )
-        sampling = partial(CallSampling, scope, client=plan.client)
+        sampling = partial(call_sampling, scope, plan.client)
         tool_calls = ToolCalls(scope, first_call, sampling=sampling)
         executor = plan.executor(tool_calls.publish_progress, scope)
         executor.offer(tools.specs)
@@ -211,6 +211,19 @@ class AgentLoop:
         if last is not None and last.answer is not None:
             return replace(last, stop_reason=broken.stop_reason, failure=broken.failure)
         return fall_back(self._agent, broken)
+
+
+async def started_agent(plan: AgentPlan, scope: Scope) -> AgentPlan:
+    """Begin the servers of an agent that another one starts, and return its plan with its instructions written.
+
+    Raises:
+        McpServerUnavailable: A required server did not start, or has tools that nobody has accepted.
+        Suspended: A person must sign in to a server first.
+        UsageError: The plan names a tool that does not exist.
+    """
+    await begin_servers(plan.manager, scope)
+    plan.check_secrets()
+    return await plan.with_instructions(scope)
 
 
 def _ends_run(reason: str, attempt: Attempt) -> bool:
