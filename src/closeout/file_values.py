@@ -241,14 +241,7 @@ class FileView(Mapping[str, File]):
         return len(self._files)
 
     def refusal(self, name: str, size: int, others: Collection[str] = (), added: int = 0) -> str:
-        """Say why a run does not keep a file, empty if it does.
-
-        Args:
-            name: The name of the file.
-            size: Its bytes.
-            others: The names of other files that are to be kept.
-            added: Their bytes.
-        """
+        """Say why a run does not keep a file, empty if it does. `others` are to be kept too, and have `added` bytes."""
         try:
             check_file_name(name)
         except UsageError as error:

@@ -95,14 +95,7 @@ async def prepare_task(
     *,
     work_files: Sequence[File] = (),
 ) -> Task:
-    """Check what a task consists of, and read its files.
-
-    Args:
-        plan: The agent.
-        text: The task.
-        files: Paths, and files as values.
-        history: The messages before the task.
-        work_files: Files that scripts find beside those, and may change.
+    """Check what a task consists of, and read its files. Scripts find `work_files` beside them, and may change those.
 
     Raises:
         UsageError: The text, a file or a message of the history cannot be used.
@@ -366,11 +359,7 @@ def _kept(files: Sequence[str | Path]) -> tuple[tuple[File, ...], list[str]]:
 def _read_file(
     handle: str, path: Path, capabilities: Capabilities, *, name: str, reader: str, openers: Mapping[str, str]
 ) -> _ReadFile:
-    """Read one file.
-
-    Raises:
-        UsageError: The caller should correct something.
-    """
+    """Read one file. Raises UsageError if the caller should correct something."""
     head = _first_bytes(path)
     kind = media_type_of("", head)  # by its content alone
     if kind.startswith("image/"):

@@ -167,12 +167,9 @@ class History:
         return bisect_left(self._steps, turn, key=lambda step: step.turn)
 
     def view(self, note: str = "", closing: str = "", *, withheld: frozenset[str] = frozenset()) -> HistoryView:
-        """Return what the model sees now.
+        """Return what the model sees now, without the `withheld` tools.
 
-        Args:
-            note: A hint after the conversation that is not kept.
-            closing: An instruction that ends the conversation.
-            withheld: Names of tools that are not offered.
+        `note` is a hint after the conversation that is not kept, `closing` an instruction that ends the conversation.
         """
         tools = tuple(tool for tool in self.tools if tool.name not in withheld) if withheld else self.tools
         return HistoryView(

@@ -45,13 +45,8 @@ class PromptSize:
 class ContextKeeper:
     """Measures an agent's prompts and decides, with its `ContextPolicy`, what leaves them. One for each agent of a run.
 
-    Args:
-        client: The model, which may know the size of its context.
-        journal: Where evictions are recorded.
-        agent: The agent's path in the run.
-        policy: What decides.
-        max_context: The size of the context as the settings say; None: as the client says.
-        max_reply: The limit of a reply in tokens, if it is set.
+    `max_context` is the size of the context as the settings say; None: as the client says. `max_reply` is the limit of
+    a reply in tokens.
     """
 
     def __init__(
@@ -196,13 +191,9 @@ class ContextKeeper:
     async def make_room(
         self, history: History, attempt: int, tokens: int, summarise: Callable[[], Awaitable[str]]
     ) -> None:
-        """Leave out old results or turns if the policy says so.
+        """Leave out old results or turns if the policy says so, for a next prompt of about so many tokens.
 
-        Args:
-            history: The agent's history.
-            attempt: The number of the attempt, for the journal.
-            tokens: The estimated size of the next prompt.
-            summarise: Ask the model for a summary of the oldest turns; returns an empty text if it writes none.
+        `summarise` asks the model for a summary of the oldest turns; it returns an empty text if the model writes none.
         """
         if tokens > WORTH_ASKING and self.max_context is None and not self._server_asked:
             await self._ask_server()
@@ -221,19 +212,11 @@ class ContextKeeper:
         self._record(eviction, attempt, await summarise() if eviction.summarise else "")
 
     def shrink(self, history: History, attempt: int, reason: str, *, turns: bool = False) -> bool:
-        """Leave out all results but the last.
+        """Leave out all results but the last, with `turns` all turns but the last. Returns False if nothing was left.
 
-        If a server has refused the last request as too long, its size is an upper bound of what the server takes.
-
-        Args:
-            history: The agent's history.
-            attempt: The number of the attempt, for the journal.
-            reason: A word for the journal; "overflow" if a server has refused the last request as too long, "refused"
-                if it has not said why: a short one is not too long.
-            turns: If there are no other results, leave out all turns but the last.
-
-        Returns:
-            False if nothing was left to leave out.
+        The reason is a word for the journal. "overflow": a server has refused the last request as too long, and its
+        size is an upper bound of what the server takes. "refused": the server has not said why, and a short request is
+        not too long.
         """
         if reason == "refused" and self._last_size * LEAST_DENSITY < WORTH_ASKING:
             return False

@@ -150,13 +150,7 @@ class AttemptTurn:
 
 
 class Attempt:
-    """One attempt of an agent: it starts with an empty history and what earlier attempts have learned.
-
-    Args:
-        agent: What the agent keeps between attempts.
-        number: The number of the attempt, from 0.
-        learned: The experience of earlier attempts, for the model.
-    """
+    """One attempt of an agent. It starts with an empty history and what earlier attempts have learned."""
 
     def __init__(self, agent: AgentWork, number: int, learned: str = "") -> None:
         plan, scope = agent.plan, agent.scope

@@ -32,9 +32,7 @@ __all__ = ["CallContexts"]
 class CallContexts:
     """Makes the `RunContext` of each of an agent's calls.
 
-    Args:
-        scope: The agent.
-        sampling: Makes what asks the agent's model for the MCP server of a call, given the call's handle.
+    `sampling` makes what asks the agent's model for the MCP server of a call, given the call's handle.
     """
 
     def __init__(self, scope: Scope, sampling: Callable[[str], Sample] | None = None) -> None:

@@ -41,11 +41,8 @@ __all__ = ["ToolCalls", "refusal_note", "refused_calls"]
 class ToolCalls:
     """Makes one agent's tool calls, with its middleware and the journal around each.
 
-    Args:
-        scope: The agent.
-        first: The number of its first call.
-        sampling: Makes what asks the agent's model for the MCP server of a call, given the call's handle.
-        reads: Whether the middleware takes note of the results. False if it has done so before.
+    `first` is the number of its first call. `sampling` makes what asks the agent's model for the MCP server of a call.
+    Without `reads` the middleware takes no note of the results, because it has done so before.
     """
 
     def __init__(
@@ -97,16 +94,9 @@ class ToolCalls:
         labels: CallLabels | None = None,
         shows: Callable[[str], bool] | None = None,
     ) -> list[CallOutcome]:
-        """Plan, run and judge the calls of one reply.
+        """Plan, run and judge the calls of one reply. `allow_duplicates` and `shows` are those of `plan_calls`.
 
-        Args:
-            executor: Governs the calls.
-            calls: The calls.
-            turn: The number of the turn.
-            agent: The name of the agent.
-            allow_duplicates: As for `CallExecutor.plan_calls`.
-            labels: What the calls depend on, if it is known better than that it is all that the agent has read.
-            shows: As for `CallExecutor.plan_calls`.
+        `labels` are what the calls depend on, if it is known better than that it is all that the agent has read.
 
         Raises:
             Suspended: Calls wait for a decision; all others were made.

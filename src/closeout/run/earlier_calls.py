@@ -87,12 +87,7 @@ class CallsWithEffects:
         return [call for each in own[number:] if (call := each.call()) is not None]
 
     def before(self, path: str, specs: Sequence[ToolSpec]) -> list[EarlierCall]:
-        """Return the calls that an agent which begins an attempt must not make again.
-
-        Args:
-            path: The agent.
-            specs: Its tools. Calls of other tools of the same names are left out.
-        """
+        """Return the calls that an agent which begins an attempt must not make again: those of these tools."""
         own, found = _names(path), []
         for number, each in enumerate(self._ended):
             if _names(each.path) == own and (_agent_of(each.path) == path or self._is_over(number, each.path, path)):

@@ -240,12 +240,7 @@ class AgentPlan:
         )
 
     def executor(self, on_progress: ToolProgress, scope: Scope) -> CallExecutor:
-        """Make the executor of one agent of one run.
-
-        Args:
-            on_progress: Receives the progress of its tools.
-            scope: The agent's place in the run.
-        """
+        """Make the executor of one agent of one run. `on_progress` receives the progress of its tools."""
         options: dict[str, Any] = {
             "result_budget": self.settings.result_budget,
             "max_parallel": self.settings.max_parallel_calls,

@@ -113,11 +113,7 @@ class _PastJournal(Journal):
 class Programs:
     """The programs of one agent in one run, and the sandbox that keeps their variables.
 
-    Args:
-        scope: Where the agent acts.
-        executor: Governs the calls inside programs.
-        answers: Reads the answer that a program gives.
-        tools: Returns the tools that are offered now.
+    `executor` governs the calls inside programs, `tools` returns the tools that are offered now.
     """
 
     def __init__(

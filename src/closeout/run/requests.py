@@ -96,13 +96,7 @@ class ModelCalls:
         on_delta: OnDelta | None = None,
         on_retry: OnRetry | None = None,
     ) -> ModelReply:
-        """Send a request, or return the recorded reply.
-
-        Args:
-            request: What to send.
-            info: What it is for. Requests that are not for a turn must fit into the budget.
-            on_delta: Receives the reply in pieces, see `BaseClient.complete`.
-            on_retry: Called when the transport tries again.
+        """Send a request, or return the recorded reply. A request that is not for a turn must fit into the budget.
 
         Raises:
             ModelError: The request failed.

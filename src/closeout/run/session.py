@@ -65,13 +65,7 @@ NO_ENDPOINT = (404, 405, 501)  # Statuses of a server for an address that it doe
 class ModelSession:
     """Asks one agent's model. Holds the dialect in use, which may change once in a run.
 
-    Args:
-        plan: What the agent is.
-        scope: Where it acts.
-        task: The task without the texts of its files.
-        offered: The tools that it is offered.
-        keeper: Its context.
-        answers: Reads answers by the contract.
+    `task` is the task without the texts of its files.
     """
 
     def __init__(
@@ -253,9 +247,7 @@ class ModelSession:
     async def _wait_for_server(self, error: ModelError) -> None:
         """Suspend the run until the time that the server has stated, if that is too long to wait for in the process.
 
-        Raises:
-            ModelError: The error: no time is stated, or the run is not kept.
-            Suspended: The time has not come.
+        Raises the error if no time is stated or the run is not kept.
         """
         journal, key = self._scope.journal, f"model{self.calls.sent}"
         known = journal.recorded(DecisionRequested, self._scope.path, key)

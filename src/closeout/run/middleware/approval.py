@@ -61,9 +61,6 @@ class ApprovalMiddleware(ScopeMiddleware):
         """Return the call with the arguments that were approved, or the output of a denied call.
 
         What a person was `asked` about in this place is not made without a decision, even if the tool needs none now.
-
-        Raises:
-            Suspended: There is no decision yet.
         """
         call, spec, handle = calling.plan.call, calling.served, calling.plan.handle
         journal, path = self._scope.journal, self._scope.path

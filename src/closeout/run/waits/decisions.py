@@ -316,14 +316,7 @@ def record_decisions(
 def end_wait(store: Store, run_id: str, name: str, *, by: str = "") -> tuple[PendingDecision, ...]:
     """Record that an agent need not wait for a time any longer: for its start, or for a model's server.
 
-    Args:
-        store: Where the run is kept.
-        run_id: The run.
-        name: The id of the wait. One that a tool has begun keeps its time.
-        by: Who ends it.
-
-    Returns:
-        What the run still waits for.
+    A wait that a tool has begun keeps its time. Returns what the run still waits for.
 
     Raises:
         DecisionRefused: The run does not wait for this, or a tool does.

@@ -39,14 +39,7 @@ def may_continue(journal: Journal, agent: str, handle: str) -> bool:
 
 
 class CallQuestions:
-    """The questions of one call. A recorded answer counts for the same question, in whatever order they are asked.
-
-    Args:
-        scope: The agent that makes the call.
-        handle: The call.
-        spec: Its tool.
-        secrets: Values that no record may hold.
-    """
+    """The questions of one call. A recorded answer counts for the same question, in whatever order they are asked."""
 
     def __init__(self, scope: Scope, handle: str, spec: ToolSpec, secrets: Secrets) -> None:
         self._scope = scope

@@ -43,15 +43,7 @@ async def wait_for_start(scope: Scope, start_at: float) -> None:
 
 
 class CallWaits:
-    """The waits of one tool call.
-
-    Args:
-        scope: The agent that makes the call.
-        handle: The call.
-        spec: Its tool.
-        memo: Where the outcomes of the agent's waits are kept.
-        logins: How often the call has waited for a login.
-    """
+    """The waits of one tool call, which has waited for a login so many times before."""
 
     def __init__(self, scope: Scope, handle: str, spec: ToolSpec, memo: Memo, logins: int = 0) -> None:
         self._scope = scope
