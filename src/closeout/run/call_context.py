@@ -40,15 +40,11 @@ class CallContexts:
         self._secrets = secrets_in(scope)
         logins = found_in(scope, LoginMiddleware)
         self._logins: Mapping[str, int] = {} if logins is None else logins.taken
-        self._turn = 0
+        self.turn = 0  # whose calls are made
         self._memo: Memo = {}
         self._questions: dict[str, CallQuestions] = {}
         self._sampling = sampling
         self._samples: dict[str, Sample] = {}
-
-    def begin(self, turn: int) -> None:
-        """Prepare for the calls of a turn."""
-        self._turn = turn
 
     def factory(self, handle: str, spec: ToolSpec) -> Callable[[], RunContext[Any]]:
         """Return what makes the context of a call when its tool wants it, also in the thread of a synchronous tool."""
@@ -60,7 +56,7 @@ class CallContexts:
             scope.context(),
             handle=handle,
             budget=BudgetLeft(
-                turns=max(budget.limits.max_turns - self._turn - 1, 0),
+                turns=max(budget.limits.max_turns - self.turn - 1, 0),
                 tokens=budget.tokens_left,
                 cost_usd=budget.cost_left,
                 seconds=budget.seconds_left(closing=False),
@@ -86,7 +82,7 @@ class CallContexts:
         """Publish the progress that a tool reports."""
         progress = Progress(
             self._scope.path,
-            self._turn,
+            self.turn,
             "tool_progress",
             self._secrets.hide(message),
             handle=handle,

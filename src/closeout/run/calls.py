@@ -26,7 +26,7 @@ from closeout.messages import ToolCall, ToolSpec, Usage
 from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput, ToolTelemetry
 from closeout.run.call_context import CallContexts
-from closeout.run.middleware.chain import Calling, CallLabels, Middleware, overrides, wrap_call
+from closeout.run.middleware.chain import Calling, CallLabels, Middleware, overrides, wrap
 from closeout.run.middleware.own_decisions import deciders
 from closeout.run.plan import Scope, enter, leave
 from closeout.tools.call_records import CallOutcome
@@ -58,26 +58,14 @@ class ToolCalls:
         self._begin = overrides(chain, "begin")
         self._deciders = deciders(scope)
         self._approved = overrides(chain, "approved")
-        self._call = wrap_call(chain, _start)
+        self._call = wrap(chain, "call", _start)
         self._record = overrides(chain, "record")
         self._read = overrides(chain, "read") if reads else []
         self._contexts = CallContexts(scope, sampling)
         self.publish_progress = self._contexts.publish_progress
         self._alone = asyncio.Lock() if scope.journal.can_be_taken_over else None
         self._turn = 0
-        self._first = self._next = first  # numbers of the reply's first call and of the one after its last
-
-    @property
-    def next(self) -> int:
-        """The number of the next call."""
-        return self._next
-
-    def begin(self, turn: int, calls: int) -> None:
-        """Prepare for so many calls of one reply."""
-        self._turn, self._first, self._next = turn, self._next, self._next + calls
-        self._contexts.begin(turn)
-        for begin in self._begin:
-            begin(turn)
+        self._first = self.next = first  # numbers of the reply's first call and of the one after its last
 
     def handle(self, index: int) -> str:
         """Return the handle of a call by its index in the reply. Calls are numbered through the agent's whole run."""
@@ -101,7 +89,10 @@ class ToolCalls:
         Raises:
             Suspended: Calls wait for a decision; all others were made.
         """
-        self.begin(turn, len(calls))
+        self._turn, self._first, self.next = turn, self.next, self.next + len(calls)
+        self._contexts.turn = turn
+        for begin in self._begin:
+            begin(turn)
         plans = executor.plan_calls(
             calls, agent=agent, allow_duplicates=allow_duplicates, handles=self.handle, turn=turn, shows=shows
         )

@@ -151,7 +151,7 @@ async def replay_run(
 
 
 async def execute_on(plan: AgentPlan, task: Task, journal: Journal) -> None:
-    """Execute the loop of a run on a journal, and nothing around it: whatever ends it is raised."""
+    """Run only the loop. Raises whatever ends it."""
     scope = _scope(plan, task, journal)
     await recall_logins(scope)
     await _orchestrator(await plan.with_instructions(scope), task, scope).run()
@@ -209,7 +209,7 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
                     await wait_for_start(scope, task.start_at)
                 await begin_servers(plan.manager, scope)
                 for note in task.notes:
-                    journal.append(Noted("main", "warning", "Files", message=note))
+                    scope.warn("Files", note)
                 plan.check_secrets()
                 check_flow_names(plan)
                 orchestrator = _orchestrator(await plan.with_instructions(scope), task, scope)
@@ -223,7 +223,7 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
             if orchestrator is not None:
                 result = orchestrator.best_result(result)
         if result.stop_reason != "waiting" and (unread := journal.inbox.unread):
-            journal.append(Noted("main", "warning", "Messages", message=UNREAD.format(unread)))
+            scope.warn("Messages", UNREAD.format(unread))
         result = with_summary(plan, result, totals.usage, journal)
         await journal.end(_ended(result), due=noted_due(result.waiting))
     except asyncio.CancelledError as cancelled:

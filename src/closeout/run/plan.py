@@ -116,7 +116,6 @@ class AgentPlan:
     limits: Limits
     instructions: str = ""
     write_instructions: WriteInstructions | None = None  # writes `instructions` when an agent begins its work
-    description: str = ""
     settings: AgentSettings = field(default_factory=AgentSettings)
     llm: LLMSettings = field(default_factory=LLMSettings)
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -211,14 +210,6 @@ class AgentPlan:
     def call_markers(self) -> tuple[str, ...]:
         """The markers of the agent's own forms of calls."""
         return tuple(marker for form in self.spec.forms for marker in form.markers)
-
-    @property
-    def dialect_name(self) -> str:
-        return self.dialect if isinstance(self.dialect, str) else self.dialect.name
-
-    def first_dialect(self) -> Dialect:
-        """Return the dialect that a run begins with."""
-        return self.made_dialect(self.dialect)
 
     def made_dialect(self, dialect: str | Dialect) -> Dialect:
         """Return a dialect by its name, with the agent's prompts, markers, parser and forms; an instance as it is."""
@@ -324,7 +315,7 @@ class AgentPlan:
         written = self.write_instructions
         found = {
             "model": self.client.name,
-            "dialect": self.dialect_name,
+            "dialect": self.dialect if isinstance(self.dialect, str) else self.dialect.name,
             "instructions": _digest(self.instructions) if written is None else getattr(written, "__qualname__", ""),
             "answer": _digest(self.contract.instruction()),
             "tools": {tool.name: _digest([tool.description, tool.parameters]) for tool in tools},
@@ -521,6 +512,10 @@ class Scope:
         """Merge the state update of a call that succeeded."""
         if output.success and isinstance(output.state_update, Mapping):
             self.run.state.update(normalise(output.state_update))
+
+    def warn(self, name: str, text: str) -> None:
+        """Record a warning of this agent."""
+        self.journal.append(Noted(self.path, "warning", name, message=text))
 
     def share(self, artifacts: Iterable[tuple[str, Artifact]]) -> None:
         """Let this agent, and those that it starts, read the artifacts by their handles."""

@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from closeout.errors import DecisionRefused, Suspended, ToolError
-from closeout.journal.events import DecisionMade, DecisionRequested, Event, Noted, RunEnded
+from closeout.journal.events import DecisionMade, DecisionRequested, Event, RunEnded
 from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import call_id
 from closeout.journal.store import Row, Store
@@ -51,7 +51,7 @@ __all__ = [
 
 Verdict: TypeAlias = Literal["approve", "deny", "answer"]
 AGAIN = "again"  # "r3.again1": whether call r3, which a crash cut off, is made again
-EARLIEST = 1.0  # seconds since the epoch: a time that has passed, and is known
+EARLIEST = 1.0  # Seconds since the epoch: any time in the past.
 _VERDICTS = ("approve", "deny", "answer")
 BY_PERSON = ("approval", "question")  # the kinds that a person decides
 _ENDED = {"cancelled": "was cancelled", "failed": "failed"}
@@ -456,5 +456,5 @@ def _made(request: DecisionRequested, decision: Decision, by: str, *, idle: floa
 def must_rerun(scope: Scope, spec: ToolSpec, does: str) -> ToolError:
     """Return the error of a tool that waits although a resumed run may not call it again. The developer is warned."""
     text = f"{spec.name} {does}, so it must be read_only or declared on_crash='rerun'."
-    scope.journal.append(Noted(scope.path, "warning", "Tools", message=text))
+    scope.warn("Tools", text)
     return ToolError(text)
