@@ -27,7 +27,7 @@ from closeout.run.earlier_calls import described
 from closeout.run.final_format import FinalFormat
 from closeout.run.handoff import Handoff, handoffs_of, successor_of
 from closeout.run.limits import CLOSING_TOKENS, Budget
-from closeout.run.middleware.order import below
+from closeout.run.middleware.order import below, started_agent
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.programs import Programs
@@ -35,9 +35,8 @@ from closeout.run.result import AgentResult, Stop
 from closeout.run.review import Answers
 from closeout.run.sampling import call_sampling
 from closeout.run.session import ModelSession
-from closeout.run.waits.logins import begin_servers
 
-__all__ = ["AgentLoop", "started_agent"]
+__all__ = ["AgentLoop"]
 
 LIMITS = ("max_turns", "max_tokens", "max_cost", "max_seconds")
 # No attempt follows these.
@@ -211,19 +210,6 @@ class AgentLoop:
         if last is not None and last.answer is not None:
             return replace(last, stop_reason=broken.stop_reason, failure=broken.failure)
         return fall_back(self._agent, broken)
-
-
-async def started_agent(plan: AgentPlan, scope: Scope) -> AgentPlan:
-    """Begin the servers of an agent that another one starts, and return its plan with its instructions written.
-
-    Raises:
-        McpServerUnavailable: A required server did not start, or has tools that nobody has accepted.
-        Suspended: A person must sign in to a server first.
-        UsageError: The plan names a tool that does not exist.
-    """
-    await begin_servers(plan.manager, scope)
-    plan.check_secrets()
-    return await plan.with_instructions(scope)
 
 
 def _ends_run(reason: str, attempt: Attempt) -> bool:

@@ -19,8 +19,8 @@ from closeout.results.budgets import DEFAULT_BUDGET
 from closeout.results.tokens import estimate_tokens
 from closeout.run.agent_tool import SubAgentTool, team_of
 from closeout.run.middleware.call_secrets import secrets_in
-from closeout.run.middleware.order import below
-from closeout.run.orchestrator import AgentLoop, started_agent
+from closeout.run.middleware.order import below, started_agent
+from closeout.run.orchestrator import AgentLoop
 from closeout.run.plan import MAX_DEPTH, current_scope
 from closeout.run.sampling import CallModel
 from closeout.spelling import suggestion
