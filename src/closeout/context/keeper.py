@@ -231,21 +231,11 @@ class ContextKeeper:
         return eviction is not None
 
     def _record(self, eviction: Eviction, attempt: int, summary: str = "") -> None:
+        place, tokens = (self._agent, attempt, eviction.before), eviction.tokens
         if summary or eviction.whole:
-            self._journal.append(
-                Compacted(self._agent, attempt, eviction.before, summary=summary, tokens=eviction.tokens)
-            )
-            return
-        self._journal.append(
-            Evicted(
-                self._agent,
-                attempt,
-                eviction.before,
-                results=eviction.results,
-                tokens=eviction.tokens,
-                reason=eviction.reason,
-            )
-        )
+            self._journal.append(Compacted(*place, summary=summary, tokens=tokens))
+        else:
+            self._journal.append(Evicted(*place, results=eviction.results, tokens=tokens, reason=eviction.reason))
 
     async def _ask_server(self) -> None:
         """Ask the server how long the model's context is. Recorded, because evictions depend on it."""

@@ -27,11 +27,6 @@ class Objection:
     check: Check
     sends_back: bool
 
-    @property
-    def refuses(self) -> bool:
-        """True if the answer does not stand."""
-        return self.sends_back or self.check.then == "unanswered"
-
 
 class AnswerChecks:
     """Checks the answers of one attempt. Verdicts are journaled, so a resumed run repeats no check that has ended."""

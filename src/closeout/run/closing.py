@@ -143,7 +143,7 @@ class _Closing:
     def _may_stand(self, text: str) -> bool:
         """Return whether the reply that ended the attempt can be the answer, if the contract takes it.
 
-        Where any text is an answer, a thought without an action is none.
+        Where any text is an answer, a thought without an action does not count as one.
         """
         found, stop = self._agent.answers.read_final(text), self._stop
         if stop.reason == "answered" or found.marked:

@@ -60,7 +60,7 @@ class _LabelledText:
 
 
 class FlowWatch:
-    """The labels of one run, which all its agents share. They only grow: what left the context was read all the same.
+    """The labels of one run, which all its agents share. They only grow: what has left the context was read, too.
 
     Args:
         rules: The flow rules that apply. If there are several, the strictest decision counts.

@@ -39,9 +39,8 @@ from closeout.run.plan import AgentPlan, RunParts, Scope
 from closeout.run.result import AgentResult, RunResult, Status
 from closeout.run.subagents import check_flow_names, read_result_tool
 from closeout.run.task import Task, dump_texts, load_texts
-from closeout.run.waits.decisions import noted_due, pending_of
+from closeout.run.waits.decisions import noted_due, pending_of, wait_until
 from closeout.run.waits.logins import begin_servers, recall_logins
-from closeout.run.waits.timers import wait_for_start
 from closeout.tools.manager import ToolManager
 
 __all__ = [
@@ -206,7 +205,7 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
         try:
             with watch:
                 if task.start_at is not None:
-                    await wait_for_start(scope, task.start_at)
+                    await wait_until(scope, "start", task.start_at)
                 await begin_servers(plan.manager, scope)
                 for note in task.notes:
                     scope.warn("Files", note)

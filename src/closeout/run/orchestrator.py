@@ -125,7 +125,7 @@ class AgentLoop:
         """
         agent, settings = self._agent, self._agent.plan.settings
         journal, budget = agent.scope.journal, agent.scope.budget
-        unsubscribe = journal.subscribers.subscribe(agent.history)
+        unsubscribe = journal.subscribers.subscribe(agent.history.apply)
         path, effects = agent.scope.path, agent.scope.run.effects
         # An agent may be tried again, called again, or given the conversation back.
         if settings.context_compress_limit > 0 or agent.scope.depth > 0 or agent.handoffs or f"/{HANDOFF}:" in path:

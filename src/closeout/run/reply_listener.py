@@ -43,7 +43,7 @@ class ReplyListener:
         self.begin()
 
     def refused(self, kept: str = "") -> None:
-        """Take note that the reply is not the answer. `kept` is its text if the next reply continues it."""
+        """Note that the reply is not the answer. `kept` is its text if the next reply continues it."""
         if not kept:
             self.discard()
         self._kept = kept

@@ -72,7 +72,7 @@ class PromptBound:
         return TOKENS_OF_REQUEST + len(encode_json(tools)) + sum(map(_tokens, messages))
 
     def learn(self, request: ModelRequest, usage: Usage) -> None:
-        """Take note of what the server counted."""
+        """Keep what the server counted."""
         if self._learns:
             self._sent, self._tools, self._counted = request.messages, request.tools, usage.input_tokens
 

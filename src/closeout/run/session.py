@@ -36,7 +36,6 @@ from closeout.messages import (
     RequestInfo,
     ToolCall,
     ToolSpec,
-    Usage,
     is_picture,
 )
 from closeout.models.retry import RetryPolicy
@@ -394,7 +393,7 @@ class ModelSession:
             self._listener.replace(text)
 
     def rolled_back(self) -> None:
-        """Take note that subscribers were informed of a rollback by its event."""
+        """Note that subscribers learn of a rollback by its event."""
         if self._listener is not None:
             self._listener.published = False
 
@@ -508,15 +507,6 @@ class ModelSession:
     def native_tools(self) -> Sequence[ToolSpec]:
         """The tools that go into the request itself; text dialects write theirs into the prompt."""
         return self._offered.shown if self._last_request.tools else ()
-
-    @property
-    def client_name(self) -> str:
-        return self._plan.client.name
-
-    @property
-    def usage(self) -> Usage:
-        """The usage of the agent, with its sub-agents."""
-        return self._scope.budget.usage
 
 
 def _without_pictures(message: Message) -> Message:

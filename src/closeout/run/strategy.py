@@ -242,8 +242,8 @@ class CallFirst:
 class RequireCall:
     """Accept no answer before the model has made a tool call.
 
-    A server that takes native calls is told that the reply must be one (`tool_choice="required"`). Where a reply is an
-    answer all the same, the model is asked again. After the first turn with calls, the model may answer.
+    Requests with native tools demand a call (`tool_choice="required"`). If the reply is still an answer, the model is
+    asked again. After the first turn with calls, the model may answer.
 
     Args:
         then: The strategy that sends the requests.

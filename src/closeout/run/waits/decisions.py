@@ -314,7 +314,7 @@ def record_decisions(
 
 
 def end_wait(store: Store, run_id: str, name: str, *, by: str = "") -> tuple[PendingDecision, ...]:
-    """Record that an agent need not wait for a time any longer: for its start, or for a model's server.
+    """End the wait of an agent itself for a time: for its start, or for a model's server.
 
     A wait that a tool has begun keeps its time. Returns what the run still waits for.
 

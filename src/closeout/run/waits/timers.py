@@ -20,26 +20,13 @@ from closeout.journal.events import DecisionMade, DecisionRequested
 from closeout.journal.sent_signals import check_signal_name, mark_received, open_signals
 from closeout.messages import ToolSpec
 from closeout.run.plan import Scope
-from closeout.run.waits.decisions import (
-    decide,
-    ended_timer,
-    must_rerun,
-    pending_of,
-    question_digest,
-    utc_time,
-    wait_until,
-)
+from closeout.run.waits.decisions import decide, ended_timer, must_rerun, pending_of, question_digest, utc_time
 from closeout.run.waits.logins import login_request
 
-__all__ = ["CallWaits", "Memo", "wait_for_start"]
+__all__ = ["CallWaits", "Memo"]
 
 Memo = dict[str, DecisionMade]
 """The decisions that ended an agent's waits in this process. A tool that is tried again must not wait a second time."""
-
-
-async def wait_for_start(scope: Scope, start_at: float) -> None:
-    """Wait for the time at which a run is to begin. Raises Suspended before it."""
-    await wait_until(scope, "start", start_at)
 
 
 class CallWaits:
