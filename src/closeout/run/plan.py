@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from closeout.config import AgentSettings, Config, LLMSettings, SubAgentSettings
 from closeout.context.policy import ContextPolicy, EvictionPolicy, best_batch
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.dialects.protocol import Dialect, get_dialect
-from closeout.errors import ConfigError, McpServerUnavailable, UsageError
+from closeout.errors import ConfigError, UsageError
 from closeout.homes import Home
 from closeout.journal.events import DecisionRequested, InstructionsWritten, Noted
 from closeout.journal.run_journal import Journal
@@ -61,7 +60,6 @@ __all__ = [
     "differences",
     "is_plain_class",
     "missing_servers",
-    "note_problems",
 ]
 
 MAX_DEPTH = 3  # sub-agents below the main agent
@@ -341,23 +339,6 @@ class AgentPlan:
         return found
 
 
-def note_problems(manager: ToolManager, journal: Journal, agent: str) -> None:
-    """Record what the manager's servers do not offer. Logins that are missing are `missing_logins` of the manager.
-
-    Raises:
-        McpServerUnavailable: A required server did not start, or has tools that nobody has accepted.
-    """
-    problems = manager.problems
-    for problem in problems:
-        if not problem.fatal:
-            journal.append(Noted(agent, "warning", "MCP", message=str(problem)))
-    text = missing_servers(manager)
-    if text:
-        if any(problem.fatal and problem.server_name not in manager.unaccepted for problem in problems):
-            text = f"{text.rstrip('.')}. Correct that, or set required=False for the server to run without its tools."
-        raise McpServerUnavailable(text)
-
-
 def missing_servers(manager: ToolManager) -> str:
     """Return why required servers of a manager cannot be used; empty if they can, or want a login first."""
     logins = manager.missing_logins
@@ -422,15 +403,15 @@ class RunParts:
 
     journal: Journal
     files: RunFiles
-    sub_agents: Mapping[str, SubAgentSettings] = field(default_factory=dict)
-    stream: bool = False
-    record_prompts: bool = True
-    state: dict[str, Any] = field(default_factory=dict)
-    handed: list[str] = field(default_factory=list)
-    home: Callable[[], Home | None] = lambda: None
-    stream_handler: StreamHandler = field(default_factory=StreamHandler)
-    log: TaskLog | None = None
-    clock: Callable[[], float] = time.time
+    sub_agents: Mapping[str, SubAgentSettings]
+    stream: bool
+    record_prompts: bool
+    state: dict[str, Any]
+    handed: list[str]
+    home: Callable[[], Home | None]
+    stream_handler: StreamHandler
+    log: TaskLog | None
+    clock: Callable[[], float]
     effects: CallsWithEffects = field(default_factory=CallsWithEffects)
     waits: list[DecisionRequested] = field(default_factory=list)
 

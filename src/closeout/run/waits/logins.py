@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 
-from closeout.errors import Suspended
+from closeout.errors import McpServerUnavailable, Suspended
 from closeout.journal.events import AnswerGiven, DecisionMade, DecisionRequested
 from closeout.journal.run_journal import Journal
-from closeout.run.plan import Scope, note_problems
+from closeout.run.plan import Scope, missing_servers
 from closeout.run.waits.decisions import decide, login_digest, open_requests, recorded_requests
 from closeout.tools.manager import ToolManager
 
@@ -36,7 +36,7 @@ async def begin_servers(manager: ToolManager, scope: Scope) -> None:
         Suspended: A person must sign in to a server first.
     """
     journal, path = scope.journal, scope.path
-    note_problems(manager, journal, path)
+    _note_problems(manager, scope)
     missing = dict(manager.missing_logins)
     if missing:
         known = {each.name: each for each in open_requests(journal.rows()).values() if each.kind == LOGIN}
@@ -50,6 +50,18 @@ async def begin_servers(manager: ToolManager, scope: Scope) -> None:
                 journal.append(request, durable=True)
         raise Suspended([known[name] for name in missing])
     await recall_logins(scope)
+
+
+def _note_problems(manager: ToolManager, scope: Scope) -> None:
+    """Warn of the servers that the agent can do without. Raises McpServerUnavailable for the others."""
+    problems = manager.problems
+    for problem in problems:
+        if not problem.fatal:
+            scope.warn("MCP", str(problem))
+    if text := missing_servers(manager):
+        if any(problem.fatal and problem.server_name not in manager.unaccepted for problem in problems):
+            text = f"{text.rstrip('.')}. Correct that, or set required=False for the server to run without its tools."
+        raise McpServerUnavailable(text)
 
 
 async def recall_logins(scope: Scope) -> None:
