@@ -13,7 +13,7 @@ import closeout
 from closeout import Agent, AgentPlace, CallDecided, Calling, Middleware, Sending, UsageError, tool
 from closeout.journal.store import open_store
 from closeout.run.lifecycle import replay_run
-from closeout.run.middleware.chain import wrap_send
+from closeout.run.middleware.chain import wrap
 from closeout.run.middleware.order import ORDER
 from closeout.run.plan import Scope
 from closeout.testing import ScriptedClient, answer, call
@@ -41,8 +41,8 @@ async def test_the_first_middleware_is_outermost_and_one_that_does_not_send_adds
         notes.append("post")
         return sending
 
-    assert wrap_send([Middleware(), Middleware()], post) is post
-    send = wrap_send([Noting("a", notes), Middleware(), Noting("b", notes)], post)
+    assert wrap([Middleware(), Middleware()], "send", post) is post
+    send = wrap([Noting("a", notes), Middleware(), Noting("b", notes)], "send", post)
     assert await send("request") == "request"  # type: ignore[arg-type, comparison-overlap]
     assert notes == ["a before", "b before", "post", "b after", "a after"]
 

@@ -195,8 +195,8 @@ class Agent(Generic[Deps, Value]):
         handoffs: Agents that the model may hand the conversation over to, or `Handoff` objects. The other agent
             continues it with everything that was said in view, and answers the next messages of the session.
         secrets: Each a `Secret`, whose value enters the calls that name it; the model sees the name only.
-        skills: Folders of skills, each in a folder with a `SKILL.md`. The model is told their names and descriptions,
-            and reads the rest with `read_skill`.
+        skills: Folders of skills, each in a folder with a `SKILL.md`. The model sees their names and descriptions, and
+            reads the rest with `read_skill`.
         forms: Each a `Form` in which the model writes tool calls as text, read before the built-in forms.
         encodings: Each an `Encoding` of results, for `@tool(format=…)`, and for "auto" if it is `automatic`.
         listeners: Callbacks that receive the events of every run, such as an `OpenTelemetryListener`. Those of a run
@@ -815,7 +815,7 @@ class Agent(Generic[Deps, Value]):
         user: str = "",
         **settings: Unpack[RunSettings],
     ) -> Leg:
-        """Execute a run from where it stands to its end or its next wait, for an engine that schedules the runs.
+        """Begin or continue a run up to its end or its next wait, for an engine that schedules the runs.
 
         Repeat it as often as you like: a run that has ended, or that cannot continue yet, is not executed. While it
         lasts, this process holds the run; an interrupted leg is continued by the next call.

@@ -241,14 +241,7 @@ class FileView(Mapping[str, File]):
         return len(self._files)
 
     def refusal(self, name: str, size: int, others: Collection[str] = (), added: int = 0) -> str:
-        """Say why a run does not keep a file, empty if it does.
-
-        Args:
-            name: The name of the file.
-            size: Its bytes.
-            others: The names of other files that are to be kept.
-            added: Their bytes.
-        """
+        """Say why a run does not keep a file, empty if it does. `others` are to be kept too, and have `added` bytes."""
         try:
             check_file_name(name)
         except UsageError as error:
@@ -280,7 +273,7 @@ def check_file_name(name: str) -> str:
     """Return a name that every system can write below a folder, as it is.
 
     Raises:
-        UsageError: It is no such name. The message says why.
+        UsageError: Some system cannot write it. The message says why.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"A file needs a name, got {name!r:.80}.")
@@ -332,7 +325,7 @@ def media_type_of(name: str, data: bytes) -> str:
     suffix = PurePosixPath(name).suffix.lower()
     by_suffix = _BY_SUFFIX.get(suffix) or _types().get(suffix)
     if by_suffix is not None:
-        return by_suffix if by_suffix not in _IMAGES else _BYTES  # its content says that it is no such image
+        return by_suffix if by_suffix not in _IMAGES else _BYTES  # the content is not that of an image
     if b"\0" in data[:1024]:
         return _BYTES
     try:

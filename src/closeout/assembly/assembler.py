@@ -91,16 +91,11 @@ logger = logging.getLogger(__name__)
 class Assembler:
     """Checks the arguments of an Agent, makes its tools, and settles its plan.
 
-    The arguments are those of `Agent`, in which `config` is complete.
+    The arguments are those of `Agent`, in which `config` is complete. The methods that return another Assembler raise
+    what `Agent.with_tools`, `with_dialect` and so on state.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        spec: AgentSpec,
-        *,
-        shares_policies: bool = False,
-    ) -> None:
+    def __init__(self, config: Config, spec: AgentSpec, *, shares_policies: bool = False) -> None:
         self.config = config
         parts = Parts(config.agent, "agent")
         # The policies of the settings may name tools of any of the agents in them.
@@ -181,11 +176,7 @@ class Assembler:
         return self.spec.name
 
     def only(self, names: Iterable[str]) -> Assembler:
-        """Return the same with only some of the tools, and those that Closeout adds itself.
-
-        Raises:
-            UsageError: The agent has no such tool.
-        """
+        """Return the same with only some of the tools, and those that Closeout adds itself."""
         chosen = set(names)
         if chosen:
             always = {read_result_tool.name, program_tool.name, wait_tool.name, READ_SKILL}
@@ -197,21 +188,13 @@ class Assembler:
         return other
 
     def in_dialect(self, dialect: Dialect) -> Assembler:
-        """Return the same with another dialect.
-
-        Raises:
-            UsageError: It is not a dialect.
-        """
+        """Return the same with another dialect. Raises UsageError for anything else."""
         other = self._planned(replace(self.plan(), dialect=get_dialect(dialect), may_switch_dialect=False))
         other._dialect = dialect
         return other
 
     def asking(self, model: Any, base_url: str | None, api_key: str | None) -> Assembler:
-        """Return the same with another model. The address and the key are the same for the same vendor.
-
-        Raises:
-            ConfigError: The model is not valid, or cannot be asked in the agent's dialect.
-        """
+        """Return the same with another model. The address and the key are the same for the same vendor."""
         other = copy(self)
         llm, known_url, known_key = self._connection(model) if isinstance(model, str) else (self.config.llm, None, None)
         other._base_url, other._api_key = base_url or known_url, api_key or known_key
@@ -232,11 +215,7 @@ class Assembler:
         return other._planned(replace(self.plan(), **{name: getattr(made, name) for name in taken}))
 
     def answering(self, answer: Any) -> Assembler:
-        """Return the same with another contract of the answers.
-
-        Raises:
-            UsageError: It is not one.
-        """
+        """Return the same with another contract of the answers."""
         plan, contract = self.plan(), self._with_forms(contract_of(answer))
         spec = replace(plan.spec, check=with_quotes_checked(plan.spec.check, contract))
         return self._planned(replace(plan, spec=spec, contract=extracted_by(plan.output_formatter, contract)))
@@ -246,11 +225,7 @@ class Assembler:
         return self._planned(replace(self.plan(), gate=gate))
 
     def bound(self, deps: Any) -> Assembler:
-        """Return the same with dependencies for the tools.
-
-        Raises:
-            UsageError: They are not of the agent's `deps_type`.
-        """
+        """Return the same with dependencies for the tools."""
         return self._planned(self.plan().with_deps(deps))
 
     def approving(self, rule: ApprovalRule) -> Assembler:

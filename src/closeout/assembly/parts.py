@@ -34,6 +34,8 @@ MAX_INSTRUCTIONS = 1_000_000  # characters of a file
 class Parts:
     """The parts of an agent that a section of the settings describes, made on demand.
 
+    Each method raises ConfigError, with the key, for a part that cannot be read, imported or made.
+
     Args:
         settings: The section.
         key: Its key, for errors.
@@ -44,11 +46,7 @@ class Parts:
         self._key = key
 
     def instructions(self) -> str:
-        """Return the instructions.
-
-        Raises:
-            ConfigError: Their file cannot be read.
-        """
+        """Return the instructions."""
         given = self._settings.instructions
         if not isinstance(given, TextFile):
             return given
@@ -56,21 +54,13 @@ class Parts:
             return _text_of(given.file)
 
     def answer(self) -> AnswerContract[Any] | None:
-        """Return the contract of the answer, None if the section says nothing.
-
-        Raises:
-            ConfigError: It cannot be used.
-        """
+        """Return the contract of the answer, None if the section says nothing."""
         given = self._settings.answer
         with self._of("answer"):
             return None if given is None else answer_of(given)
 
     def checks(self) -> tuple[Check, ...]:
-        """Return the checks of answers.
-
-        Raises:
-            ConfigError: A function cannot be imported.
-        """
+        """Return the checks of answers."""
         with self._of("check"):
             return tuple(
                 Check(made_object(each))
@@ -80,41 +70,25 @@ class Parts:
             )
 
     def strategy(self) -> Strategy | None:
-        """Return the strategy, None if the section says nothing.
-
-        Raises:
-            ConfigError: Nothing has this name.
-        """
+        """Return the strategy, None if the section says nothing."""
         given = self._settings.strategy
         with self._of("strategy"):
             return None if given is None else _strategy_of(given)
 
     def listeners(self) -> tuple[Listener, ...]:
-        """Return the listeners of the main agent.
-
-        Raises:
-            ConfigError: One cannot be imported or made.
-        """
+        """Return the listeners of the main agent."""
         if not isinstance(self._settings, AgentSettings):
             return ()
         with self._of("listeners"):
             return tuple(map(made_object, self._settings.listeners))
 
     def tools(self) -> list[Any]:
-        """Return the tools: functions and others that the section names as `package.module:name`, else names.
-
-        Raises:
-            ConfigError: One cannot be imported.
-        """
+        """Return the tools: functions and others that the section names as `package.module:name`, else names."""
         with self._of("tools"):
             return [named_object(each) if ":" in each else each for each in self._settings.tools]
 
     def handoffs(self) -> list[Handoff]:
-        """Return the handoffs to agents that the main agent's section names as `package.module:agent`.
-
-        Raises:
-            ConfigError: One cannot be imported, or the name of another is no sub-agent of the settings.
-        """
+        """Return the handoffs to agents that the main agent's section names as `package.module:agent`."""
         if not isinstance(self._settings, AgentSettings):
             return []
         defined = {name for name, each in self._settings.sub_agents.items() if each.is_definition}
@@ -129,33 +103,20 @@ class Parts:
             return [as_handoff(named_object(name)) for name in self._settings.handoffs if ":" in name]
 
     def skills(self, more: Sequence[Any] = ()) -> Skills:
-        """Return the skills of the section, and those in further folders.
-
-        Raises:
-            ConfigError: A skill of the section cannot be used.
-            UsageError: One of the others cannot be used.
-        """
+        """Return the skills of the section, and those in further folders. Raises UsageError for one of those."""
         if not self._settings.skills:
             return Skills(map(_folder, more)) if more else NO_SKILLS
         with self._of("skills"):
             return Skills([*self._settings.skills, *map(_folder, more)])
 
     def imported(self, key: str) -> Any:
-        """Return the class or function that a key of the section names, None if it names none.
-
-        Raises:
-            ConfigError: It cannot be imported.
-        """
+        """Return the class or function that a key of the section names, None if it names none."""
         name = getattr(self._settings, key)
         with self._of(key):
             return None if name is None else named_object(name)
 
     def made(self, key: str) -> Any:
-        """Return the object that a key of the section names, made if it is a class; None if it names none.
-
-        Raises:
-            ConfigError: It cannot be imported or made.
-        """
+        """Return the object that a key of the section names, made if it is a class; None if it names none."""
         name = getattr(self._settings, key)
         with self._of(key):
             return None if name is None else made_object(name)

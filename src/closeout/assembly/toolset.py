@@ -148,13 +148,11 @@ def _sub_agent_names(manager: ToolManager, depth: int = MAX_DEPTH) -> set[str]:
 
 def check_deps_types(deps_type: Any, tools: Iterable[AnyTool]) -> None:
     """Raise ToolDefinitionError for a tool whose `RunContext[X]` the agent's dependencies would not fit."""
+    if deps_type is not None and not is_plain_class(deps_type):
+        return
     for each in tools:
         wanted: Any = getattr(each, "deps_type", None)
-        if (
-            not is_plain_class(wanted)
-            or wanted is NoneType
-            or (deps_type is not None and not is_plain_class(deps_type))
-        ):
+        if not is_plain_class(wanted) or wanted is NoneType:
             continue
         if deps_type is None or not issubclass(deps_type, wanted):
             has = "has no deps_type" if deps_type is None else f"has deps_type={deps_type.__name__}"

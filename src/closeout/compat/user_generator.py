@@ -71,7 +71,7 @@ class SessionClient(BaseClient):
     """
 
     def __init__(self, session: ModelSession, report: UsageReport) -> None:
-        self.name = session.client_name
+        self.name = report.name
         self.capabilities = session.capabilities
         self.asked = _Asked(RequestInfo("close", 0, 0), None)
         self._session = session
@@ -80,7 +80,7 @@ class SessionClient(BaseClient):
     @property
     def usage(self) -> Usage:
         """The usage of the agent, with its sub-agents."""
-        return self._session.usage
+        return self._report.usage
 
     def format_token_usage_summary(self) -> UsageSummary:
         return self._report.format_token_usage_summary()

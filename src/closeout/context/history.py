@@ -6,19 +6,18 @@ The live loop subscribes it to the journal; the events of a recorded run can be 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from closeout.codec import Snapshot
 from closeout.dialects.protocol import HistoryView
 from closeout.journal.events import AttemptStarted, Compacted, Event, Evicted, MessageReceived, TurnAccepted
+from closeout.journal.subscribers import Progress
 from closeout.messages import Message, Step, ToolReturn, ToolSpec
 
 __all__ = ["History", "stub_text"]
-
-_APPLIED = frozenset({TurnAccepted, AttemptStarted, Evicted, Compacted, MessageReceived})
 
 
 class History:
@@ -90,25 +89,11 @@ class History:
             self.apply(event)
         return self
 
-    def __call__(self, event: Any) -> None:
-        """Receive an event as a subscriber. Those that the model does not see are ignored."""
-        if type(event) in _APPLIED:
-            self.apply(event)
-
-    def apply(self, event: Event) -> None:
+    def apply(self, event: Event | Progress) -> None:
         """Apply an event. Those of other agents, and those that the model does not see, change nothing."""
-        if event.agent != self._agent:
-            return
-        if isinstance(event, TurnAccepted):
-            self._accept(event)
-        elif isinstance(event, AttemptStarted):
-            self._start(event)
-        elif isinstance(event, Evicted):
-            self._evict(event)
-        elif isinstance(event, Compacted):
-            self._compact(event)
-        elif isinstance(event, MessageReceived):
-            self._receive(event)
+        change = self._CHANGES.get(type(event))
+        if change is not None and event.agent == self._agent:
+            change(self, event)
 
     def _accept(self, event: TurnAccepted) -> None:
         step = event.step()
@@ -158,6 +143,14 @@ class History:
         self._question = f"{self._with_experience}\n\n{left}"
         self._replace(self._steps[end:])
 
+    _CHANGES: ClassVar[Mapping[type, Callable[[History, Any], None]]] = {
+        TurnAccepted: _accept,
+        AttemptStarted: _start,
+        Evicted: _evict,
+        Compacted: _compact,
+        MessageReceived: _receive,
+    }
+
     def _replace(self, steps: list[Step], kept: int = 0) -> None:
         self._origin = (self._steps, kept) if kept else None
         self._steps = steps
@@ -167,12 +160,9 @@ class History:
         return bisect_left(self._steps, turn, key=lambda step: step.turn)
 
     def view(self, note: str = "", closing: str = "", *, withheld: frozenset[str] = frozenset()) -> HistoryView:
-        """Return what the model sees now.
+        """Return what the model sees now, without the `withheld` tools.
 
-        Args:
-            note: A hint after the conversation that is not kept.
-            closing: An instruction that ends the conversation.
-            withheld: Names of tools that are not offered.
+        `note` is a hint after the conversation that is not kept, `closing` an instruction that ends the conversation.
         """
         tools = tuple(tool for tool in self.tools if tool.name not in withheld) if withheld else self.tools
         return HistoryView(

@@ -45,13 +45,8 @@ class PromptSize:
 class ContextKeeper:
     """Measures an agent's prompts and decides, with its `ContextPolicy`, what leaves them. One for each agent of a run.
 
-    Args:
-        client: The model, which may know the size of its context.
-        journal: Where evictions are recorded.
-        agent: The agent's path in the run.
-        policy: What decides.
-        max_context: The size of the context as the settings say; None: as the client says.
-        max_reply: The limit of a reply in tokens, if it is set.
+    `max_context` is the size of the context as the settings say; None: as the client says. `max_reply` is the limit of
+    a reply in tokens.
     """
 
     def __init__(
@@ -196,13 +191,9 @@ class ContextKeeper:
     async def make_room(
         self, history: History, attempt: int, tokens: int, summarise: Callable[[], Awaitable[str]]
     ) -> None:
-        """Leave out old results or turns if the policy says so.
+        """Leave out old results or turns if the policy says so, for a next prompt of about so many tokens.
 
-        Args:
-            history: The agent's history.
-            attempt: The number of the attempt, for the journal.
-            tokens: The estimated size of the next prompt.
-            summarise: Ask the model for a summary of the oldest turns; returns an empty text if it writes none.
+        `summarise` asks the model for a summary of the oldest turns; it returns an empty text if the model writes none.
         """
         if tokens > WORTH_ASKING and self.max_context is None and not self._server_asked:
             await self._ask_server()
@@ -221,19 +212,11 @@ class ContextKeeper:
         self._record(eviction, attempt, await summarise() if eviction.summarise else "")
 
     def shrink(self, history: History, attempt: int, reason: str, *, turns: bool = False) -> bool:
-        """Leave out all results but the last.
+        """Leave out all results but the last, with `turns` all turns but the last. Returns False if nothing was left.
 
-        If a server has refused the last request as too long, its size is an upper bound of what the server takes.
-
-        Args:
-            history: The agent's history.
-            attempt: The number of the attempt, for the journal.
-            reason: A word for the journal; "overflow" if a server has refused the last request as too long, "refused"
-                if it has not said why: a short one is not too long.
-            turns: If there are no other results, leave out all turns but the last.
-
-        Returns:
-            False if nothing was left to leave out.
+        The reason is a word for the journal. "overflow": a server has refused the last request as too long, and its
+        size is an upper bound of what the server takes. "refused": the server has not said why, and a short request is
+        not too long.
         """
         if reason == "refused" and self._last_size * LEAST_DENSITY < WORTH_ASKING:
             return False
@@ -248,21 +231,11 @@ class ContextKeeper:
         return eviction is not None
 
     def _record(self, eviction: Eviction, attempt: int, summary: str = "") -> None:
+        place, tokens = (self._agent, attempt, eviction.before), eviction.tokens
         if summary or eviction.whole:
-            self._journal.append(
-                Compacted(self._agent, attempt, eviction.before, summary=summary, tokens=eviction.tokens)
-            )
-            return
-        self._journal.append(
-            Evicted(
-                self._agent,
-                attempt,
-                eviction.before,
-                results=eviction.results,
-                tokens=eviction.tokens,
-                reason=eviction.reason,
-            )
-        )
+            self._journal.append(Compacted(*place, summary=summary, tokens=tokens))
+        else:
+            self._journal.append(Evicted(*place, results=eviction.results, tokens=tokens, reason=eviction.reason))
 
     async def _ask_server(self) -> None:
         """Ask the server how long the model's context is. Recorded, because evictions depend on it."""

@@ -166,7 +166,7 @@ def _head_of(agent: Agent[Any]) -> dict[str, Any]:
     plan = agent.plan()
     tools = plan.offered_tools()
     view = HistoryView(plan.full_instructions(), "task", tools)
-    messages = plan.first_dialect().render(view, Capabilities()).messages
+    messages = plan.made_dialect(plan.dialect).render(view, Capabilities()).messages
     functions = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools]
     return {
         "system": [{**message, "loss": False} for message in messages if message["role"] == "system"],

@@ -27,11 +27,6 @@ class Objection:
     check: Check
     sends_back: bool
 
-    @property
-    def refuses(self) -> bool:
-        """True if the answer does not stand."""
-        return self.sends_back or self.check.then == "unanswered"
-
 
 class AnswerChecks:
     """Checks the answers of one attempt. Verdicts are journaled, so a resumed run repeats no check that has ended."""
@@ -55,14 +50,7 @@ class AnswerChecks:
     ) -> Objection | None:
         """Return the first objection to an answer, None if it passes. An answer is checked once.
 
-        Args:
-            found: The answer, as the contract read it.
-            outcomes: The calls of the attempt.
-            calls: Those of the turn that gave the answer.
-            may_ask: Whether the model can be asked again.
-
-        Raises:
-            Exception: A check raised.
+        `outcomes` are the calls of the attempt, `calls` those of the turn. Raises what a check raises.
         """
         if not self._checks or found.text in self._passed:
             return None

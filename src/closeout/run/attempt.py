@@ -10,14 +10,13 @@ from closeout.answers.dialogue import FinalizedAnswer
 from closeout.answers.experience import CallFact, experience_from
 from closeout.answers.reading import ContractReading
 from closeout.context.history import History
-from closeout.context.keeper import ContextKeeper
+from closeout.context.keeper import ContextKeeper, estimate_prompt
 from closeout.dialects.functions import programs_in
 from closeout.errors import ContextOverflow, Failure, Interrupted, LimitReached, ModelError
 from closeout.journal.events import (
     AnswerSeen,
     AttemptStarted,
     CheckpointReached,
-    Noted,
     Repaired,
     TurnAccepted,
     TurnRolledBack,
@@ -150,13 +149,7 @@ class AttemptTurn:
 
 
 class Attempt:
-    """One attempt of an agent: it starts with an empty history and what earlier attempts have learned.
-
-    Args:
-        agent: What the agent keeps between attempts.
-        number: The number of the attempt, from 0.
-        learned: The experience of earlier attempts, for the model.
-    """
+    """One attempt of an agent. It starts with an empty history and what earlier attempts have learned."""
 
     def __init__(self, agent: AgentWork, number: int, learned: str = "") -> None:
         plan, scope = agent.plan, agent.scope
@@ -203,7 +196,7 @@ class Attempt:
         self._executor.begin_attempt(self._path)
         self._journal.append(AttemptStarted(self._path, self.number, (self._learned,) if self._learned else ()))
         if self._budget.limited:
-            self._budget.expect(self._session.first_prompt_tokens(self._history))
+            self._budget.expect(estimate_prompt(self._session.render(self._history)))
 
     async def run(self, first: Reading | None = None) -> Stop:
         """Take turns until the model answers or something ends the attempt.
@@ -255,7 +248,7 @@ class Attempt:
         return bool(received)
 
     async def _takes_no_more(self) -> bool:
-        """Refuse messages from now on. Returns False if one is due, with which the attempt continues."""
+        """Close the inbox. Return False if a message arrived first."""
         return await self._journal.inbox.close(self._path, self._session.calls.sent)
 
     def _keep_reply(self, stop: Stop) -> None:
@@ -424,7 +417,7 @@ class Attempt:
                     telemetry.record(outcome.output.telemetry)
                 self._journal.append(refusal_note(self._path, outcome))
             if outcome.warning:
-                self._journal.append(Noted(self._path, "warning", "Result formatter", message=outcome.warning))
+                self.agent.scope.warn("Result formatter", outcome.warning)
             if outcome.repairs:
                 self._record(outcome.repairs)
             artifacts.put(outcome.handle, Artifact(outcome.output.value, outcome.call.name))

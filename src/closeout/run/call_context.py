@@ -32,9 +32,7 @@ __all__ = ["CallContexts"]
 class CallContexts:
     """Makes the `RunContext` of each of an agent's calls.
 
-    Args:
-        scope: The agent.
-        sampling: Makes what asks the agent's model for the MCP server of a call, given the call's handle.
+    `sampling` makes what asks the agent's model for the MCP server of a call, given the call's handle.
     """
 
     def __init__(self, scope: Scope, sampling: Callable[[str], Sample] | None = None) -> None:
@@ -42,15 +40,11 @@ class CallContexts:
         self._secrets = secrets_in(scope)
         logins = found_in(scope, LoginMiddleware)
         self._logins: Mapping[str, int] = {} if logins is None else logins.taken
-        self._turn = 0
+        self.turn = 0  # whose calls are made
         self._memo: Memo = {}
         self._questions: dict[str, CallQuestions] = {}
         self._sampling = sampling
         self._samples: dict[str, Sample] = {}
-
-    def begin(self, turn: int) -> None:
-        """Prepare for the calls of a turn."""
-        self._turn = turn
 
     def factory(self, handle: str, spec: ToolSpec) -> Callable[[], RunContext[Any]]:
         """Return what makes the context of a call when its tool wants it, also in the thread of a synchronous tool."""
@@ -62,7 +56,7 @@ class CallContexts:
             scope.context(),
             handle=handle,
             budget=BudgetLeft(
-                turns=max(budget.limits.max_turns - self._turn - 1, 0),
+                turns=max(budget.limits.max_turns - self.turn - 1, 0),
                 tokens=budget.tokens_left,
                 cost_usd=budget.cost_left,
                 seconds=budget.seconds_left(closing=False),
@@ -88,7 +82,7 @@ class CallContexts:
         """Publish the progress that a tool reports."""
         progress = Progress(
             self._scope.path,
-            self._turn,
+            self.turn,
             "tool_progress",
             self._secrets.hide(message),
             handle=handle,

@@ -26,7 +26,7 @@ from closeout.messages import ToolCall, ToolSpec, Usage
 from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import REMOVED_FILES, ToolOutput, ToolTelemetry
 from closeout.run.call_context import CallContexts
-from closeout.run.middleware.chain import Calling, CallLabels, Middleware, overrides, wrap_call
+from closeout.run.middleware.chain import Calling, CallLabels, Middleware, overrides, wrap
 from closeout.run.middleware.own_decisions import deciders
 from closeout.run.plan import Scope, enter, leave
 from closeout.tools.call_records import CallOutcome
@@ -41,11 +41,8 @@ __all__ = ["ToolCalls", "refusal_note", "refused_calls"]
 class ToolCalls:
     """Makes one agent's tool calls, with its middleware and the journal around each.
 
-    Args:
-        scope: The agent.
-        first: The number of its first call.
-        sampling: Makes what asks the agent's model for the MCP server of a call, given the call's handle.
-        reads: Whether the middleware takes note of the results. False if it has done so before.
+    `first` is the number of its first call. `sampling` makes what asks the agent's model for the MCP server of a call.
+    Without `reads` the middleware takes no note of the results, because it has done so before.
     """
 
     def __init__(
@@ -61,26 +58,14 @@ class ToolCalls:
         self._begin = overrides(chain, "begin")
         self._deciders = deciders(scope)
         self._approved = overrides(chain, "approved")
-        self._call = wrap_call(chain, _start)
+        self._call = wrap(chain, "call", _start)
         self._record = overrides(chain, "record")
         self._read = overrides(chain, "read") if reads else []
         self._contexts = CallContexts(scope, sampling)
         self.publish_progress = self._contexts.publish_progress
         self._alone = asyncio.Lock() if scope.journal.can_be_taken_over else None
         self._turn = 0
-        self._first = self._next = first  # numbers of the reply's first call and of the one after its last
-
-    @property
-    def next(self) -> int:
-        """The number of the next call."""
-        return self._next
-
-    def begin(self, turn: int, calls: int) -> None:
-        """Prepare for so many calls of one reply."""
-        self._turn, self._first, self._next = turn, self._next, self._next + calls
-        self._contexts.begin(turn)
-        for begin in self._begin:
-            begin(turn)
+        self._first = self.next = first  # numbers of the reply's first call and of the one after its last
 
     def handle(self, index: int) -> str:
         """Return the handle of a call by its index in the reply. Calls are numbered through the agent's whole run."""
@@ -97,21 +82,17 @@ class ToolCalls:
         labels: CallLabels | None = None,
         shows: Callable[[str], bool] | None = None,
     ) -> list[CallOutcome]:
-        """Plan, run and judge the calls of one reply.
+        """Plan, run and judge the calls of one reply. `allow_duplicates` and `shows` are those of `plan_calls`.
 
-        Args:
-            executor: Governs the calls.
-            calls: The calls.
-            turn: The number of the turn.
-            agent: The name of the agent.
-            allow_duplicates: As for `CallExecutor.plan_calls`.
-            labels: What the calls depend on, if it is known better than that it is all that the agent has read.
-            shows: As for `CallExecutor.plan_calls`.
+        `labels` are what the calls depend on, if it is known better than that it is all that the agent has read.
 
         Raises:
             Suspended: Calls wait for a decision; all others were made.
         """
-        self.begin(turn, len(calls))
+        self._turn, self._first, self.next = turn, self.next, self.next + len(calls)
+        self._contexts.turn = turn
+        for begin in self._begin:
+            begin(turn)
         plans = executor.plan_calls(
             calls, agent=agent, allow_duplicates=allow_duplicates, handles=self.handle, turn=turn, shows=shows
         )

@@ -90,9 +90,7 @@ def is_to_be_cancelled(store: Store, run_id: str) -> bool:
 async def cancel_requests(store: Store, requests: Iterable[str] | None = None) -> frozenset[str]:
     """Return the runs to be cancelled that a process executes. End those that nobody executes.
 
-    Args:
-        store: Where the runs are kept.
-        requests: The runs that somebody asked to cancel, if they are known.
+    `requests` are the runs that somebody asked to cancel, if they are known.
 
     Raises:
         JournalError: The journal cannot be read.
@@ -117,9 +115,7 @@ async def cancel_requests(store: Store, requests: Iterable[str] | None = None) -
 class CancelWatch:
     """A context manager that cancels the current task when another process asks to cancel its run.
 
-    Args:
-        store: The store of the run. None: the run is kept in memory, and nobody else can ask.
-        run_id: The run.
+    Nobody can ask for a run that is kept in memory, without a store.
     """
 
     def __init__(self, store: Store | None, run_id: str) -> None:

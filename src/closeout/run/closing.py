@@ -47,12 +47,7 @@ LAST_PART = 4  # the last quarter is kept of a conversation that is too long eve
 
 
 def close_attempt(attempt: Attempt, stop: Stop, *, is_final: bool) -> Awaitable[AgentResult | Reading]:
-    """End an attempt.
-
-    Args:
-        attempt: The attempt.
-        stop: Why it stopped acting.
-        is_final: Whether no other attempt follows, so that an answer seen on the way is better than none.
+    """End an attempt that stopped. Without an answer, the final one falls back on an answer seen on the way.
 
     Returns:
         The result; or a reply that calls a tool instead of answering, with which the attempt continues.
@@ -77,14 +72,10 @@ def fall_back(agent: AgentWork, result: AgentResult) -> AgentResult:
 
 
 def with_summary(plan: AgentPlan, result: AgentResult, usage: Usage, journal: Journal) -> AgentResult:
-    """Return the result of a run with its final summary, which the plan's formatter writes for every end.
+    """Return the result of a run with its final summary, which the main agent's formatter writes for every end.
 
-    Args:
-        plan: The main agent.
-        result: How it ended. A summary that was written when its answer was accepted is kept.
-        usage: What the run used.
-        journal: Records a formatter that raises, whose summary is then the default one, and the line of usage that an
-            overridden method has written.
+    A summary that was written when the answer was accepted is kept. The journal records a formatter that raises, whose
+    summary is then the default one, and the line of usage that an overridden method has written.
     """
     final_format = FinalFormat(plan, journal, "main", lambda: usage)
     if not result.summary:
@@ -152,7 +143,7 @@ class _Closing:
     def _may_stand(self, text: str) -> bool:
         """Return whether the reply that ended the attempt can be the answer, if the contract takes it.
 
-        Where any text is an answer, a thought without an action is none.
+        Where any text is an answer, a thought without an action does not count as one.
         """
         found, stop = self._agent.answers.read_final(text), self._stop
         if stop.reason == "answered" or found.marked:

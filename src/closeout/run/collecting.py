@@ -18,10 +18,8 @@ def run_telemetry(
 ) -> TelemetryCollector:
     """Return the collector of an agent in a run.
 
-    Args:
-        given: The collector that the agent was given, of any number of runs. If it raises, it is reported and left out.
-        journal: The journal of the run.
-        above: The collector of the agent that started this one.
+    The collector that the agent was `given` serves any number of runs. If it raises, it is reported and left out.
+    `above` is the collector of the agent that started this one.
     """
     if given is None:
         return above or TelemetryCollector()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from closeout.answers.reading import Value
 from closeout.dialects.text_chat import fit_history, historic_prompt
@@ -45,18 +45,6 @@ WORTH_ASKING = 1_000  # tokens: a server need not be asked how much fits while t
 KEPT = 0.5  # share of that which stays when it is full: rare and large, so that the provider's cache is of use
 
 
-class StartRun(Protocol[Value]):
-    """`Agent.run`."""
-
-    def __call__(self, task: str, /, **options: Any) -> Awaitable[RunResult[Value]]: ...
-
-
-class ResumeRun(Protocol[Value]):
-    """`Agent.resume`."""
-
-    def __call__(self, run_id: str, /, **options: Any) -> Awaitable[RunResult[Value]]: ...
-
-
 class Session(Generic[Value, Deps]):
     """A conversation with an agent: `await session.run("…")` knows what was said before.
 
@@ -88,8 +76,8 @@ class Session(Generic[Value, Deps]):
         session_id: str,
         store: Store | None,
         *,
-        start: StartRun[Value],
-        resume: ResumeRun[Value],
+        start: Callable[..., Awaitable[RunResult[Value]]],
+        resume: Callable[..., Awaitable[RunResult[Value]]],
         submit: Callable[..., Awaitable[str]],
         context_length: Callable[[], Awaitable[int | None]],
         history: Iterable[Message] = (),

@@ -50,8 +50,7 @@ class CallsWithEffects:
 
     def __init__(self) -> None:
         self._tools: dict[str, Callable[[], Sequence[ToolSpec]]] = {}  # of the agents at work, by their paths
-        self._started: dict[tuple[str, str], ToolSpec] = {}
-        self._arguments: dict[tuple[str, str], str] = {}
+        self._started: dict[tuple[str, str], tuple[ToolSpec, str]] = {}  # with the arguments
         self._ended: list[_Ended] = []
         self._replied: dict[str, int] = {}  # path → calls that had ended when the agent's last reply came
 
@@ -71,11 +70,10 @@ class CallsWithEffects:
             tools = self._tools.get(_agent_of(event.agent), tuple)
             spec = next((tool for tool in tools() if tool.name == event.name), None)
             if spec is not None and _has_effects(spec):
-                place = event.agent, event.handle
-                self._started[place], self._arguments[place] = spec, event.arguments
+                self._started[event.agent, event.handle] = spec, event.arguments
         elif type(event) is ToolFinished and (event.agent, event.handle) in self._started:
-            place = event.agent, event.handle
-            self._ended.append(_Ended(event.agent, self._started.pop(place), self._arguments.pop(place), event))
+            spec, arguments = self._started.pop((event.agent, event.handle))
+            self._ended.append(_Ended(event.agent, spec, arguments, event))
 
     def count(self, path: str) -> int:
         """Return how many calls of an agent have ended, also those that failed."""
@@ -87,12 +85,7 @@ class CallsWithEffects:
         return [call for each in own[number:] if (call := each.call()) is not None]
 
     def before(self, path: str, specs: Sequence[ToolSpec]) -> list[EarlierCall]:
-        """Return the calls that an agent which begins an attempt must not make again.
-
-        Args:
-            path: The agent.
-            specs: Its tools. Calls of other tools of the same names are left out.
-        """
+        """Return the calls that an agent which begins an attempt must not make again: those of these tools."""
         own, found = _names(path), []
         for number, each in enumerate(self._ended):
             if _names(each.path) == own and (_agent_of(each.path) == path or self._is_over(number, each.path, path)):

@@ -98,12 +98,7 @@ class RunFiles:
 
 
 def files_of(events: Iterable[Event], load: Load) -> RunFiles:
-    """Return the files of a recorded run.
-
-    Args:
-        events: Its events.
-        load: Returns the content with a SHA-256.
-    """
+    """Return the files of a recorded run. `load` returns the content with a SHA-256."""
     files = RunFiles(load)
     for event in events:
         files(event)

@@ -49,14 +49,7 @@ class UsageReport:
 
 
 class FinalFormat:
-    """An agent's output formatter in a run.
-
-    Args:
-        plan: The agent.
-        journal: A formatter that fails is noted here.
-        path: The agent's path in the run.
-        usage: Returns the usage that summaries state.
-    """
+    """An agent's output formatter in a run, with the usage that summaries state. One that fails is noted."""
 
     def __init__(self, plan: AgentPlan, journal: Journal, path: str, usage: Callable[[], Usage]) -> None:
         self.client = UsageReport(plan, usage)

@@ -60,7 +60,7 @@ class _LabelledText:
 
 
 class FlowWatch:
-    """The labels of one run, which all its agents share. They only grow: what left the context was read all the same.
+    """The labels of one run, which all its agents share. They only grow: what has left the context was read, too.
 
     Args:
         rules: The flow rules that apply. If there are several, the strictest decision counts.
@@ -145,24 +145,13 @@ class FlowWatch:
         return replace(labels, decided=labels.decided | given, arguments=arguments)
 
     def result_labels(self, tool: ToolSpec, call: str, labels: CallLabels) -> Labels:
-        """Return the labels of the result of a call that has ended.
-
-        Args:
-            tool: The tool.
-            call: The path of the call: agent and handle.
-            labels: What the call depends on.
-        """
+        """Return the labels of the result of a call that has ended. `call` is its path: agent and handle."""
         if tool.policy.returns == "below":
             return labels.all | self._below.get(call, set())
         return labels.all | self.labels_of(tool)
 
     def note(self, finished: ToolFinished, tool: ToolSpec | None = None) -> None:
-        """Note that an agent has read a result, which may be a recorded one.
-
-        Args:
-            finished: The result.
-            tool: The tool; None for a call inside a recorded one, which is not made again.
-        """
+        """Note that an agent has read a result. `tool` is None for a call inside a recorded one."""
         agent = finished.agent
         if finished.labels:
             labels = frozenset(finished.labels) - {TRUSTED}

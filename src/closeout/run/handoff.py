@@ -129,11 +129,7 @@ def handoffs_of(plan: AgentPlan) -> dict[str, Handoff]:
 
 
 def plan_after(plan: AgentPlan, names: Sequence[str]) -> AgentPlan:
-    """Return the plan of the agent that continues a conversation which was handed over.
-
-    Args:
-        plan: The agent that it began with.
-        names: The agents that it was handed over to, one after the other.
+    """Return the plan of the agent that continues a conversation which was handed over to these agents in turn.
 
     Raises:
         UsageError: An agent has no handoff of that name.

@@ -39,9 +39,8 @@ from closeout.run.plan import AgentPlan, RunParts, Scope
 from closeout.run.result import AgentResult, RunResult, Status
 from closeout.run.subagents import check_flow_names, read_result_tool
 from closeout.run.task import Task, dump_texts, load_texts
-from closeout.run.waits.decisions import noted_due, pending_of
+from closeout.run.waits.decisions import noted_due, pending_of, wait_until
 from closeout.run.waits.logins import begin_servers, recall_logins
-from closeout.run.waits.timers import wait_for_start
 from closeout.tools.manager import ToolManager
 
 __all__ = [
@@ -151,7 +150,7 @@ async def replay_run(
 
 
 async def execute_on(plan: AgentPlan, task: Task, journal: Journal) -> None:
-    """Execute the loop of a run on a journal, and nothing around it: whatever ends it is raised."""
+    """Run only the loop. Raises whatever ends it."""
     scope = _scope(plan, task, journal)
     await recall_logins(scope)
     await _orchestrator(await plan.with_instructions(scope), task, scope).run()
@@ -206,10 +205,10 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
         try:
             with watch:
                 if task.start_at is not None:
-                    await wait_for_start(scope, task.start_at)
+                    await wait_until(scope, "start", task.start_at)
                 await begin_servers(plan.manager, scope)
                 for note in task.notes:
-                    journal.append(Noted("main", "warning", "Files", message=note))
+                    scope.warn("Files", note)
                 plan.check_secrets()
                 check_flow_names(plan)
                 orchestrator = _orchestrator(await plan.with_instructions(scope), task, scope)
@@ -223,7 +222,7 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
             if orchestrator is not None:
                 result = orchestrator.best_result(result)
         if result.stop_reason != "waiting" and (unread := journal.inbox.unread):
-            journal.append(Noted("main", "warning", "Messages", message=UNREAD.format(unread)))
+            scope.warn("Messages", UNREAD.format(unread))
         result = with_summary(plan, result, totals.usage, journal)
         await journal.end(_ended(result), due=noted_due(result.waiting))
     except asyncio.CancelledError as cancelled:

@@ -72,11 +72,18 @@ class Budget:
     request_pending: bool = False
     children: list[Budget] = field(default_factory=list)  # the budgets of agents at work
     tariff: Price | None = None  # of the model that is about to be asked
-    watched: bool = field(init=False)  # more than turns is limited, here or above
+    # Whether something is limited, here or above: cost, tokens or cost, time, any of these.
+    limits_cost: bool = field(init=False)
+    limited: bool = field(init=False)
+    limits_time: bool = field(init=False)
+    watched: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        own = self.limits.max_tokens, self.limits.max_cost, self.limits.max_seconds
-        self.watched = own != (None, None, None) or (self.parent is not None and self.parent.watched)
+        own, above = self.limits, self.parent
+        self.limits_cost = own.max_cost is not None or (above is not None and above.limits_cost)
+        self.limited = own.max_tokens is not None or self.limits_cost or (above is not None and above.limited)
+        self.limits_time = own.max_seconds is not None or (above is not None and above.limits_time)
+        self.watched = self.limited or self.limits_time
 
     @property
     def usage(self) -> Usage:
@@ -126,22 +133,6 @@ class Budget:
         fresh = (prompt - cached) * max(price.input, price.cache_write or 0.0)
         read = cached * (price.input if price.cache_read is None else price.cache_read)
         return (fresh + read + reply * price.output) / 1e6
-
-    @property
-    def limited(self) -> bool:
-        """True if tokens or cost are limited, here or above."""
-        own = self.limits.max_tokens is not None or self.limits.max_cost is not None
-        return own or (self.parent is not None and self.parent.limited)
-
-    @property
-    def limits_cost(self) -> bool:
-        """True if cost is limited, here or above."""
-        return self.limits.max_cost is not None or (self.parent is not None and self.parent.limits_cost)
-
-    @property
-    def limits_time(self) -> bool:
-        """True if time is limited, here or above."""
-        return self.limits.max_seconds is not None or (self.parent is not None and self.parent.limits_time)
 
     # ------------------------------------------------------------------------------------------ what is left
 

@@ -62,15 +62,9 @@ class OfferedTools:
         return tuple(sorted((*kept, *self._search), key=lambda spec: spec.name))
 
     def refresh(self, request: int) -> bool:
-        """Take over a new list of tools before a request, and record it.
+        """Take over a new list of tools before a request, record it, and return whether it has changed.
 
         A run that is executed again takes each change from the record: its server may start with another list.
-
-        Args:
-            request: The number of the request that is next.
-
-        Returns:
-            Whether the list has changed.
         """
         changed = self._refresh_servers(request)
         if any(spec.policy.needs_state is not None for spec in self._all):  # the state follows from the record

@@ -20,7 +20,6 @@ from closeout.errors import Failure
 from closeout.journal.events import HANDOFF, AttemptEnded, HandedOver
 from closeout.messages import Message, Usage
 from closeout.results.tokens import estimate_tokens
-from closeout.run.agent_start import started_agent
 from closeout.run.attempt import AgentWork, Attempt
 from closeout.run.calls import ToolCalls
 from closeout.run.closing import close_attempt, fall_back
@@ -28,13 +27,13 @@ from closeout.run.earlier_calls import described
 from closeout.run.final_format import FinalFormat
 from closeout.run.handoff import Handoff, handoffs_of, successor_of
 from closeout.run.limits import CLOSING_TOKENS, Budget
-from closeout.run.middleware.order import below
+from closeout.run.middleware.order import below, started_agent
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.programs import Programs
 from closeout.run.result import AgentResult, Stop
 from closeout.run.review import Answers
-from closeout.run.sampling import CallSampling
+from closeout.run.sampling import call_sampling
 from closeout.run.session import ModelSession
 
 __all__ = ["AgentLoop"]
@@ -81,7 +80,7 @@ class AgentLoop:
             max_context=plan.llm.max_context_length,
             max_reply=plan.llm.max_tokens,
         )
-        sampling = partial(CallSampling, scope, client=plan.client)
+        sampling = partial(call_sampling, scope, plan.client)
         tool_calls = ToolCalls(scope, first_call, sampling=sampling)
         executor = plan.executor(tool_calls.publish_progress, scope)
         executor.offer(tools.specs)
@@ -126,7 +125,7 @@ class AgentLoop:
         """
         agent, settings = self._agent, self._agent.plan.settings
         journal, budget = agent.scope.journal, agent.scope.budget
-        unsubscribe = journal.subscribers.subscribe(agent.history)
+        unsubscribe = journal.subscribers.subscribe(agent.history.apply)
         path, effects = agent.scope.path, agent.scope.run.effects
         # An agent may be tried again, called again, or given the conversation back.
         if settings.context_compress_limit > 0 or agent.scope.depth > 0 or agent.handoffs or f"/{HANDOFF}:" in path:

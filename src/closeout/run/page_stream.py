@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from closeout.journal.events import (
@@ -32,7 +31,7 @@ from closeout.journal.events import (
 )
 from closeout.journal.run_names import call_id
 from closeout.journal.subscribers import Progress
-from closeout.run.waits.decisions import PendingDecision, awaited, pending_of
+from closeout.run.waits.decisions import PendingDecision, awaited, pending_of, utc_time
 
 __all__ = ["Chunk", "PageStream", "page_messages", "rest_of"]
 
@@ -185,7 +184,7 @@ class PageStream:
         self.pending[pending.id] = pending
         about: dict[str, Any] = {"reason": pending.reason}
         if pending.expires is not None:
-            about["expires"] = datetime.fromtimestamp(pending.expires, UTC).isoformat(timespec="seconds")
+            about["expires"] = utc_time(pending.expires)
         if pending.kind == "approval":
             if not has_conversation(event.agent):  # clients continue when all calls of the last step are decided
                 self._start_step()

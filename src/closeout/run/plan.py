@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from closeout.config import AgentSettings, Config, LLMSettings, SubAgentSettings
 from closeout.context.policy import ContextPolicy, EvictionPolicy, best_batch
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.dialects.protocol import Dialect, get_dialect
-from closeout.errors import ConfigError, McpServerUnavailable, UsageError
+from closeout.errors import ConfigError, UsageError
 from closeout.homes import Home
 from closeout.journal.events import DecisionRequested, InstructionsWritten, Noted
 from closeout.journal.run_journal import Journal
@@ -61,7 +60,6 @@ __all__ = [
     "differences",
     "is_plain_class",
     "missing_servers",
-    "note_problems",
 ]
 
 MAX_DEPTH = 3  # sub-agents below the main agent
@@ -116,7 +114,6 @@ class AgentPlan:
     limits: Limits
     instructions: str = ""
     write_instructions: WriteInstructions | None = None  # writes `instructions` when an agent begins its work
-    description: str = ""
     settings: AgentSettings = field(default_factory=AgentSettings)
     llm: LLMSettings = field(default_factory=LLMSettings)
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -212,14 +209,6 @@ class AgentPlan:
         """The markers of the agent's own forms of calls."""
         return tuple(marker for form in self.spec.forms for marker in form.markers)
 
-    @property
-    def dialect_name(self) -> str:
-        return self.dialect if isinstance(self.dialect, str) else self.dialect.name
-
-    def first_dialect(self) -> Dialect:
-        """Return the dialect that a run begins with."""
-        return self.made_dialect(self.dialect)
-
     def made_dialect(self, dialect: str | Dialect) -> Dialect:
         """Return a dialect by its name, with the agent's prompts, markers, parser and forms; an instance as it is."""
         return get_dialect(
@@ -240,12 +229,7 @@ class AgentPlan:
         )
 
     def executor(self, on_progress: ToolProgress, scope: Scope) -> CallExecutor:
-        """Make the executor of one agent of one run.
-
-        Args:
-            on_progress: Receives the progress of its tools.
-            scope: The agent's place in the run.
-        """
+        """Make the executor of one agent of one run. `on_progress` receives the progress of its tools."""
         options: dict[str, Any] = {
             "result_budget": self.settings.result_budget,
             "max_parallel": self.settings.max_parallel_calls,
@@ -329,7 +313,7 @@ class AgentPlan:
         written = self.write_instructions
         found = {
             "model": self.client.name,
-            "dialect": self.dialect_name,
+            "dialect": self.dialect if isinstance(self.dialect, str) else self.dialect.name,
             "instructions": _digest(self.instructions) if written is None else getattr(written, "__qualname__", ""),
             "answer": _digest(self.contract.instruction()),
             "tools": {tool.name: _digest([tool.description, tool.parameters]) for tool in tools},
@@ -353,23 +337,6 @@ class AgentPlan:
         if self.strategy is not None:
             found["strategy"] = f"{self.strategy.name} {self.strategy.version}"
         return found
-
-
-def note_problems(manager: ToolManager, journal: Journal, agent: str) -> None:
-    """Record what the manager's servers do not offer. Logins that are missing are `missing_logins` of the manager.
-
-    Raises:
-        McpServerUnavailable: A required server did not start, or has tools that nobody has accepted.
-    """
-    problems = manager.problems
-    for problem in problems:
-        if not problem.fatal:
-            journal.append(Noted(agent, "warning", "MCP", message=str(problem)))
-    text = missing_servers(manager)
-    if text:
-        if any(problem.fatal and problem.server_name not in manager.unaccepted for problem in problems):
-            text = f"{text.rstrip('.')}. Correct that, or set required=False for the server to run without its tools."
-        raise McpServerUnavailable(text)
 
 
 def missing_servers(manager: ToolManager) -> str:
@@ -436,15 +403,15 @@ class RunParts:
 
     journal: Journal
     files: RunFiles
-    sub_agents: Mapping[str, SubAgentSettings] = field(default_factory=dict)
-    stream: bool = False
-    record_prompts: bool = True
-    state: dict[str, Any] = field(default_factory=dict)
-    handed: list[str] = field(default_factory=list)
-    home: Callable[[], Home | None] = lambda: None
-    stream_handler: StreamHandler = field(default_factory=StreamHandler)
-    log: TaskLog | None = None
-    clock: Callable[[], float] = time.time
+    sub_agents: Mapping[str, SubAgentSettings]
+    stream: bool
+    record_prompts: bool
+    state: dict[str, Any]
+    handed: list[str]
+    home: Callable[[], Home | None]
+    stream_handler: StreamHandler
+    log: TaskLog | None
+    clock: Callable[[], float]
     effects: CallsWithEffects = field(default_factory=CallsWithEffects)
     waits: list[DecisionRequested] = field(default_factory=list)
 
@@ -526,6 +493,10 @@ class Scope:
         """Merge the state update of a call that succeeded."""
         if output.success and isinstance(output.state_update, Mapping):
             self.run.state.update(normalise(output.state_update))
+
+    def warn(self, name: str, text: str) -> None:
+        """Record a warning of this agent."""
+        self.journal.append(Noted(self.path, "warning", name, message=text))
 
     def share(self, artifacts: Iterable[tuple[str, Artifact]]) -> None:
         """Let this agent, and those that it starts, read the artifacts by their handles."""

@@ -113,11 +113,7 @@ class _PastJournal(Journal):
 class Programs:
     """The programs of one agent in one run, and the sandbox that keeps their variables.
 
-    Args:
-        scope: Where the agent acts.
-        executor: Governs the calls inside programs.
-        answers: Reads the answer that a program gives.
-        tools: Returns the tools that are offered now.
+    `executor` governs the calls inside programs, `tools` returns the tools that are offered now.
     """
 
     def __init__(
@@ -200,16 +196,8 @@ class Programs:
         self._functions = functions = functions_of(self._tools())
         await self._catch_up(functions, scope.handle)
         place = replace(below(scope, PROGRAM, Limits()), artifacts=self._scope.artifacts)
-        view = self._scope.files.before(self._scope.path, scope.handle)
-        execution = ProgramExecution(
-            self._sandbox,
-            functions,
-            self._counted(self._caller(ToolCalls(place))),
-            self._accept,
-            self._answer_function,
-            view=view,
-            flow=self._flow,
-        )
+        make = self._counted(self._caller(ToolCalls(place)))
+        execution = self._execution(scope.handle, functions, make, self._accept)
         await execution.run(code)
         if self._watch is not None and self._flow is not None and execution.began:
             # What is shown may be any value that this program, or an earlier one, has read.
@@ -227,20 +215,19 @@ class Programs:
         for handle, past in list(self._past.items()):
             if handle == running or not past.done:
                 continue
-            view = self._scope.files.before(self._scope.path, handle)
             journal = _PastJournal(self._scope.journal.run_id, None, 0, recorded=past.rows)
             then = replace(self._scope, run=replace(self._scope.run, journal=journal, waits=[]), handle=handle)
-            again = ProgramExecution(
-                self._sandbox,
-                functions,
-                self._caller(ToolCalls(below(then, PROGRAM, Limits()), reads=False)),
-                self._accept_again,
-                self._answer_function,
-                view=view,
-                flow=self._flow,
-            )
-            await again.run(past.code)
+            make = self._caller(ToolCalls(below(then, PROGRAM, Limits()), reads=False))
+            await self._execution(handle, functions, make, self._accept_again).run(past.code)
             del self._past[handle]
+
+    def _execution(
+        self, handle: str, functions: Mapping[str, ToolSpec], make: Call, accept: Callable[[Any], str]
+    ) -> ProgramExecution:
+        view = self._scope.files.before(self._scope.path, handle)
+        return ProgramExecution(
+            self._sandbox, functions, make, accept, self._answer_function, view=view, flow=self._flow
+        )
 
     def _caller(self, calls: ToolCalls) -> Call:
         """Return what makes the calls of one program, which are numbered r1, r2, …"""

@@ -15,13 +15,8 @@ __all__ = ["ReplyListener"]
 class ReplyListener:
     """The `on_delta` of one turn's requests. Returns True when the model can stop.
 
-    What it published of a reply that does not count is withdrawn with a `discard`.
-
-    Args:
-        subscribers: Who receives the pieces.
-        agent: The agent's path in the run.
-        turn: The number of the turn.
-        make_reader: Makes a reader of the dialect in use.
+    Subscribers receive the pieces, as a reader of the dialect in use finds them. What was published of a reply that
+    does not count is withdrawn with a `discard`.
     """
 
     def __init__(self, subscribers: Subscribers, agent: str, turn: int, make_reader: Callable[[], Reader]) -> None:
@@ -48,7 +43,7 @@ class ReplyListener:
         self.begin()
 
     def refused(self, kept: str = "") -> None:
-        """Take note that the reply is not the answer. `kept` is its text if the next reply continues it."""
+        """Note that the reply is not the answer. `kept` is its text if the next reply continues it."""
         if not kept:
             self.discard()
         self._kept = kept

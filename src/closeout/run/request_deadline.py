@@ -22,11 +22,7 @@ class ReplyInterrupted(ModelError):
 class RequestDeadline:
     """Ends a request when its time is over, or when a message of the user's interrupts it. An async context manager.
 
-    Args:
-        seconds: The time; None for no limit.
-        inbox: The messages to the run.
-        agent: The agent that asks.
-        interrupted: What to raise for a message; None to let the request end.
+    `interrupted` makes the error to raise for a message; None lets the request end.
     """
 
     def __init__(

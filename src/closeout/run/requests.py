@@ -23,14 +23,14 @@ from closeout.errors import (
     ModelError,
     ModelTimeout,
 )
-from closeout.journal.events import Event, ModelFailed, ModelReplied, ModelRequested, ModelRetried, Noted
+from closeout.journal.events import Event, ModelFailed, ModelReplied, ModelRequested, ModelRetried
 from closeout.journal.recorded import CANCELLED, REPLY_INTERRUPTED
 from closeout.journal.token_record import dump_tokens, load_tokens
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, Usage
 from closeout.models.base import BaseClient, OnDelta, RunRequest, price_of
 from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
 from closeout.redaction import mask, redact
-from closeout.run.middleware.chain import Sending, wrap_send
+from closeout.run.middleware.chain import Sending, wrap
 from closeout.run.plan import Scope
 from closeout.run.request_deadline import ReplyInterrupted, RequestDeadline
 
@@ -78,7 +78,7 @@ class ModelCalls:
         self._budget = scope.budget
         self._keeper = keeper
         self._record_prompts = scope.run.record_prompts
-        self._send = wrap_send(scope.chain, self._send_request)
+        self._send = wrap(scope.chain, "send", self._send_request)
         self._prices = scope.prices
         self._price = price_of(client, scope.prices)
         self._budget.tariff = price_of(client, scope.prices, "least_price")
@@ -86,6 +86,7 @@ class ModelCalls:
         self.gives_up: Callable[[ModelError], bool] = lambda _: False
         self.sent = 0  # requests so far: the number of the next one
         self._tokens: tuple[int, ...] = ()  # ids of the last prompt and its reply, if the server states them
+        self._warn = scope.warn
         self._warnings: set[str] = set()  # each is noted once
 
     async def request(
@@ -96,13 +97,7 @@ class ModelCalls:
         on_delta: OnDelta | None = None,
         on_retry: OnRetry | None = None,
     ) -> ModelReply:
-        """Send a request, or return the recorded reply.
-
-        Args:
-            request: What to send.
-            info: What it is for. Requests that are not for a turn must fit into the budget.
-            on_delta: Receives the reply in pieces, see `BaseClient.complete`.
-            on_retry: Called when the transport tries again.
+        """Send a request, or return the recorded reply. A request that is not for a turn must fit into the budget.
 
         Raises:
             ModelError: The request failed.
@@ -152,7 +147,7 @@ class ModelCalls:
         reply = exchange.reply or outcome.reply()
         self._charge(reply.usage, outcome.ms, expected)
         if intent.call == 0 and reply.usage.cost_usd is None and budget.limits_cost:
-            self._journal.append(Noted(self._agent, "warning", "Budget", message=UNPRICED.format(self._client.name)))
+            self._warn("Budget", UNPRICED.format(self._client.name))
         self._keeper.learn(prompt, reply.usage)
         return reply
 
@@ -216,7 +211,7 @@ class ModelCalls:
             for warning in reply.warnings:
                 if warning not in self._warnings:
                     self._warnings.add(warning)
-                    self._journal.append(Noted(self._agent, "warning", "Model", message=warning))
+                    self._warn("Model", warning)
             return ModelReplied.of(self._agent, call, reply, _ms(began), dump_tokens(reply.tokens, self._tokens))
         if listener is not None:
             listener.discard()
@@ -233,9 +228,6 @@ class ModelCalls:
         if self._budget.too_dear(tariff, lost.cost_usd or 0.0, prompt):
             limit = self._budget.stated("max_cost")
             raise CostReached(f"One more request to the model would exceed the limit {limit}.", usage=lost)
-
-    def _warn(self, name: str, text: str) -> None:
-        self._journal.append(Noted(self._agent, "warning", name, message=text))
 
     def _priced(self, usage: Usage) -> Usage:
         """Return the usage with its cost, if the client has not computed it and the price is known."""

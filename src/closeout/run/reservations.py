@@ -33,15 +33,7 @@ LONGEST_SLEEP = 30.0  # a wait for the next period looks at the clock, which may
 
 
 def open_reservations(budget: Mapping[str, str | list[str]], home: Home | None) -> Reservations:
-    """Return the budgets of a run.
-
-    Args:
-        budget: The limits by key.
-        home: The home whose ledger they are kept in.
-
-    Raises:
-        UsageError: The runs are kept in memory.
-    """
+    """Return the budgets of a run, which the ledger of a home keeps. Raises UsageError without a home."""
     if home is None:
         raise UsageError(
             "A budget is kept in the agent's home, and home=False keeps runs in memory. Pass a home, or use max_cost."
@@ -80,7 +72,7 @@ class PromptBound:
         return TOKENS_OF_REQUEST + len(encode_json(tools)) + sum(map(_tokens, messages))
 
     def learn(self, request: ModelRequest, usage: Usage) -> None:
-        """Take note of what the server counted."""
+        """Keep what the server counted."""
         if self._learns:
             self._sent, self._tools, self._counted = request.messages, request.tools, usage.input_tokens
 
@@ -121,10 +113,7 @@ class _LargestCost:
 class Reservations:
     """The budgets that the requests of a run and of its sub-agents are charged to.
 
-    Args:
-        ledger: The ledger of the home.
-        limits: The limits of all keys.
-        above: Keys among whose runs the run has a place already.
+    `above` are the keys among whose runs the run has a place already.
     """
 
     def __init__(self, ledger: Ledger, limits: Sequence[BudgetLimit], above: frozenset[str] = frozenset()) -> None:
@@ -302,11 +291,7 @@ class Reservation:
     price: Price
 
     def retried(self, error: Exception) -> None:
-        """Reserve the request again if the attempt that failed may have cost something.
-
-        Raises:
-            BudgetReached: It does not fit again.
-        """
+        """Reserve again if the attempt that failed may have cost something. Raises BudgetReached if it does not fit."""
         if _is_free(error):
             return
         self.reservations.settle(self.current, None)

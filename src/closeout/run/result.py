@@ -323,10 +323,7 @@ def state_of(events: Sequence[Event]) -> dict[str, Any]:
 def conversation_of(rows: Sequence[Row], closing_text: str, *, with_earlier: bool = True) -> tuple[Message, ...]:
     """Return the main agent's conversation as a record holds it, in the form of native tool calls.
 
-    Args:
-        rows: The record of the run.
-        closing_text: The model's last message; left out if it is empty.
-        with_earlier: Begin with the messages that the run began with.
+    It ends with the closing text, if there is one. `with_earlier`: it begins with the messages that the run began with.
     """
     from closeout.dialects.function_call import FunctionCall
 

@@ -223,11 +223,7 @@ def check_same(plan: AgentPlan, rows: Sequence[Row], run_id: str) -> None:
 
 
 def _check_servers(plan: AgentPlan, run_id: str) -> None:
-    """Check that the tools that an agent lacks are not those of a server that cannot be used now.
-
-    Raises:
-        McpServerUnavailable: A required server cannot be used.
-    """
+    """Raise McpServerUnavailable if the tools that an agent lacks may be those of a server that cannot be used now."""
     if problem := missing_servers(plan.manager):
         raise McpServerUnavailable(
             f"{problem.rstrip('.')}. Run {run_id} stays as it is. Correct that, and resume it with the same agent."
@@ -272,12 +268,8 @@ def _refused(run_id: str, how: Continuation) -> ResumeRefused:
 def _differences(plan: AgentPlan, rows: Sequence[Row], run_id: str, *, kept: bool = False) -> list[str]:
     """Return how the agent differs from the recorded one, whose servers may have changed their tools since.
 
-    Args:
-        plan: The agent.
-        rows: The record.
-        run_id: The name of the run.
-        kept: Leave out the agent's own tools, and instructions that are those of the record. A run that has done
-            nothing yet takes the tools of servers as they are, perhaps because it ended for want of such a server.
+    `kept` leaves out the agent's own tools, and instructions that are those of the record. A run that has done nothing
+    yet takes the tools of servers as they are, perhaps because it ended for want of such a server.
     """
     started, agent = beginning(rows, run_id), _in_force(rows)
     then, now = agent.fingerprint, plan.fingerprint(plan.offered_tools())

@@ -35,10 +35,8 @@ __all__ = [
 class Answers:
     """Reads answers by an agent's contract and keeps those that its model gave on the way.
 
-    Args:
-        contract: The form of the answer.
-        accept: Returns the answer that a formatter finds in a reply which the contract does not accept.
-        warn: Called once with each warning of a reading.
+    `accept` returns the answer that a formatter finds in a reply which the contract does not accept. `warn` is called
+    once with each warning of a reading.
     """
 
     def __init__(
@@ -158,19 +156,10 @@ _TWENTY_TIMES = re.compile(r"([^\n]{2,20}?)\1{19}")  # the same 2 to 20 characte
 def review_reply(
     reading: Reading, contract: AnswerContract, found: ContractReading, *, tools_offered: bool
 ) -> RollBack | None:
-    """Decide on a reply before any of its calls is run.
+    """Decide on a reply before any of its calls is run. None accepts it.
 
     A reply without a call and without a valid answer is not the end, whatever its words: the model is asked to act or
     to answer. Without tools it can only answer, and that is the contract's closing.
-
-    Args:
-        reading: What was read in the reply.
-        contract: The form of the answer.
-        found: What the contract reads in the reply.
-        tools_offered: Whether the model may call tools.
-
-    Returns:
-        How to ask again, or None to accept the reply.
     """
     if reading.calls:
         return None

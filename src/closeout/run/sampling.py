@@ -1,4 +1,4 @@
-"""Requests of MCP servers to the agent's model during a call, within the agent's budget.
+"""Requests to a model during a call, within the agent's budget: those of a tool, and those of an MCP server.
 
 They are journaled below the call, as those of a sub-agent are: they count as the run's usage, and a resumed run that
 makes the call again does not repeat them.
@@ -19,27 +19,34 @@ from closeout.run.middleware.order import below
 from closeout.run.plan import Scope
 from closeout.run.requests import ModelCalls
 
-__all__ = ["CallSampling"]
+__all__ = ["CallModel", "call_sampling"]
 
 
-class CallSampling:
-    """Asks the agent's model for the server of one call.
+class CallModel:
+    """Asks a model during one call.
 
     Args:
-        scope: The agent that makes the call.
-        handle: The call.
-        client: The agent's model.
+        scope: The agent, and the call.
+        name: The last part of the path at which the requests are journaled.
+        client: The model.
+        what: What a spent budget does not allow, for the error.
     """
 
-    def __init__(self, scope: Scope, handle: str, client: BaseClient) -> None:
-        self._below = below(replace(scope, handle=handle), "sampling", Limits())
-        keeper = ContextKeeper(client, self._below.journal, self._below.path, policy=EvictionPolicy())
-        self._calls = ModelCalls(client, self._below, keeper)
+    def __init__(self, scope: Scope, name: str, client: BaseClient, what: str) -> None:
+        self.scope = below(scope, name, Limits())
+        keeper = ContextKeeper(client, self.scope.journal, self.scope.path, policy=EvictionPolicy())
+        self._calls = ModelCalls(client, self.scope, keeper)
+        self._what = what
         self._turns = count()
 
     async def __call__(self, request: ModelRequest) -> ModelReply:
         """Return the model's reply. Raises ToolError if the budget does not allow the request."""
-        budget = self._below.budget
+        budget = self.scope.budget
         if budget.limited and (limit := budget.forbids(estimate_prompt(request), request.max_tokens or 0)):
-            raise ToolError(f"The run's budget ({limit}) does not allow this request to the model.")
+            raise ToolError(f"The run's budget ({limit}) does not allow {self._what}.")
         return await self._calls.request(request, RequestInfo("act", turn=next(self._turns)))
+
+
+def call_sampling(scope: Scope, client: BaseClient, handle: str) -> CallModel:
+    """Return what asks the agent's model for the MCP server of a call."""
+    return CallModel(replace(scope, handle=handle), "sampling", client, "this request to the model")

@@ -10,7 +10,7 @@ from typing import Any
 from closeout.answers.contracts import Boxed, Text
 from closeout.compat.history_methods import UpdatedHistory, owner_of
 from closeout.context.history import History
-from closeout.context.keeper import ContextKeeper, estimate_prompt
+from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
 from closeout.dialects.cot import PRIMER
 from closeout.dialects.prompts import examples_slots
@@ -26,7 +26,7 @@ from closeout.errors import (
     ServerFailed,
     TransientModelError,
 )
-from closeout.journal.events import DecisionRequested, Noted
+from closeout.journal.events import DecisionRequested
 from closeout.messages import (
     Constraint,
     Message,
@@ -36,7 +36,6 @@ from closeout.messages import (
     RequestInfo,
     ToolCall,
     ToolSpec,
-    Usage,
     is_picture,
 )
 from closeout.models.retry import RetryPolicy
@@ -65,13 +64,7 @@ NO_ENDPOINT = (404, 405, 501)  # Statuses of a server for an address that it doe
 class ModelSession:
     """Asks one agent's model. Holds the dialect in use, which may change once in a run.
 
-    Args:
-        plan: What the agent is.
-        scope: Where it acts.
-        task: The task without the texts of its files.
-        offered: The tools that it is offered.
-        keeper: Its context.
-        answers: Reads answers by the contract.
+    `task` is the task without the texts of its files.
     """
 
     def __init__(
@@ -94,7 +87,7 @@ class ModelSession:
         )
         # Sends the request of a turn. A user's AnswerGenerator may take it over.
         self.ask: Callable[..., Awaitable[ModelReply]] = self.calls.request
-        self.dialect: Dialect = plan.first_dialect()
+        self.dialect: Dialect = plan.made_dialect(plan.dialect)
         self.capabilities = plan.client.capabilities
         self._plan = plan
         self._scope = scope
@@ -203,7 +196,7 @@ class ModelSession:
             self._native = self.dialect
             self._write_as_text()
         else:
-            self._warn("Dialect", f"The server fails at text, too; the run continues in {self._native.name}.")
+            self._scope.warn("Dialect", f"The server fails at text, too; the run continues in {self._native.name}.")
             self.dialect, self._native, self._to_remember = self._native, None, ""
             self._switched, self._failed_as_text = False, True
         return True
@@ -215,7 +208,7 @@ class ModelSession:
                 self._constraint_refused = True
                 self.capabilities = replace(self.capabilities, grammar=False)
                 text = "The server does not take the constraint on replies; the run continues without."
-                self._warn("Constraint", text)
+                self._scope.warn("Constraint", text)
                 return True
             if self._leave_out_pictures():
                 return True
@@ -230,7 +223,7 @@ class ModelSession:
         without = replace(self.capabilities, completions=False)
         if not serves(self.dialect.name, without):
             self.capabilities = without
-            self._warn("Dialect", "The server does not complete texts; the run continues as a chat.")
+            self._scope.warn("Dialect", "The server does not complete texts; the run continues as a chat.")
             return True
         if self._plan.may_switch_dialect and not self._switched:
             self._switch_dialect("cot_chat", "The server does not complete texts")
@@ -242,7 +235,7 @@ class ModelSession:
             return False
         self._pictures_refused = True
         self.capabilities = replace(self.capabilities, images=False)
-        self._warn("Pictures", "The server may not take these pictures; the run continues without them.")
+        self._scope.warn("Pictures", "The server may not take these pictures; the run continues without them.")
         return True
 
     def _makes_room(self, error: ModelError, history: History, info: RequestInfo) -> bool:
@@ -253,9 +246,7 @@ class ModelSession:
     async def _wait_for_server(self, error: ModelError) -> None:
         """Suspend the run until the time that the server has stated, if that is too long to wait for in the process.
 
-        Raises:
-            ModelError: The error: no time is stated, or the run is not kept.
-            Suspended: The time has not come.
+        Raises the error if no time is stated or the run is not kept.
         """
         journal, key = self._scope.journal, f"model{self.calls.sent}"
         known = journal.recorded(DecisionRequested, self._scope.path, key)
@@ -329,7 +320,7 @@ class ModelSession:
                     f"The pictures in message{'s' * (len(found) > 1)} {', '.join(found)} of the history were left out: "
                     "this model is not known to take images. If it does, set llm.images to true."
                 )
-                self._warn("Pictures", text)
+                self._scope.warn("Pictures", text)
         return replace(view, earlier=self._shown_earlier, images=())
 
     def _updated(self, updated: UpdatedHistory, messages: Sequence[Message], history: History) -> Sequence[Message]:
@@ -339,7 +330,7 @@ class ModelSession:
         except Exception as error:
             self._updated_history = None
             name = f"{type(updated.owner).__name__}.update_message_history"
-            self._warn("Model", f"{name} raised {type(error).__name__}: {error}. It is not used.")
+            self._scope.warn("Model", f"{name} raised {type(error).__name__}: {error}. It is not used.")
             return messages
 
     @property
@@ -358,7 +349,7 @@ class ModelSession:
                 self._constraint_refused = True
                 name = self._plan.client.name
                 text = f"{name} is not known to enforce a grammar or a schema: replies are not constrained."
-                self._warn("Constraint", text)
+                self._scope.warn("Constraint", text)
             return None
         if withheld:
             view = replace(view, tools=tuple(tool for tool in view.tools if tool.name not in withheld))
@@ -402,7 +393,7 @@ class ModelSession:
             self._listener.replace(text)
 
     def rolled_back(self) -> None:
-        """Take note that subscribers were informed of a rollback by its event."""
+        """Note that subscribers learn of a rollback by its event."""
         if self._listener is not None:
             self._listener.published = False
 
@@ -465,16 +456,13 @@ class ModelSession:
     def _switch_dialect(self, name: str, why: str, *, remember: bool = True) -> None:
         """Continue in another dialect, and remember it for this endpoint and model unless the cause may pass."""
         self._switched = True
-        self._warn("Dialect", f"{why}; the run continues in the dialect {name} instead of {self.dialect.name}.")
+        self._scope.warn("Dialect", f"{why}; the run continues in the dialect {name} instead of {self.dialect.name}.")
         self.capabilities = self._plan.client.capabilities
         if self._pictures_refused:
             self.capabilities = replace(self.capabilities, images=False)
         self.dialect = self._plan.made_dialect(name)
         if remember and self._plan.remember_dialect is not None:
             self._plan.remember_dialect(name)
-
-    def _warn(self, step: str, text: str) -> None:
-        self._scope.journal.append(Noted(self._scope.path, "warning", step, message=text))
 
     # ------------------------------------------------------------------------------------------ other requests
 
@@ -484,10 +472,10 @@ class ModelSession:
         try:
             reply = await self.calls.request(request, replace(info, purpose="compact", note=""))
         except (ModelError, LimitReached) as error:
-            self._warn("Compaction", str(error))
+            self._scope.warn("Compaction", str(error))
             return ""
         if not reply.finished:
-            self._warn("Compaction", f"The model did not finish its summary: {reply.finish_reason}.")
+            self._scope.warn("Compaction", f"The model did not finish its summary: {reply.finish_reason}.")
             return ""
         return summary_in(reply.text)
 
@@ -519,19 +507,6 @@ class ModelSession:
     def native_tools(self) -> Sequence[ToolSpec]:
         """The tools that go into the request itself; text dialects write theirs into the prompt."""
         return self._offered.shown if self._last_request.tools else ()
-
-    @property
-    def client_name(self) -> str:
-        return self._plan.client.name
-
-    @property
-    def usage(self) -> Usage:
-        """The usage of the agent, with its sub-agents."""
-        return self._scope.budget.usage
-
-    def first_prompt_tokens(self, history: History) -> int:
-        """Estimate the tokens of an attempt's first request."""
-        return estimate_prompt(self.render(history))
 
 
 def _without_pictures(message: Message) -> Message:

@@ -7,7 +7,7 @@ must decide only by what the turn gives it: then a resumed run repeats its decis
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -16,7 +16,7 @@ from closeout.answers.reading import ContractReading
 from closeout.dialects.prompts import only_text
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import LimitReached, ModelError, UsageError
-from closeout.messages import Capabilities, Defect, ModelReply, ModelRequest, Reading, RequestInfo, ToolCall, ToolSpec
+from closeout.messages import Capabilities, Defect, ModelReply, ModelRequest, Reading, RequestInfo, ToolCall
 from closeout.run.reply_listener import ReplyListener
 
 __all__ = ["AskOnce", "CallFirst", "Majority", "ModelTurn", "RequireCall", "Strategy"]
@@ -228,7 +228,11 @@ class CallFirst:
         view = turn.view
         if view.steps or view.note:
             return await self.then.ask(turn)
-        parameter = only_text(_tool_named(self.tool, view.tools))
+        tool = next((tool for tool in view.tools if tool.name == self.tool), None)
+        if tool is None:
+            names = ", ".join(tool.name for tool in view.tools) or "none"
+            raise UsageError(f"CallFirst({self.tool!r}): the agent has no such tool. Its tools: {names}.")
+        parameter = only_text(tool)
         if parameter is None:
             raise UsageError(f"CallFirst needs a tool with one required text, but {self.tool} takes other arguments.")
         return Reading(calls=(ToolCall(self.tool, {parameter: turn.task}),))
@@ -238,8 +242,8 @@ class CallFirst:
 class RequireCall:
     """Accept no answer before the model has made a tool call.
 
-    A server that takes native calls is told that the reply must be one (`tool_choice="required"`). Where a reply is an
-    answer all the same, the model is asked again. After the first turn with calls, the model may answer.
+    Requests with native tools demand a call (`tool_choice="required"`). If the reply is still an answer, the model is
+    asked again. After the first turn with calls, the model may answer.
 
     Args:
         then: The strategy that sends the requests.
@@ -262,12 +266,3 @@ class RequireCall:
         if reading.calls or reading.defects or reading.ends:
             return reading
         return replace(reading, defects=(Defect("no_call", "Call a tool before you answer."),))
-
-
-def _tool_named(name: str, tools: Sequence[ToolSpec]) -> ToolSpec:
-    for tool in tools:
-        if tool.name == name:
-            return tool
-    raise UsageError(
-        f"CallFirst({name!r}): the agent has no such tool. Its tools: {', '.join(t.name for t in tools) or 'none'}."
-    )

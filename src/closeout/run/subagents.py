@@ -9,24 +9,20 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from closeout.answers.experience import experience_from
 from closeout.answers.sources import sources_of
-from closeout.context.keeper import ContextKeeper, estimate_prompt
-from closeout.context.policy import EvictionPolicy
 from closeout.errors import ToolDefinitionError, ToolError, UsageError
 from closeout.journal.events import AgentEnded, AgentStarted
-from closeout.messages import Message, ModelRequest, RequestInfo, ToolPolicy
+from closeout.messages import Message, ModelRequest, ToolPolicy
 from closeout.parsing.reasoning import split_thinking
 from closeout.results.artifacts import Artifact, ArtifactStore, NormalArtifacts
 from closeout.results.artifacts import read_result as read_stored
 from closeout.results.budgets import DEFAULT_BUDGET
 from closeout.results.tokens import estimate_tokens
-from closeout.run.agent_start import started_agent
 from closeout.run.agent_tool import SubAgentTool, team_of
-from closeout.run.limits import Limits
 from closeout.run.middleware.call_secrets import secrets_in
-from closeout.run.middleware.order import below
+from closeout.run.middleware.order import below, started_agent
 from closeout.run.orchestrator import AgentLoop
 from closeout.run.plan import MAX_DEPTH, current_scope
-from closeout.run.requests import ModelCalls
+from closeout.run.sampling import CallModel
 from closeout.spelling import suggestion
 from closeout.tools.foreign import foreign_tool, is_foreign_manager
 from closeout.tools.manager import AnyTool, ToolManager, is_tool
@@ -293,11 +289,7 @@ def sub_agent_tool(
 
 
 class PageModel:
-    """Asks a model for a tool: the `Ask` of a `ModelTool`.
-
-    Within a run the requests are journaled below the call, as those of a sub-agent are: they count as the run's usage,
-    and a resumed run does not repeat them.
-    """
+    """Asks a model for a tool: the `Ask` of a `ModelTool`."""
 
     def __init__(self, client: BaseClient) -> None:
         self.client = client
@@ -309,15 +301,10 @@ class PageModel:
             for prompt in prompts:
                 yield split_thinking((await self.client.complete(_request(prompt))).text)[1].strip()
             return
-        place = below(scope, "reader", Limits())
-        keeper = ContextKeeper(self.client, place.journal, place.path, policy=EvictionPolicy())
-        calls = ModelCalls(self.client, place, keeper)
-        hide = secrets_in(place).hide
-        for turn, each in enumerate(prompts):
-            request, budget = _request(hide(each) if isinstance(each, str) else each), place.budget
-            if budget.limited and (limit := budget.forbids(estimate_prompt(request))):
-                raise ToolError(f"The run's budget ({limit}) does not allow asking a model about this.")
-            reply = await calls.request(request, RequestInfo("act", turn=turn))
+        ask = CallModel(scope, "reader", self.client, "asking a model about this")
+        hide = secrets_in(ask.scope).hide
+        for prompt in prompts:
+            reply = await ask(_request(hide(prompt) if isinstance(prompt, str) else prompt))
             yield split_thinking(reply.text)[1].strip()
 
 

@@ -36,11 +36,7 @@ class CrashMiddleware(ScopeMiddleware):
         return not may_continue(*place) and not awaits_login(*place)
 
     async def _decide_again(self, started: ToolStarted, calling: Calling) -> DecisionMade | None:
-        """Ask a person whether a call that a crash cut off is made again. None: its tool does not want that.
-
-        Raises:
-            Suspended: There is no decision yet.
-        """
+        """Ask a person whether a call that a crash cut off is made again. None: its tool does not want that."""
         journal, path, handle = self._scope.journal, started.agent, started.handle
         call, spec = calling.plan.call, calling.plan.tool
         if spec.policy.crash_rule != "ask" or not journal.has_started(started) or not self._is_made_once(started):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Self
 
 from closeout.codec import json_of_any
-from closeout.journal.events import CallDecided, DecisionMade, DecisionRequested, Noted, ToolStarted
+from closeout.journal.events import CallDecided, DecisionMade, DecisionRequested, ToolStarted
 from closeout.messages import ToolCall, ToolSpec
 from closeout.overrides import returned
 from closeout.results.tool_output import ToolOutput
@@ -61,9 +61,6 @@ class ApprovalMiddleware(ScopeMiddleware):
         """Return the call with the arguments that were approved, or the output of a denied call.
 
         What a person was `asked` about in this place is not made without a decision, even if the tool needs none now.
-
-        Raises:
-            Suspended: There is no decision yet.
         """
         call, spec, handle = calling.plan.call, calling.served, calling.plan.handle
         journal, path = self._scope.journal, self._scope.path
@@ -114,7 +111,7 @@ class ApprovalMiddleware(ScopeMiddleware):
                 f"A person has denied {spec.name}, which the rule {rule} would have approved. For the rest of this run "
                 "the rule is withdrawn. Remove it from the settings, or make it narrower."
             )
-            self._scope.journal.append(Noted(self._scope.path, "warning", "Approval", message=text))
+            self._scope.warn("Approval", text)
         return _as_decided(made, call, spec)
 
     async def _approval_reason(self, call: ToolCall, spec: ToolSpec, handle: str) -> str | None:

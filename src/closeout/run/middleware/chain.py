@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from closeout.errors import CloseoutError
 from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, ToolFinished, ToolStarted
@@ -40,8 +40,7 @@ __all__ = [
     "Sending",
     "found_in",
     "overrides",
-    "wrap_call",
-    "wrap_send",
+    "wrap",
 ]
 
 
@@ -237,6 +236,7 @@ MakeMiddleware: TypeAlias = Callable[[AgentPlace], Middleware | None]
 """Makes the middleware of one agent of a run: a class, or a function. None: the agent does not need it."""
 
 Kind = TypeVar("Kind", bound=Middleware)
+Wrapped = TypeVar("Wrapped", Send, Call)
 
 
 def found_in(scope: Scope, kind: type[Kind]) -> Kind | None:
@@ -244,25 +244,13 @@ def found_in(scope: Scope, kind: type[Kind]) -> Kind | None:
     return next((each for each in scope.chain if isinstance(each, kind)), None)
 
 
-def wrap_send(chain: Iterable[Middleware], send: Send) -> Send:
-    """Return what sends a request through the middleware, the first outermost.
-
-    One that does not override `send` adds no frame.
-    """
-    for each in reversed(tuple(chain)):
-        if type(each).send is not Middleware.send:
-            send = partial(each.send, send=send)
-    return send
-
-
 def overrides(chain: Iterable[Middleware], name: str) -> list[Callable[..., Any]]:
     """Return the methods of a name, without those that do nothing."""
     return [getattr(each, name) for each in chain if getattr(type(each), name) is not getattr(Middleware, name)]
 
 
-def wrap_call(chain: Iterable[Middleware], call: Call) -> Call:
-    """Return what makes a call through the middleware, as `wrap_send` does for requests."""
-    for each in reversed(tuple(chain)):
-        if type(each).call is not Middleware.call:
-            call = partial(each.call, call=call)
-    return call
+def wrap(chain: Iterable[Middleware], name: Literal["send", "call"], inner: Wrapped) -> Wrapped:
+    """Return what sends a request or makes a call through the middleware, the first outermost."""
+    for each in reversed(overrides(chain, name)):
+        inner = partial(each, **{name: inner})
+    return inner

@@ -1,4 +1,4 @@
-"""The order of the middleware, which is part of its meaning, and the scopes of a run's agents."""
+"""The order of the middleware, which is part of its meaning, and how a run's agents get their scopes and begin."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from closeout.run.middleware.flow_rules import FlowMiddleware
 from closeout.run.middleware.request_gate import GateMiddleware
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.task import Task
+from closeout.run.waits.logins import begin_servers
 
-__all__ = ["ORDER", "below", "governed"]
+__all__ = ["ORDER", "below", "governed", "started_agent"]
 
 # The first is outermost.
 ORDER: tuple[type[Middleware], ...] = (
@@ -78,6 +79,19 @@ def below(
         started = replace(started, deps=plan.deps, prices=plan.llm.prices)
     started.share(scope.shared.items())
     return _with_chain(AgentPlace(scope=started, plan=plan, handed_over=handed_over), scope.chain)
+
+
+async def started_agent(plan: AgentPlan, scope: Scope) -> AgentPlan:
+    """Begin the servers of an agent that another one starts, and return its plan with its instructions written.
+
+    Raises:
+        McpServerUnavailable: A required server did not start, or has tools that nobody has accepted.
+        Suspended: A person must sign in to a server first.
+        UsageError: The plan names a tool that does not exist.
+    """
+    await begin_servers(plan.manager, scope)
+    plan.check_secrets()
+    return await plan.with_instructions(scope)
 
 
 def _with_chain(place: AgentPlace, above: tuple[Middleware, ...]) -> Scope:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
-from closeout.journal.events import CallDecided, Noted
+from closeout.journal.events import CallDecided
 from closeout.run.middleware.chain import Calling, Middleware
 from closeout.run.plan import Scope
 
@@ -46,7 +46,7 @@ async def _decide(middleware: Middleware, by: str, scope: Scope, calling: Callin
             f"{_shown(then)} then, {_shown(decided)} now. The recorded decision holds. A middleware must decide by the "
             "call and by what was read, not by a clock or chance."
         )
-        journal.append(Noted(scope.path, "warning", "Middleware", message=text))
+        scope.warn("Middleware", text)
         calling.output, calling.reasons[:] = None, before
         if then.decision == "refuse":
             calling.refuse(then.reason)

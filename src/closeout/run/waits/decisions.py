@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from closeout.errors import DecisionRefused, Suspended, ToolError
-from closeout.journal.events import DecisionMade, DecisionRequested, Event, Noted, RunEnded
+from closeout.journal.events import DecisionMade, DecisionRequested, Event, RunEnded
+from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import call_id
 from closeout.journal.store import Row, Store
 from closeout.messages import ToolSpec
@@ -42,12 +44,14 @@ __all__ = [
     "pending_of",
     "question_digest",
     "record_decisions",
+    "recorded_requests",
+    "utc_time",
     "wait_until",
 ]
 
 Verdict: TypeAlias = Literal["approve", "deny", "answer"]
 AGAIN = "again"  # "r3.again1": whether call r3, which a crash cut off, is made again
-EARLIEST = 1.0  # seconds since the epoch: a time that has passed, and is known
+EARLIEST = 1.0  # Seconds since the epoch: any time in the past.
 _VERDICTS = ("approve", "deny", "answer")
 BY_PERSON = ("approval", "question")  # the kinds that a person decides
 _ENDED = {"cancelled": "was cancelled", "failed": "failed"}
@@ -186,10 +190,23 @@ async def decide(
     return made
 
 
+def recorded_requests(journal: Journal, agent: str, prefix: str, first: int = 1) -> Iterator[DecisionRequested]:
+    """Yield the recorded requests named `prefix` with a number, from `first` on, that the run has not reached yet."""
+    for number in count(first):
+        asked = journal.recorded(DecisionRequested, agent, f"{prefix}{number}")
+        if not isinstance(asked, DecisionRequested):
+            return
+        yield asked
+
+
+def utc_time(seconds: float) -> str:
+    """Return seconds since the epoch as ISO 8601."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
 async def wait_until(scope: Scope, name: str, when: float, reason: str = "") -> None:
     """Wait for a time on behalf of an agent itself, not of a call. Raises Suspended before it."""
-    until = datetime.fromtimestamp(when, UTC).isoformat(timespec="seconds")
-    arguments = json.dumps({"until": until})
+    arguments = json.dumps({"until": utc_time(when)})
     request = DecisionRequested(
         scope.path, name, "timer", name="", arguments=arguments, digest="", reason=reason, expires=when
     )
@@ -297,16 +314,9 @@ def record_decisions(
 
 
 def end_wait(store: Store, run_id: str, name: str, *, by: str = "") -> tuple[PendingDecision, ...]:
-    """Record that an agent need not wait for a time any longer: for its start, or for a model's server.
+    """End the wait of an agent itself for a time: for its start, or for a model's server.
 
-    Args:
-        store: Where the run is kept.
-        run_id: The run.
-        name: The id of the wait. One that a tool has begun keeps its time.
-        by: Who ends it.
-
-    Returns:
-        What the run still waits for.
+    A wait that a tool has begun keeps its time. Returns what the run still waits for.
 
     Raises:
         DecisionRefused: The run does not wait for this, or a tool does.
@@ -446,5 +456,5 @@ def _made(request: DecisionRequested, decision: Decision, by: str, *, idle: floa
 def must_rerun(scope: Scope, spec: ToolSpec, does: str) -> ToolError:
     """Return the error of a tool that waits although a resumed run may not call it again. The developer is warned."""
     text = f"{spec.name} {does}, so it must be read_only or declared on_crash='rerun'."
-    scope.journal.append(Noted(scope.path, "warning", "Tools", message=text))
+    scope.warn("Tools", text)
     return ToolError(text)

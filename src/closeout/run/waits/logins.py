@@ -8,13 +8,12 @@ recorded before, and a crash after that ends the call as the rule says.
 from __future__ import annotations
 
 import json
-from itertools import count
 
-from closeout.errors import Suspended
+from closeout.errors import McpServerUnavailable, Suspended
 from closeout.journal.events import AnswerGiven, DecisionMade, DecisionRequested
 from closeout.journal.run_journal import Journal
-from closeout.run.plan import Scope, note_problems
-from closeout.run.waits.decisions import decide, login_digest, open_requests
+from closeout.run.plan import Scope, missing_servers
+from closeout.run.waits.decisions import decide, login_digest, open_requests, recorded_requests
 from closeout.tools.manager import ToolManager
 
 __all__ = ["awaits_login", "begin_servers", "login_request", "recall_logins", "take_logins"]
@@ -37,7 +36,7 @@ async def begin_servers(manager: ToolManager, scope: Scope) -> None:
         Suspended: A person must sign in to a server first.
     """
     journal, path = scope.journal, scope.path
-    note_problems(manager, journal, path)
+    _note_problems(manager, scope)
     missing = dict(manager.missing_logins)
     if missing:
         known = {each.name: each for each in open_requests(journal.rows()).values() if each.kind == LOGIN}
@@ -51,6 +50,18 @@ async def begin_servers(manager: ToolManager, scope: Scope) -> None:
                 journal.append(request, durable=True)
         raise Suspended([known[name] for name in missing])
     await recall_logins(scope)
+
+
+def _note_problems(manager: ToolManager, scope: Scope) -> None:
+    """Warn of the servers that the agent can do without. Raises McpServerUnavailable for the others."""
+    problems = manager.problems
+    for problem in problems:
+        if not problem.fatal:
+            scope.warn("MCP", str(problem))
+    if text := missing_servers(manager):
+        if any(problem.fatal and problem.server_name not in manager.unaccepted for problem in problems):
+            text = f"{text.rstrip('.')}. Correct that, or set required=False for the server to run without its tools."
+        raise McpServerUnavailable(text)
 
 
 async def recall_logins(scope: Scope) -> None:
@@ -75,9 +86,7 @@ async def take_logins(scope: Scope, handle: str) -> int:
 async def _take(scope: Scope, prefix: str) -> list[str]:
     """Take over the recorded logins whose names begin so. Those that were waited for are there now."""
     journal, found = scope.journal, list[str]()
-    while isinstance(
-        asked := journal.recorded(DecisionRequested, scope.path, f"{prefix}{len(found) + 1}"), DecisionRequested
-    ):
+    for asked in recorded_requests(journal, scope.path, prefix):
         if journal.replay_only and not journal.has_decision(asked):
             journal.append(asked)  # a resumed run takes it
         else:
@@ -92,10 +101,5 @@ async def _signed_in(request: DecisionRequested) -> DecisionMade:
 
 def awaits_login(journal: Journal, agent: str, handle: str) -> bool:
     """Return True if the server of a recorded call has refused it for want of a login, and has not got it again."""
-    for number in count(1):
-        asked = journal.recorded(DecisionRequested, agent, f"{handle}.{LOGIN}{number}")
-        if not isinstance(asked, DecisionRequested):
-            return False
-        if journal.recorded(AnswerGiven, agent, asked.request) is None:
-            return True
-    return False
+    asked = recorded_requests(journal, agent, f"{handle}.{LOGIN}")
+    return any(journal.recorded(AnswerGiven, agent, each.request) is None for each in asked)

@@ -7,8 +7,7 @@ the answer is not repeated: `AnswerGiven` is recorded before the server gets it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from closeout.journal.run_journal import Journal
 from closeout.messages import ToolSpec
 from closeout.run.cancelling import is_to_be_cancelled
 from closeout.run.plan import Scope
-from closeout.run.waits.decisions import decide, ended_timer, question_digest
+from closeout.run.waits.decisions import decide, ended_timer, question_digest, recorded_requests, utc_time
 from closeout.tools.run_context import ServerAnswer
 from closeout.tools.secrets import Secrets
 
@@ -29,33 +28,18 @@ __all__ = ["CallQuestions", "may_continue"]
 FIRST_REST, LONGER, LONGEST = 10.0, 1.2, 3600.0
 
 
-def _recorded(journal: Journal, agent: str, handle: str) -> Iterator[DecisionRequested]:
-    """Yield the recorded questions of a call that the run has not reached yet."""
-    number = 1
-    while isinstance(asked := journal.recorded(DecisionRequested, agent, f"{handle}.q{number}"), DecisionRequested):
-        yield asked
-        number += 1
-
-
 def may_continue(journal: Journal, agent: str, handle: str) -> bool:
     """Return True if a call can be continued: its server works on a task, or has not got the answer it waited for."""
     if journal.recorded(TaskCreated, agent, handle) is not None:
         return True
     last = ""
-    for asked in _recorded(journal, agent, handle):
+    for asked in recorded_requests(journal, agent, f"{handle}.q"):
         last = asked.request
     return bool(last) and journal.recorded(AnswerGiven, agent, last) is None
 
 
 class CallQuestions:
-    """The questions of one call. A recorded answer counts for the same question, in whatever order they are asked.
-
-    Args:
-        scope: The agent that makes the call.
-        handle: The call.
-        spec: Its tool.
-        secrets: Values that no record may hold.
-    """
+    """The questions of one call. A recorded answer counts for the same question, in whatever order they are asked."""
 
     def __init__(self, scope: Scope, handle: str, spec: ToolSpec, secrets: Secrets) -> None:
         self._scope = scope
@@ -78,10 +62,10 @@ class CallQuestions:
             Suspended: A question has no answer yet.
         """
         if self._answers is None:
-            self._answers = []
+            self._answers, journal = [], self._scope.journal
             open_requests: list[DecisionRequested] = []
-            for asked in list(_recorded(self._scope.journal, self._scope.path, self._handle)):
-                if not by_person and not self._scope.journal.has_decision(asked):
+            for asked in list(recorded_requests(journal, self._scope.path, f"{self._handle}.q")):
+                if not by_person and not journal.has_decision(asked):
                     break
                 self._asked += 1
                 try:
@@ -161,8 +145,8 @@ class CallQuestions:
 
     async def rested(self) -> None:
         """Take over the recorded rests of the call's task. Raises Suspended if the last is not over."""
-        journal, path = self._scope.journal, self._scope.path
-        while isinstance(asked := journal.recorded(DecisionRequested, path, self._next_look()), DecisionRequested):
+        looks = recorded_requests(self._scope.journal, self._scope.path, f"{self._handle}.look", self._rests + 1)
+        for asked in looks:
             await decide(self._scope, asked, partial(ended_timer, self._scope))
             self._rests += 1
 
@@ -170,13 +154,12 @@ class CallQuestions:
         """Suspend the run until its task is to be looked at again: after so many seconds, and later each time."""
         seconds = max(seconds, min(FIRST_REST * LONGER**self._rests, LONGEST))
         expires = round(self._scope.run.clock() + seconds, 3)
-        until = datetime.fromtimestamp(expires, UTC).isoformat(timespec="seconds")
         request = DecisionRequested(
             self._scope.path,
-            self._next_look(),
+            f"{self._handle}.look{self._rests + 1}",
             "timer",
             name=self._spec.name,
-            arguments=encode_json({"until": until, "task": self._task}).decode(),
+            arguments=encode_json({"until": utc_time(expires), "task": self._task}).decode(),
             digest=question_digest(self._spec, ["look", self._task]),
             expires=expires,
         )
@@ -187,9 +170,6 @@ class CallQuestions:
         """Return whether somebody wants the run to end, and not only this process to leave it."""
         journal = self._scope.journal
         return journal.store is not None and is_to_be_cancelled(journal.store, journal.run_id)
-
-    def _next_look(self) -> str:
-        return f"{self._handle}.look{self._rests + 1}"
 
     async def became(self, task: str) -> None:
         """Record the task that the call has become."""

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -20,30 +20,17 @@ from closeout.journal.events import DecisionMade, DecisionRequested
 from closeout.journal.sent_signals import check_signal_name, mark_received, open_signals
 from closeout.messages import ToolSpec
 from closeout.run.plan import Scope
-from closeout.run.waits.decisions import decide, ended_timer, must_rerun, pending_of, question_digest, wait_until
+from closeout.run.waits.decisions import decide, ended_timer, must_rerun, pending_of, question_digest, utc_time
 from closeout.run.waits.logins import login_request
 
-__all__ = ["CallWaits", "Memo", "wait_for_start"]
+__all__ = ["CallWaits", "Memo"]
 
 Memo = dict[str, DecisionMade]
 """The decisions that ended an agent's waits in this process. A tool that is tried again must not wait a second time."""
 
 
-async def wait_for_start(scope: Scope, start_at: float) -> None:
-    """Wait for the time at which a run is to begin. Raises Suspended before it."""
-    await wait_until(scope, "start", start_at)
-
-
 class CallWaits:
-    """The waits of one tool call.
-
-    Args:
-        scope: The agent that makes the call.
-        handle: The call.
-        spec: Its tool.
-        memo: Where the outcomes of the agent's waits are kept.
-        logins: How often the call has waited for a login.
-    """
+    """The waits of one tool call, which has waited for a login so many times before."""
 
     def __init__(self, scope: Scope, handle: str, spec: ToolSpec, memo: Memo, logins: int = 0) -> None:
         self._scope = scope
@@ -116,7 +103,7 @@ class CallWaits:
             raise must_rerun(self._scope, spec, "waits")
         if expires is not None:
             with suppress(ValueError, OverflowError, OSError):
-                arguments = {**arguments, "until": datetime.fromtimestamp(expires, UTC).isoformat(timespec="seconds")}
+                arguments = {**arguments, "until": utc_time(expires)}
             if "until" not in arguments:
                 raise ToolError(f"{spec.name} cannot wait for so long: {expires:g} is beyond the year 9999.")
         digest = question_digest(spec, [kind, arguments.get("signal", arguments.get("signals"))])
