@@ -14,7 +14,6 @@ import shutil
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -90,28 +89,21 @@ def _task(folder: Path) -> EvalTask:
 # ------------------------------------------------------------------------------------------------ the sandbox
 
 
-@dataclass(slots=True)
-class _Image:
-    """The instructions of a Dockerfile that apply without Docker."""
-
-    workdir: str = "/app"
-    environment: dict[str, str] = field(default_factory=dict)
-
-
 async def sandbox_of(task: EvalTask, run_id: str) -> TaskSandbox:
     """Return the sandbox of a trial, built when it is first asked for."""
     root = home_folder() / FOLDER / run_id
-    image, lines = _Image(), list(_dockerfile(Path(task.metadata["folder"]) / "environment"))
+    lines = list(_dockerfile(Path(task.metadata["folder"]) / "environment"))
+    workdir, environment = "/app", dict[str, str]()
     for _, name, text in lines:
         if name == "WORKDIR":
-            image.workdir = str(PurePosixPath(image.workdir) / text)
+            workdir = str(PurePosixPath(workdir) / text)
         elif name in ("ENV", "ARG"):
-            image.environment.update(_variables(text))
-    sandbox = TaskSandbox(root, workdir=image.workdir, environment=image.environment)
+            environment.update(_variables(text))
+    sandbox = TaskSandbox(root, workdir=workdir, environment=environment)
     if not root.is_dir():
         building = root.with_name(f"{root.name}.new")  # a build that was killed begins again
         remove_folder(building)
-        await _build(TaskSandbox(building, workdir="/", environment=image.environment), task, lines)
+        await _build(TaskSandbox(building, workdir="/", environment=environment), task, lines)
         building.rename(root)
     return sandbox
 
