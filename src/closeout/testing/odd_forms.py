@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from closeout.codec import decode_json, encode_json
+from closeout.codec import decode_json
+from closeout.run.sse_stream import event_bytes
 
 __all__ = ["ODD_FORMS", "OddForm"]
 
@@ -64,14 +65,10 @@ class OddForm:
         empty = "" if self.framing == "empty_finish" else None
         for delta, finish in (({"role": "assistant", "content": ""}, empty), (message, empty), ({}, None)):
             reason = finish if delta else choice["finish_reason"]
-            yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+            yield event_bytes({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
         if with_usage:
-            yield _event({**head, "choices": [], "usage": usage})
+            yield event_bytes({**head, "choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"
-
-
-def _event(value: Mapping[str, Any]) -> bytes:
-    return b"data: %b\n\n" % encode_json(dict(value))
 
 
 def _with_index(place: int, call: Message) -> Message:

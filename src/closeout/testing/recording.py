@@ -27,6 +27,7 @@ from closeout.journal.recorded import CANCELLED
 from closeout.journal.store import Row
 from closeout.messages import Capabilities, ModelReply, ModelRequest, Usage
 from closeout.models.base import OnDelta, OnRetry
+from closeout.shared_files import write_whole
 from closeout.testing.client import ALL_CAPABILITIES, ScriptedClient
 
 if TYPE_CHECKING:
@@ -72,15 +73,9 @@ def export_run(run_id: str, path: str | Path, home: str | Path | None = None) ->
     """
     target = Path(path)
     rows = _rows(run_id, home)
-    part = target.with_name(f"{target.name}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(_line({"format": FORMAT, "version": VERSION, "run_id": run_id}))
-            file.writelines(_line(_record(row)) for row in rows)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    head = _line({"format": FORMAT, "version": VERSION, "run_id": run_id})
+    write_whole(target, b"".join([head, *(_line(_record(row)) for row in rows)]))
     return target
 
 
@@ -257,13 +252,9 @@ def _record(row: Row) -> dict[str, Any]:
     return {"seq": row.seq, "time": row.time, "event": type(event).__name__, "body": body}
 
 
-def _line(record: dict[str, Any]) -> str:
+def _line(record: dict[str, Any]) -> bytes:
     text = json.dumps(record, ensure_ascii=False, default=str)
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:  # lone surrogates can only be escaped
-        text = json.dumps(record, default=str)
-    return text + "\n"
+    return text.encode("utf-8", "backslashreplace") + b"\n"  # JSON has the same escapes for lone surrogates
 
 
 def _load(path: Path) -> Recording:
