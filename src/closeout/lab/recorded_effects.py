@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,6 +36,7 @@ from closeout.run.middleware.background import wait_tool
 from closeout.run.plan import MAX_DEPTH, AgentPlan
 from closeout.run.programs import program_tool
 from closeout.run.subagents import read_result_tool
+from closeout.tools.approval_rules import as_text
 from closeout.tools.executor import renamed
 
 __all__ = ["CostLimit", "KnownTools", "RecordedEffects", "WhatIfJournal", "shown"]
@@ -109,11 +109,7 @@ class KnownTools:
         values = value_or_text(arguments)
         if isinstance(values, dict) and name in self._specs:
             values = renamed(values, self._specs[name][0].policy)
-        return name, _canonical(values)
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+        return name, as_text(values)
 
 
 class _Requests:
@@ -142,9 +138,7 @@ class _Requests:
             text = "".join(str(each.get("prompt", "")) for each in event.added)
             self._prompts[agent] = prompt = self._prompts.get(agent, "")[: event.shared] + text
         model = self._models.get(agent, self._models["main"])
-        request = _canonical(
-            [model, prompt, self._tools.get(agent, ""), event.temperature, event.options, event.purpose]
-        )
+        request = as_text([model, prompt, self._tools.get(agent, ""), event.temperature, event.options, event.purpose])
         return hashlib.sha256(request.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -346,7 +340,7 @@ class WhatIfJournal(Journal):
         return DecisionMade(verdict="approve", by="the record", **place)
 
     def _leave(self, wanted: ToolStarted | DecisionRequested) -> None:
-        self.left = shown((wanted.name, _canonical(value_or_text(wanted.arguments))))
+        self.left = shown((wanted.name, as_text(value_or_text(wanted.arguments))))
         self.calls.append((wanted.agent, wanted.name, wanted.arguments))
         self._stop(f"The run left the record: it wants to call {self.left}.")
 

@@ -225,9 +225,8 @@ def _name(plan: AgentPlan, baseline: AgentPlan | None, runs: object, *, allow_re
 def _chosen(store: Store, name: str, runs: int | Iterable[str]) -> list[str]:
     if not isinstance(runs, int):
         return list(dict.fromkeys(store.run(run_id).run_id for run_id in runs))
-    number = runs
-    if number < 1:
-        raise UsageError(f"runs must be run ids or the number of runs, at least 1; got {number}.")
+    if runs < 1:
+        raise UsageError(f"runs must be run ids or the number of runs, at least 1; got {runs}.")
     found: list[str] = []
     for run in store.each_run(not_under=[LAB]):
         if run.status not in REPLIED:
@@ -235,7 +234,7 @@ def _chosen(store: Store, name: str, runs: int | Iterable[str]) -> list[str]:
         first = next(store.rows(run.run_id), None)
         if first is not None and isinstance(first.event, RunStarted) and first.event.name == name:
             found.append(run.run_id)
-            if len(found) == number:
+            if len(found) == runs:
                 break
     return found
 
