@@ -203,12 +203,11 @@ def _native(call: ToolCall, view: RequestView, number: int) -> ToolCall:
 
 
 def _write_text(turn: Turn, view: RequestView, dialect: Dialect) -> str:
-    if dialect == "mcp_xml":
-        closing = [_boxed(turn.answer)] if turn.answer is not None else [_xml_call(call, view) for call in turn.calls]
-        return _paragraphs(turn.thought, *closing)
-    if dialect == "plain":
-        closing = [_boxed(turn.answer)] if turn.answer is not None else [hermes_call(call) for call in turn.calls]
-        return _paragraphs(turn.thought, *closing)
+    if dialect in ("mcp_xml", "plain"):
+        if turn.answer is not None:
+            return _paragraphs(turn.thought, _boxed(turn.answer))
+        calls = [_xml_call(call, view) if dialect == "mcp_xml" else hermes_call(call) for call in turn.calls]
+        return _paragraphs(turn.thought, *calls)
     # If the prompt ends in "Thought:", the reply continues it.
     start = " " if view.last.rstrip().endswith("Thought:") else "Thought: "
     lines = [start + (turn.thought or "I know what to do.")]
