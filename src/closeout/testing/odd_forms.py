@@ -1,4 +1,4 @@
-"""Replies that are complete and correct, in forms that servers send and their documentation does not have."""
+"""Complete and correct replies in forms that servers send, although their documentation lacks them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _unchanged(message: Message) -> Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OddForm:
-    """The form of a reply. What a protocol has no counterpart for leaves its replies as they are.
+    """The form of a reply. A protocol without a counterpart of the form leaves its replies unchanged.
 
     Attributes:
         source: Where it is described.
