@@ -29,7 +29,6 @@ _IGNORED = frozenset({
     "reasoning_details", "model", "fingerprint", "settings", "origin", "task_id", "ground_truth", "name", "tools",
     "forked", "notes", "expires", "by", "idle", "summary",
 })  # fmt: skip
-_OF_RUN = (RunStarted, RunEnded)
 
 
 @record(kw_only=True)
@@ -69,7 +68,7 @@ def agent_differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
 def first_difference(a: Sequence[Row], b: Sequence[Row]) -> Difference | None:
     """Return the first difference between two runs in the order of the first one, or None.
 
-    Times, tokens, ids of calls and the order of what runs concurrently are no differences.
+    Times, tokens, ids of calls and the order of concurrent events are ignored.
     """
     of_a, of_b = _by_place(a), _by_place(b)
     turns: defaultdict[str, int] = defaultdict(int)
@@ -114,7 +113,7 @@ def _compare(a: Event, b: Event | None, turns: Mapping[str, int]) -> Difference 
     second = _values(b)
     for name, value in first.items():
         if value != second.get(name):
-            turn = 0 if isinstance(a, _OF_RUN) else turn
+            turn = 0 if isinstance(a, RunStarted | RunEnded) else turn
             return Difference(agent=a.agent, turn=turn, event=kind, field=name, a=value, b=second.get(name))
     return None
 

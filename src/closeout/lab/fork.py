@@ -202,7 +202,7 @@ def _end_of_turn(run_id: str, rows: Sequence[Row], handle: str) -> int:
 
 
 def _whole(rows: Sequence[Row], end: int) -> list[Row]:
-    """Return the prefix, with the outcomes of what had begun in it and everything that sub-agents did in such calls."""
+    """Return the prefix, with the outcomes of effects that began in it and the events of sub-agents in such calls."""
     kept = list(rows[:end])
     closed = {_effect(row.event) for row in kept if isinstance(row.event, _OUTCOMES)}
     begun = {_effect(row.event) for row in kept if isinstance(row.event, _INTENTS)} - closed

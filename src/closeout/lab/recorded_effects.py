@@ -309,23 +309,21 @@ class WhatIfJournal(Journal):
         outcome = await run()
         self._lane.note_paid(started)
         self.requests_paid += 1
-        self.paid += usage_of(outcome)
-        self._cost.charge(usage_of(outcome))
+        usage = Usage(**outcome.usage) if isinstance(outcome, (ModelReplied, ModelFailed)) else Usage()
+        self.paid += usage
+        self._cost.charge(usage)
         return outcome
 
     def _result(self, started: ToolStarted) -> Event | None:
-        key = self.tools.canonical(started.name, started.arguments)
+        self.calls.append((started.agent, started.name, started.arguments))
         if self.tools.is_inner(started):
-            self.calls.append((started.agent, started.name, started.arguments))
             return None
-        due, only_reads = self._record.results.get(key), self.tools.only_reads(started)
-        if due:
-            self.calls.append((started.agent, started.name, started.arguments))
+        key, only_reads = self.tools.canonical(started.name, started.arguments), self.tools.only_reads(started)
+        if due := self._record.results.get(key):
             finished = due[0] if only_reads and len(due) == 1 else due.popleft()
             return replace(finished, agent=started.agent, handle=started.handle, name=started.name)
         if not (only_reads and self._allow_read_only):
             self._leave(started)
-        self.calls.append((started.agent, started.name, started.arguments))
         return None
 
     def _decision(self, request: DecisionRequested) -> Event:
@@ -336,12 +334,12 @@ class WhatIfJournal(Journal):
             return replace(due.popleft(), idle=0.0, **place)
         allowed = self._allow_read_only and self.tools.only_reads(request)
         if request.kind != "approval" or not (self._record.results.get(key) or allowed):
+            self.calls.append((request.agent, request.name, request.arguments))
             self._leave(request)
         return DecisionMade(verdict="approve", by="the record", **place)
 
     def _leave(self, wanted: ToolStarted | DecisionRequested) -> None:
         self.left = shown((wanted.name, as_text(value_or_text(wanted.arguments))))
-        self.calls.append((wanted.agent, wanted.name, wanted.arguments))
         self._stop(f"The run left the record: it wants to call {self.left}.")
 
     def _stop(self, problem: str) -> None:
@@ -349,11 +347,6 @@ class WhatIfJournal(Journal):
         self.problem = problem
         self._failure = JournalError(problem)
         raise self._failure
-
-
-def usage_of(outcome: Event) -> Usage:
-    """Return the usage of a request by its outcome."""
-    return Usage(**outcome.usage) if isinstance(outcome, (ModelReplied, ModelFailed)) else Usage()
 
 
 def _of_request(outcome: ModelReplied | ModelFailed, started: ModelRequested) -> Event:

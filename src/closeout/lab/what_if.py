@@ -213,7 +213,7 @@ async def run_again(
 
 
 def _name(plan: AgentPlan, baseline: AgentPlan | None, runs: object, *, allow_read_only: bool) -> str:
-    """Return a name that a comparison of the same agents and runs has again."""
+    """Return a name that depends on the agents and the runs only: a repeated comparison has the same."""
     agents = [
         None if each is None else [each.name, each.fingerprint(each.offered_tools()), each.settings.model_dump()]
         for each in (plan, baseline)
@@ -240,7 +240,7 @@ def _chosen(store: Store, name: str, runs: int | Iterable[str]) -> list[str]:
 
 
 def _quiet(plan: AgentPlan) -> AgentPlan:
-    """Return the plan without what it tells others, and with the prompts, which are compared."""
+    """Return the plan without listeners, telemetry and webhook, recording the prompts, which are compared."""
     spec = replace(plan.spec, listeners=(), telemetry=None, webhook=None)
     return replace(plan, spec=spec, remember_dialect=None, remember_rules=None, record_prompts=True)
 
