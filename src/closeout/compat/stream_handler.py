@@ -81,7 +81,7 @@ class StreamHandler:
             self.dropped += 1
 
     def _send_own(self, event_type: str, data: Mapping[str, Any]) -> None:
-        """Send an event of a method. In a run, it keeps what else is known of it."""
+        """Send a method's event. In a run, add the other data of the run's event."""
         about = _event.get()
         self.send(event_type, {**about[1], **data} if about is not None and about[0] == event_type else data)
 

@@ -192,7 +192,7 @@ class TaskLog:
 
 
 class _TaskTotals:
-    """Sets what a log holds beside its steps, from the events of a run."""
+    """Sets the fields of a log other than its steps, from the events of a run."""
 
     def __init__(self, log: TaskLog) -> None:
         self._log = log

@@ -49,8 +49,8 @@ __all__ = ["ManyRuns", "MapProgress", "Once", "OnceRunner", "TaskItem", "check_k
 logger = logging.getLogger("closeout")
 
 # The arguments of `Agent.run` that decide what a run does, beside its task. Limits and listeners are not among them:
-# they are those of the call that continues it. `task_id` or `user` stands for dependencies, else what they are if they
-# are plain data; other objects have no identity.
+# they are those of the call that continues it. Dependencies are identified by `task_id` or `user`, else by their JSON
+# if they are plain data; other objects have no identity.
 DECIDING = ("files", "work_files", "history", "state", "user", "task_id", "handed_to", "history_labels", "temperature")
 _ABSENT: tuple[Any, ...] = (None, "", (), [], {})
 IDENTITY = "identity"  # the key of a run's origin with the digest of its task and these arguments
