@@ -247,7 +247,7 @@ class _StreamedRun:
         self._send(event_type, {"workflow_id": self._workflow, **data})
 
     def close(self) -> Awaitable[None] | None:
-        """Return what waits for the overridden methods, if there are any."""
+        """Return an awaitable that waits for the overridden methods, None without any."""
         return None if self._overrides is None else self._overrides.finish()
 
     def __call__(self, event: Event | Progress) -> None:

@@ -278,7 +278,7 @@ class UserGenerator:
             is_final: Whether no other attempt follows.
             may_act: Whether the model may call a tool instead.
             shrink: Returns a shorter conversation.
-            settled: What the loop has come to already, if the model need not or cannot be asked.
+            settled: The loop's own outcome, if the model need not or cannot be asked.
 
         Returns:
             The end of the attempt; a reply that calls a tool instead; or None if an override raised.

@@ -228,7 +228,7 @@ class WhatIfJournal(Journal):
     Attributes:
         tools: The tools of the agent.
         left: The call that the run wanted to make and the record does not have.
-        problem: Why the run was ended besides.
+        problem: Why the run was ended: it left the record, or the cost limit is reached.
         calls: The agent, name and arguments of each call in order, with the one that it wanted to make.
         requests_paid: The number of requests that were paid for.
         paid: Their usage.
