@@ -1,8 +1,8 @@
 """The seeds' names, shapes and hooks over these packages, and an index of their vocabulary.
 
-What users override is called where a run was passed it, and nowhere else. `VOCABULARY` has the public names of each
-seed in the order of its sections, `HOOKS` the methods that a run calls if a subclass overrides them, `NOT_CALLED` those
-that it does not, `SETTINGS` and `ENVIRONMENT` the settings and variables. The tables of `docs/seeds` are made of them.
+A run calls the overridden methods of the objects that it was given, and no others. `VOCABULARY` has the public names of
+each seed in the order of its sections, `HOOKS` the methods that a run calls if a subclass overrides them, `NOT_CALLED`
+those that it does not, `SETTINGS` and `ENVIRONMENT` the settings and variables. `docs/seeds` has tables made from them.
 """
 
 from __future__ import annotations

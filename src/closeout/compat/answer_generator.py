@@ -77,7 +77,7 @@ class AnswerGenerator:
         on_refused: Called with each reply that is not accepted: with its text if the next request only completes it,
             otherwise with "". A run sets it.
         constraint: The form that the server holds the reply of the current request to, for a client that takes one.
-        settled: What a run has come to before closing: the answer that the model gave, or that the model failed.
+        settled: The outcome before closing: the answer that the model gave, or that the model failed.
             `generate_final_answer_with_retries` returns it instead of asking. A run sets it.
     """
 
@@ -165,7 +165,7 @@ class AnswerGenerator:
         return LLMCallResult(text, should_break, tool_calls, history, cut=cut)
 
     async def _converse(self, steps: Dialogue[Outcome], system_prompt: str, tool_definitions: Any) -> Outcome:
-        """Send the requests of a dialogue, one that was too long again with a shorter base. Return what came of it."""
+        """Send the requests of a dialogue, one that is too long once more with a shorter base. Return the outcome."""
         try:
             request = next(steps)
             while True:

@@ -81,7 +81,7 @@ class StreamHandler:
             self.dropped += 1
 
     def _send_own(self, event_type: str, data: Mapping[str, Any]) -> None:
-        """Send an event of a method. In a run, it keeps what else is known of it."""
+        """Send a method's event. In a run, add the other data of the run's event."""
         about = _event.get()
         self.send(event_type, {**about[1], **data} if about is not None and about[0] == event_type else data)
 
@@ -247,7 +247,7 @@ class _StreamedRun:
         self._send(event_type, {"workflow_id": self._workflow, **data})
 
     def close(self) -> Awaitable[None] | None:
-        """Return what waits for the overridden methods, if there are any."""
+        """Return an awaitable that waits for the overridden methods, None without any."""
         return None if self._overrides is None else self._overrides.finish()
 
     def __call__(self, event: Event | Progress) -> None:

@@ -190,20 +190,9 @@ class TaskLog:
         logged = getattr(getattr(self, "writer", None), "__self__", None)
         return isinstance(logged, _LoggedRun) and run_id in ("", logged.run_id)
 
-    def _take(self, at: str, event: Event) -> None:
-        self.start_time = self.start_time or at
-        if isinstance(event, RunStarted):
-            self.task_id, self.input = event.task_id or self.task_id, event.task
-            self.ground_truth = event.ground_truth or self.ground_truth
-        elif isinstance(event, RunEnded):
-            self.status, self.final_boxed_answer, self.error = event.status, event.answer or "", event.error
-            self.end_time = at
-        elif isinstance(event, RunResumed):
-            self.status, self.end_time = "running", ""
-
 
 class _TaskTotals:
-    """Sets what a log holds beside its steps, from the events of a run."""
+    """Sets the fields of a log other than its steps, from the events of a run."""
 
     def __init__(self, log: TaskLog) -> None:
         self._log = log
@@ -213,16 +202,25 @@ class _TaskTotals:
 
     def take(self, at: str, event: Event) -> None:
         self._totals(event)
-        self._log._take(at, event)
-        if isinstance(event, ModelRequested) and event.added:
-            history = self._log.histories.setdefault(event.agent, [])
+        log = self._log
+        log.start_time = log.start_time or at
+        if isinstance(event, RunStarted):
+            log.task_id, log.input = event.task_id or log.task_id, event.task
+            log.ground_truth = event.ground_truth or log.ground_truth
+        elif isinstance(event, RunEnded):
+            log.status, log.final_boxed_answer, log.error = event.status, event.answer or "", event.error
+            log.end_time = at
+        elif isinstance(event, RunResumed):
+            log.status, log.end_time = "running", ""
+        elif isinstance(event, ModelRequested) and event.added:
+            history = log.histories.setdefault(event.agent, [])
             if "prompt" in event.added[0]:  # a text: the rest of the one before
                 before = str(history[0].get("content", ""))[: event.shared] if history else ""
                 history[:] = [{"role": "user", "content": before + event.added[0]["prompt"]}]
             else:
                 history[event.kept :] = event.added
         elif isinstance(event, ModelReplied):
-            self._log.histories.setdefault(event.agent, []).append({"role": "assistant", "content": event.text})
+            log.histories.setdefault(event.agent, []).append({"role": "assistant", "content": event.text})
         call = self._story.feed(event).call
         if call is not None and call.started is not None:
             self._calls[call] = call.started

@@ -15,7 +15,7 @@ from closeout.answers.formatter import using_contract
 from closeout.compat.answer_generator import AnswerGenerator, MakeGenerator
 from closeout.errors import JournalError, LimitReached
 from closeout.journal.events import Noted
-from closeout.messages import SHOULD_BREAK, Message, ModelReply, ModelRequest, Reading, RequestInfo, ToolCall, Usage
+from closeout.messages import SHOULD_BREAK, Message, ModelReply, ModelRequest, Reading, RequestInfo, Usage
 from closeout.models.base import (
     BaseClient,
     CreatedMessage,
@@ -137,7 +137,7 @@ class SessionClient(BaseClient):
         return [] if response is None else tool_call_infos(self._session.calls_in(response))
 
     def stop_listening(self) -> None:
-        """Publish no more replies: what is asked for now is not for people."""
+        """Publish no more replies: the next requests are internal."""
         self.asked.listener = None
 
 
@@ -239,7 +239,7 @@ class UserGenerator:
             if asked.error is not None and not (text or infos):
                 return None
             finish = SHOULD_BREAK if should_break else "stop"
-            return ModelReply(text, tool_calls=_calls(infos), finish_reason=finish)
+            return ModelReply(text, tool_calls=tuple(map(read_tool_call, infos)), finish_reason=finish)
         if reply.finished and bool(should_break) != (reply.finish_reason == SHOULD_BREAK):
             reply = replace(reply, finish_reason=SHOULD_BREAK if should_break else "stop")
         if not text and not infos and (not reply.finished or call.error):
@@ -250,7 +250,9 @@ class UserGenerator:
         if infos == was:
             return reply
         # Calls in the text would count beside those that were returned.
-        return replace(reply, text=reply.text if reply.tool_calls or not was else "", tool_calls=_calls(infos))
+        return replace(
+            reply, text=reply.text if reply.tool_calls or not was else "", tool_calls=tuple(map(read_tool_call, infos))
+        )
 
     # ------------------------------------------------------------------------------------------ closing
 
@@ -276,7 +278,7 @@ class UserGenerator:
             is_final: Whether no other attempt follows.
             may_act: Whether the model may call a tool instead.
             shrink: Returns a shorter conversation.
-            settled: What the loop has come to already, if the model need not or cannot be asked.
+            settled: The loop's own outcome, if the model need not or cannot be asked.
 
         Returns:
             The end of the attempt; a reply that calls a tool instead; or None if an override raised.
@@ -312,7 +314,3 @@ class UserGenerator:
 def own_generator(make: MakeGenerator | None) -> Callable[..., UserGenerator] | None:
     """Return what makes the UserGenerator of a run; None for AnswerGenerator itself, as closing does the same."""
     return None if make in (None, AnswerGenerator) else partial(UserGenerator, make)
-
-
-def _calls(infos: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]:
-    return tuple(map(read_tool_call, infos))

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from closeout.codec import value_or_text
 from closeout.errors import UsageError
 from closeout.journal.events import ModelReplied, ModelRequested, RunEnded, RunStarted
 from closeout.journal.store import Row
-from closeout.journal.token_record import load_tokens
 
 __all__ = ["from_atif", "load_atif", "recorded_head", "to_atif"]
 
@@ -28,6 +28,7 @@ _COUNTS = (
     ("cache_read_tokens", "cached_tokens"),
     ("cost_usd", "cost_usd"),
 )
+_TOKENS = (("ids", "completion_token_ids"), ("logprobs", "logprobs"))
 
 
 def to_atif(
@@ -52,7 +53,7 @@ def to_atif(
         agent["tool_definitions"] = record.tools
     if record.agent:
         agent["extra"] = {"agent_name": record.agent}
-    steps = list(_steps([*head, *messages], record))
+    steps = _steps([*head, *messages], record)
     return {
         "schema_version": VERSION,
         "session_id": run_id,
@@ -84,10 +85,9 @@ class _Record:
     def __init__(self, rows: Sequence[Row]) -> None:
         self.model = self.agent = ""
         self.system, self.tools = recorded_head(rows)
-        self.replies: dict[int, tuple[str, ModelReplied, dict[str, Any]]] = {}
+        self.replies: dict[int, tuple[str, ModelReplied]] = {}
         self.ended: dict[str, Any] = {}
         self._usages: list[Mapping[str, Any]] = []
-        before: tuple[int, ...] = ()
         for row in rows:
             event = row.event
             if isinstance(event, ModelReplied):
@@ -100,13 +100,7 @@ class _Record:
                 self.ended = {"status": event.status, "stop_reason": event.stop_reason, "answer": event.answer}
             elif isinstance(event, ModelReplied):
                 self.model = self.model or event.model
-                stated: dict[str, Any] = {}
-                if event.tokens:
-                    tokens = load_tokens(event.tokens, before)
-                    before = (*tokens.prompt, *tokens.ids)
-                    found = {"completion_token_ids": tokens.ids, "logprobs": tokens.logprobs}
-                    stated = {name: list(value) for name, value in found.items() if value}
-                self.replies[event.call] = _timestamp(row.time), event, stated
+                self.replies[event.call] = _timestamp(row.time), event
 
     def sums(self) -> dict[str, Any]:
         """Return the numbers of all requests, those of sub-agents and without a step too."""
@@ -118,7 +112,7 @@ class _Record:
         return found
 
 
-def _steps(messages: Sequence[Mapping[str, Any]], record: _Record) -> Iterator[dict[str, Any]]:
+def _steps(messages: Sequence[Mapping[str, Any]], record: _Record) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     for message in messages:
         role, content = message["role"], _content(message.get("content"))
@@ -132,7 +126,7 @@ def _steps(messages: Sequence[Mapping[str, Any]], record: _Record) -> Iterator[d
         if role == "assistant":
             step |= _of_agent(message, record)
         steps.append(step)
-    yield from steps
+    return steps
 
 
 def _of_agent(message: Mapping[str, Any], record: _Record) -> dict[str, Any]:
@@ -143,10 +137,12 @@ def _of_agent(message: Mapping[str, Any], record: _Record) -> dict[str, Any]:
         found["tool_calls"] = [_call(call) for call in message["tool_calls"]]
     reply = record.replies.get(message.get("request", -1))
     if reply is not None:
-        timestamp, event, stated = reply
+        timestamp, event = reply
         numbers = {theirs: event.usage.get(ours) for ours, theirs in _COUNTS}
         metrics = {name: value for name, value in numbers.items() if value is not None}
-        found |= {"timestamp": timestamp, "metrics": {**metrics, **stated}}
+        stated = message.get("tokens", {})
+        metrics |= {theirs: stated[ours] for ours, theirs in _TOKENS if ours in stated}
+        found |= {"timestamp": timestamp, "metrics": metrics}
         if event.model:
             found["model_name"] = event.model
     marks = {name: message[name] for name in ("loss", *_MARKS) if name in message}
@@ -156,10 +152,7 @@ def _of_agent(message: Mapping[str, Any], record: _Record) -> dict[str, Any]:
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = function.get("arguments")
-    try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        value = None
+    value = value_or_text(arguments)
     written = {"arguments": value} if isinstance(value, dict) else {"arguments": {}, "extra": {"text": arguments}}
     return {"tool_call_id": call["id"], "function_name": function["name"], **written}
 

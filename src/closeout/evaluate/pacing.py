@@ -115,7 +115,7 @@ class SweepGate:
     ) -> None:
         self._adaptive = limit if isinstance(limit, AdaptiveLimit) else None
         self._fixed = 0 if isinstance(limit, AdaptiveLimit) else limit
-        self._told: int | None = None
+        self._override: int | None = None
         self._spend = spend
         self._max_cost = max_cost
         self._max_tokens = max_tokens
@@ -130,11 +130,11 @@ class SweepGate:
     @property
     def limit(self) -> int:
         """The number of requests that may be in flight."""
-        return self._told or (self._fixed if self._adaptive is None else self._adaptive.limit)
+        return self._override or (self._fixed if self._adaptive is None else self._adaptive.limit)
 
     def set_limit(self, limit: int | None) -> None:
         """Set another limit; None returns to the one that the gate was made with."""
-        self._told = limit
+        self._override = limit
         self._wake()
 
     @property

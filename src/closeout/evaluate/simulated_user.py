@@ -30,7 +30,7 @@ GOODBYE = "The user has ended the conversation."
 
 
 class SimulatedUser:
-    """Plays users with a model. What they were asked and said is in the state of the trial's run.
+    """Plays users with a model. The state of the trial's run holds their conversation with the agent.
 
     Each thing that a user says is a run in the journal, named after the call, so a trial that is resumed does not ask
     again. Its cost is not the trial's.

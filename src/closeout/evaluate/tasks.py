@@ -105,7 +105,10 @@ def load_tasks(
     Raises:
         UsageError: A task is malformed, its id is missing or not found, or two tasks have the same id.
     """
-    mapping = _checked_fields(fields or {})
+    mapping: dict[str, Any] = dict(fields or {})
+    for name in mapping:
+        if name not in FIELDS:
+            raise UsageError(f"'{name}' is not a field of a task. Map one of {', '.join(FIELDS)}.")
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
         if path.suffix.lower() in (".yaml", ".yml"):
@@ -132,13 +135,6 @@ def load_tasks(
     if not tasks:
         raise UsageError(f"There are no tasks in {source if isinstance(source, str | Path) else 'the iterable'}.")
     return tasks
-
-
-def _checked_fields(fields: Fields) -> dict[str, Any]:
-    for name in fields:
-        if name not in FIELDS:
-            raise UsageError(f"'{name}' is not a field of a task. Map one of {', '.join(FIELDS)}.")
-    return dict(fields)
 
 
 def _check_id(task_id: str, where: str, seen: dict[str, str]) -> None:
@@ -300,10 +296,8 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
     except ImportError:
         raise UsageError(f"Reading {path.name} needs pyarrow: pip install 'closeout[parquet]'.") from None
     try:
-        number = 0
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=1000):
-            for record in batch.to_pylist():
-                number += 1
-                yield f"{path.name}, row {number}", record
+        batches = parquet.ParquetFile(path).iter_batches(batch_size=1000)
+        for number, record in enumerate((record for batch in batches for record in batch.to_pylist()), 1):
+            yield f"{path.name}, row {number}", record
     except ArrowException as error:
         raise UsageError(f"{path.name} is not a Parquet file that can be read ({error}).") from None

@@ -48,7 +48,7 @@ _UNSENT = (
 class Webhook:
     """Sends a signed POST when a run ends or waits, by the Standard Webhooks (https://www.standardwebhooks.com).
 
-    Override `send` to tell others in another way.
+    Override `send` to notify others in another way.
 
     Args:
         url: The address of the receiver. Redirects are not followed, and proxies not used.

@@ -22,7 +22,7 @@ from collections.abc import (
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
 from closeout.answers.reading import Value
 from closeout.errors import (
@@ -49,8 +49,8 @@ __all__ = ["ManyRuns", "MapProgress", "Once", "OnceRunner", "TaskItem", "check_k
 logger = logging.getLogger("closeout")
 
 # The arguments of `Agent.run` that decide what a run does, beside its task. Limits and listeners are not among them:
-# they are those of the call that continues it. `task_id` or `user` stands for dependencies, else what they are if they
-# are plain data; other objects have no identity.
+# they are those of the call that continues it. Dependencies are identified by `task_id` or `user`, else by their JSON
+# if they are plain data; other objects have no identity.
 DECIDING = ("files", "work_files", "history", "state", "user", "task_id", "handed_to", "history_labels", "temperature")
 _ABSENT: tuple[Any, ...] = (None, "", (), [], {})
 IDENTITY = "identity"  # the key of a run's origin with the digest of its task and these arguments
@@ -70,12 +70,6 @@ class Once(Generic[Value]):
     loaded: bool = False
 
 
-class Begin(Protocol[Value]):
-    """`Agent.run`."""
-
-    def __call__(self, task: str, /, **options: Any) -> Awaitable[RunResult[Value]]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnceRunner(Generic[Value]):
     """Runs tasks under fixed run ids: a new run is begun, one that stopped is resumed, one that has ended is loaded.
@@ -83,14 +77,14 @@ class OnceRunner(Generic[Value]):
     Attributes:
         plan: The agent.
         store: Where its runs are kept.
-        begin: Starts a new run.
+        begin: Starts a new run: `Agent.run`.
         retry_failed: Resume runs that failed, or had no answer when a budget was spent, instead of returning that.
         despite_changes: Take runs of an agent that differs from this one.
     """
 
     plan: AgentPlan
     store: Store
-    begin: Begin[Value]
+    begin: Callable[..., Awaitable[RunResult[Value]]]
     retry_failed: bool = True
     despite_changes: bool = False
 

@@ -129,7 +129,7 @@ class WorkPoller:
         self._not_before[run_id] = time.monotonic() + seconds
 
     def forget(self, run_id: str) -> None:
-        """There is a place for another run."""
+        """Free the place of a run."""
         self._suspects.discard(run_id)
         self.news.set()
 

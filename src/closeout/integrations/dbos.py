@@ -31,8 +31,8 @@ RETRY_SECONDS = 1.0
 class DBOSRuns:
     """Executes the runs of an agent on DBOS. Make it before `DBOS.launch()`.
 
-    DBOS decides when and where a leg is executed. Only the journal says what has happened, so a workflow can be
-    repeated, and one that was lost is made again.
+    DBOS decides when and where a leg is executed. Only the journal records what has happened, so a workflow can be
+    repeated, and a lost one is started again.
 
     Args:
         agent: The agent. All executors need access to its home.

@@ -229,12 +229,7 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
         return list(map(_as_message, messages[: max(last, 0)])), list(map(_tool_call, calls))
 
     def _messages_in(self, state: Any) -> list[Any]:
-        if isinstance(state, list):
-            return state
-        found = (
-            state.get(self._messages_key) if isinstance(state, Mapping) else getattr(state, self._messages_key, None)
-        )
-        return list(found or ())
+        return state if isinstance(state, list) else _listed(state, self._messages_key)
 
     def _begins_with(self, state: Any) -> list[str]:
         """Return the labels of what was read before the messages that the state holds now."""
@@ -242,8 +237,7 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
             return self._begins_with(state["state"])
         if isinstance(state, list):  # of calls: their messages are not known
             return [UNTRUSTED] if state and isinstance(state[-1], dict) else []
-        found = state.get("flow_labels") if isinstance(state, Mapping) else getattr(state, "flow_labels", None)
-        return list(found or ())
+        return _listed(state, "flow_labels")
 
     def _update(self, state: Any, result: Any, calls: dict[str, _Call]) -> Any:
         """ToolNode's update, in the same shape, with our messages in it and our keys beside them."""
@@ -381,6 +375,12 @@ def _read_result_tool(store: ArtifactStore, budget: int | None, model: str | Non
 
 
 # ------------------------------------------------------------------------------------------------ flow rules
+
+
+def _listed(state: Any, name: str) -> list[Any]:
+    """Return the items of a field of a state, which is a mapping or an object."""
+    found = state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
+    return list(found or ())
 
 
 def _tool_call(call: Mapping[str, Any]) -> ToolCall:

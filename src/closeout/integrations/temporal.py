@@ -81,8 +81,8 @@ class RunWorkflow:
 class TemporalRuns:
     """Executes the runs of an agent on Temporal.
 
-    Temporal decides when and where a leg is executed. Only the journal says what has happened, so a leg can be
-    repeated, and a workflow that was lost is begun again.
+    Temporal decides when and where a leg is executed. Only the journal records what has happened, so a leg can be
+    repeated, and a lost workflow is started again.
 
     Args:
         agent: The agent. All workers need access to its home.

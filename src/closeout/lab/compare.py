@@ -22,27 +22,13 @@ from closeout.run.plan import differences
 
 __all__ = ["Difference", "agent_differences", "first_difference"]
 
-# What differs between two runs that did the same: measures, names that a vendor makes up, what the caller noted.
-_IGNORED = frozenset(
-    (
-        *(
-            "ms",
-            "usage",
-            "size",
-            "shared",
-            "messages",
-            "added",
-            "tokens",
-            "call_id",
-            "attached",
-            "reasoning_details",
-            "model",
-        ),
-        *("fingerprint", "settings", "origin", "task_id", "ground_truth", "name", "tools", "forked", "notes"),
-        *("expires", "by", "idle", "summary"),
-    )
-)
-_OF_RUN = (RunStarted, RunEnded)
+# What differs between two runs that did the same: measures, names that a vendor makes up, what the caller noted. The
+# agent is compared beside the fields.
+_IGNORED = frozenset({
+    "agent", "ms", "usage", "size", "shared", "messages", "added", "tokens", "call_id", "attached",
+    "reasoning_details", "model", "fingerprint", "settings", "origin", "task_id", "ground_truth", "name", "tools",
+    "forked", "notes", "expires", "by", "idle", "summary",
+})  # fmt: skip
 
 
 @record(kw_only=True)
@@ -82,22 +68,20 @@ def agent_differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
 def first_difference(a: Sequence[Row], b: Sequence[Row]) -> Difference | None:
     """Return the first difference between two runs in the order of the first one, or None.
 
-    Times, tokens, ids of calls and the order of what runs concurrently are no differences.
+    Times, tokens, ids of calls and the order of concurrent events are ignored.
     """
     of_a, of_b = _by_place(a), _by_place(b)
     turns: defaultdict[str, int] = defaultdict(int)
     for place, event in of_a.items():
         if isinstance(event, ModelRequested):
             turns[event.agent] = event.turn + 1
-        other = of_b.pop(place, None)
-        if other is None:
-            return _only_one(event, turns, in_a=True)
-        if found := _compare(event, other, turns):
+        if found := _compare(event, of_b.pop(place, None), turns):
             return found
-    for event in of_b.values():
-        if isinstance(event, ModelRequested):
-            turns[event.agent] = event.turn + 1
-        return _only_one(event, turns, in_a=False)
+    only_b = next(iter(of_b.values()), None)
+    if only_b is not None:
+        turn = only_b.turn + 1 if isinstance(only_b, ModelRequested) else turns[only_b.agent]
+        kind = type(only_b).__name__
+        return Difference(agent=only_b.agent, turn=turn, event=kind, b=_values(only_b))
     return None
 
 
@@ -122,24 +106,21 @@ def _by_place(rows: Iterable[Row]) -> dict[tuple[str, str, str], Event]:
     return found
 
 
-def _only_one(event: Event, turns: Mapping[str, int], *, in_a: bool) -> Difference:
-    values, turn = _values(event), turns.get(event.agent, 0)
-    a, b = (values, None) if in_a else (None, values)
-    return Difference(agent=event.agent, turn=turn, event=type(event).__name__, a=a, b=b)
-
-
-def _compare(a: Event, b: Event, turns: Mapping[str, int]) -> Difference | None:
-    first, second = _values(a), _values(b)
+def _compare(a: Event, b: Event | None, turns: Mapping[str, int]) -> Difference | None:
+    kind, turn, first = type(a).__name__, turns.get(a.agent, 0), _values(a)
+    if b is None:
+        return Difference(agent=a.agent, turn=turn, event=kind, a=first)
+    second = _values(b)
     for name, value in first.items():
         if value != second.get(name):
-            turn = 0 if isinstance(a, _OF_RUN) else turns.get(a.agent, 0)
-            return Difference(agent=a.agent, turn=turn, event=type(a).__name__, field=name, a=value, b=second.get(name))
+            turn = 0 if isinstance(a, RunStarted | RunEnded) else turn
+            return Difference(agent=a.agent, turn=turn, event=kind, field=name, a=value, b=second.get(name))
     return None
 
 
 def _values(event: Event) -> dict[str, Any]:
     """The fields of an event that count."""
-    values = {name: getattr(event, name) for name in event.names if name not in (*_IGNORED, "agent")}
+    values = {name: getattr(event, name) for name in event.names if name not in _IGNORED}
     if isinstance(event, ModelReplied):
         values["tool_calls"] = [(call.get("name"), value_or_text(call.get("arguments"))) for call in event.tool_calls]
     elif isinstance(event, ToolFinished):

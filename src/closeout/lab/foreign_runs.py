@@ -1,4 +1,4 @@
-"""Read what other tools recorded of agents, as runs to look at: they are never resumed.
+"""Import the traces of other tools as runs to look at: they are never resumed.
 
 The shapes: OpenTelemetry's GenAI conventions as OTLP JSON (opentelemetry.io/docs/specs/semconv/gen-ai), exports of
 Langfuse (traces with observations) and LangSmith (runs), OpenAI's chat messages, AgentDojo's logs, and ATIF of Harbor.

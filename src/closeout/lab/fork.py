@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from closeout.errors import Suspended, UsageError
@@ -87,15 +87,20 @@ async def fork_run(
         task = replace(task, origin=before.origin if origin is None else origin)
         started = replace(new_started(plan, task), forked={"run_id": run_id, "events": end}, notes=before.notes)
         journal = Journal.replay(run_id, (Row(0, rows[0].time, started), *prefix[1:]), suspends=True)
-        seen = _Collected(journal)
-        journal.subscribers.subscribe(seen)
+        seen: list[tuple[float, Event]] = []  # each with the seconds that the run had been at work
+
+        def collect(event: Any) -> None:
+            if isinstance(event, Event) and not isinstance(event, RunStarted):
+                seen.append((journal.elapsed, event))
+
+        journal.subscribers.subscribe(collect)
         try:
             await execute_on(plan, task, journal)
         except Suspended:
             pass
         else:
             raise UsageError(f"Run {run_id} is over at that point: nothing is left to do. Fork it earlier.")
-    events = seen.without_open_intents()
+    events = _without_open_intents(seen)
     if note:
         requests = sum(isinstance(event, ModelRequested) and event.agent == "main" for _, event in events)
         started = replace(started, notes=(*started.notes, {"request": requests, "text": note}))
@@ -105,25 +110,10 @@ async def fork_run(
     return new_id
 
 
-@dataclass(slots=True)
-class _Collected:
-    """Collects the events of a journal, each with the seconds that the run had been at work."""
-
-    journal: Journal
-    events: list[tuple[float, Event]]
-
-    def __init__(self, journal: Journal) -> None:
-        self.journal = journal
-        self.events = []
-
-    def __call__(self, event: Any) -> None:
-        if isinstance(event, Event) and not isinstance(event, RunStarted):
-            self.events.append((self.journal.elapsed, event))
-
-    def without_open_intents(self) -> list[tuple[float, Event]]:
-        """The events without the intents that have no outcome: they are what the new run does next."""
-        closed = {_effect(event) for _, event in self.events if isinstance(event, (*_OUTCOMES, DecisionMade))}
-        return [(at, event) for at, event in self.events if not isinstance(event, _INTENTS) or _effect(event) in closed]
+def _without_open_intents(events: Sequence[tuple[float, Event]]) -> list[tuple[float, Event]]:
+    """Return the events without the intents that have no outcome: they are what the new run does next."""
+    closed = {_effect(event) for _, event in events if isinstance(event, (*_OUTCOMES, DecisionMade))}
+    return [(at, event) for at, event in events if not isinstance(event, _INTENTS) or _effect(event) in closed]
 
 
 def _effect(event: Event) -> tuple[str, str, str]:
@@ -212,7 +202,7 @@ def _end_of_turn(run_id: str, rows: Sequence[Row], handle: str) -> int:
 
 
 def _whole(rows: Sequence[Row], end: int) -> list[Row]:
-    """Return the prefix, with the outcomes of what had begun in it and everything that sub-agents did in such calls."""
+    """Return the prefix, with the outcomes of effects that began in it and the events of sub-agents in such calls."""
     kept = list(rows[:end])
     closed = {_effect(row.event) for row in kept if isinstance(row.event, _OUTCOMES)}
     begun = {_effect(row.event) for row in kept if isinstance(row.event, _INTENTS)} - closed

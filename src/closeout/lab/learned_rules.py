@@ -80,7 +80,7 @@ class Suggestion:
 
 
 def decisions_of(run_id: str, rows: Iterable[Row]) -> Iterator[MadeDecision]:
-    """Yield what people decided on the calls of a run. A changed call counts as denied as it was, approved as it is."""
+    """Yield what people decided on the calls of a run. A changed call is a denial and an approval."""
     asked: dict[tuple[str, str], DecisionRequested] = {}
     made: list[DecisionMade] = []
     by_flow: set[tuple[str, str]] = set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,6 +36,7 @@ from closeout.run.middleware.background import wait_tool
 from closeout.run.plan import MAX_DEPTH, AgentPlan
 from closeout.run.programs import program_tool
 from closeout.run.subagents import read_result_tool
+from closeout.tools.approval_rules import as_text
 from closeout.tools.executor import renamed
 
 __all__ = ["CostLimit", "KnownTools", "RecordedEffects", "WhatIfJournal", "shown"]
@@ -109,11 +109,7 @@ class KnownTools:
         values = value_or_text(arguments)
         if isinstance(values, dict) and name in self._specs:
             values = renamed(values, self._specs[name][0].policy)
-        return name, _canonical(values)
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+        return name, as_text(values)
 
 
 class _Requests:
@@ -142,9 +138,7 @@ class _Requests:
             text = "".join(str(each.get("prompt", "")) for each in event.added)
             self._prompts[agent] = prompt = self._prompts.get(agent, "")[: event.shared] + text
         model = self._models.get(agent, self._models["main"])
-        request = _canonical(
-            [model, prompt, self._tools.get(agent, ""), event.temperature, event.options, event.purpose]
-        )
+        request = as_text([model, prompt, self._tools.get(agent, ""), event.temperature, event.options, event.purpose])
         return hashlib.sha256(request.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -234,7 +228,7 @@ class WhatIfJournal(Journal):
     Attributes:
         tools: The tools of the agent.
         left: The call that the run wanted to make and the record does not have.
-        problem: Why the run was ended besides.
+        problem: Why the run was ended: it left the record, or the cost limit is reached.
         calls: The agent, name and arguments of each call in order, with the one that it wanted to make.
         requests_paid: The number of requests that were paid for.
         paid: Their usage.
@@ -315,23 +309,21 @@ class WhatIfJournal(Journal):
         outcome = await run()
         self._lane.note_paid(started)
         self.requests_paid += 1
-        self.paid += usage_of(outcome)
-        self._cost.charge(usage_of(outcome))
+        usage = Usage(**outcome.usage) if isinstance(outcome, (ModelReplied, ModelFailed)) else Usage()
+        self.paid += usage
+        self._cost.charge(usage)
         return outcome
 
     def _result(self, started: ToolStarted) -> Event | None:
-        key = self.tools.canonical(started.name, started.arguments)
+        self.calls.append((started.agent, started.name, started.arguments))
         if self.tools.is_inner(started):
-            self.calls.append((started.agent, started.name, started.arguments))
             return None
-        due, only_reads = self._record.results.get(key), self.tools.only_reads(started)
-        if due:
-            self.calls.append((started.agent, started.name, started.arguments))
+        key, only_reads = self.tools.canonical(started.name, started.arguments), self.tools.only_reads(started)
+        if due := self._record.results.get(key):
             finished = due[0] if only_reads and len(due) == 1 else due.popleft()
             return replace(finished, agent=started.agent, handle=started.handle, name=started.name)
         if not (only_reads and self._allow_read_only):
             self._leave(started)
-        self.calls.append((started.agent, started.name, started.arguments))
         return None
 
     def _decision(self, request: DecisionRequested) -> Event:
@@ -342,12 +334,12 @@ class WhatIfJournal(Journal):
             return replace(due.popleft(), idle=0.0, **place)
         allowed = self._allow_read_only and self.tools.only_reads(request)
         if request.kind != "approval" or not (self._record.results.get(key) or allowed):
+            self.calls.append((request.agent, request.name, request.arguments))
             self._leave(request)
         return DecisionMade(verdict="approve", by="the record", **place)
 
     def _leave(self, wanted: ToolStarted | DecisionRequested) -> None:
-        self.left = shown((wanted.name, _canonical(value_or_text(wanted.arguments))))
-        self.calls.append((wanted.agent, wanted.name, wanted.arguments))
+        self.left = shown((wanted.name, as_text(value_or_text(wanted.arguments))))
         self._stop(f"The run left the record: it wants to call {self.left}.")
 
     def _stop(self, problem: str) -> None:
@@ -355,11 +347,6 @@ class WhatIfJournal(Journal):
         self.problem = problem
         self._failure = JournalError(problem)
         raise self._failure
-
-
-def usage_of(outcome: Event) -> Usage:
-    """Return the usage of a request by its outcome."""
-    return Usage(**outcome.usage) if isinstance(outcome, (ModelReplied, ModelFailed)) else Usage()
 
 
 def _of_request(outcome: ModelReplied | ModelFailed, started: ModelRequested) -> Event:

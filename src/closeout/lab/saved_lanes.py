@@ -56,7 +56,7 @@ class SavedLane:
         self._paid.add((started.agent, started.key))
 
     async def begin(self, source: Journal) -> None:
-        """Write the lane to the home, from now on too, and wait until all events of its journal so far are written."""
+        """Begin to write the lane to the home, and wait until all events of its journal so far are written."""
         async with self._beginning:
             if self._journal is not None:
                 await self._journal.committed()

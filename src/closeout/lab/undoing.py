@@ -65,20 +65,18 @@ async def undo_call(plan: AgentPlan, store: Store, run_id: str, call: str) -> To
         user=began.user if isinstance(began, RunStarted) else "",
         origin={"undo": {"run": run_id, "call": call}},
     )
-    journal: Journal | None = None
     for number in count(1):
         own_id = _undo_id(run_id, call, number)
         try:
             journal = await open_journal(Journal.start, store, opening, run_id=own_id)
+            break
         except RunExists:
             tried = _outcome(await store.off_loop(store.read, own_id))
-            if tried is None:
-                journal = await open_journal(Journal.reopen, store, own_id)
-            elif tried.success:
-                return tried
-        if journal is not None:
+        if tried is None:
+            journal = await open_journal(Journal.reopen, store, own_id)
             break
-    assert journal is not None
+        if tried.success:
+            return tried
 
     async def make() -> Event:
         given = json.loads(started.arguments), ToolOutput.from_record(json.loads(finished.record)).result

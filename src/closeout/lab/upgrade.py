@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -10,7 +10,7 @@ from closeout.errors import CloseoutError
 from closeout.journal.events import RunStarted
 from closeout.journal.run_journal import describe_damage
 from closeout.journal.run_names import LAB
-from closeout.journal.store import Store
+from closeout.journal.store import RunRecord, RunRows, Store
 from closeout.records import record
 from closeout.run.handoff import is_run_of
 from closeout.run.lifecycle import as_recorded
@@ -96,47 +96,37 @@ async def check_open_runs(
     checks: list[RunCheck] = []
     others = 0
     plan = replace(plan, remember_dialect=None, remember_rules=None)
+    found = store.each_run(not_under=[LAB]) if run_ids is None else map(store.run, run_ids)
     async with plan.manager:
-        async for check in _checks(plan, store, run_ids, on_change or plan.spec.on_change):
-            if check is None:
+        for run in found:
+            if run_ids is None and run.status not in _OPEN:
+                continue
+            recorded = await store.off_loop(store.read, run.run_id)
+            started = recorded.rows[0].event if recorded.rows else None
+            if run_ids is None and isinstance(started, RunStarted) and not is_run_of(plan, started):
                 others += 1
                 continue
-            checks.append(check)
+            checks.append(await _check(plan, store, run, recorded, on_change or plan.spec.on_change))
             if progress is not None:
                 progress(len(checks))
     return UpgradeReport(runs=tuple(checks), others=others)
 
 
-async def _checks(
-    plan: AgentPlan, store: Store, run_ids: Iterable[str] | None, on_change: OnChange
-) -> AsyncIterator[RunCheck | None]:
-    found = store.each_run(not_under=[LAB]) if run_ids is None else map(store.run, run_ids)
-    for run in found:
-        if run_ids is None and run.status not in _OPEN:
-            continue
-        recorded = await store.off_loop(store.read, run.run_id)
-        started = recorded.rows[0].event if recorded.rows else None
-        if run_ids is None and isinstance(started, RunStarted) and not is_run_of(plan, started):
-            yield None
-            continue
-        check = RunCheck(run_id=run.run_id, task=run.task, status=run.status, verdict="unchanged")
-        if recorded.problems:
-            remedy = "See `closeout doctor --check`."
-            yield replace(check, verdict="stops", problem=describe_damage(run.run_id, recorded.problems), remedy=remedy)
-            continue
-        try:
-            how = await continuation(
-                as_recorded(plan, recorded.rows), recorded.rows, run.run_id, on_change, load=store.content
-            )
-        except CloseoutError as error:
-            yield replace(check, verdict="stops", problem=str(error), remedy="Correct the agent.")
-            continue
-        verdict: Verdict = "stops" if how.problem else "changed" if how.differences else "unchanged"
-        yield replace(
-            check,
-            verdict=verdict,
-            differences=how.differences,
-            problem=how.problem,
-            remedy=how.remedy,
-            event=how.event,
-        )
+async def _check(plan: AgentPlan, store: Store, run: RunRecord, recorded: RunRows, on_change: OnChange) -> RunCheck:
+    check = RunCheck(run_id=run.run_id, task=run.task, status=run.status, verdict="stops")
+    if recorded.problems:
+        problem = describe_damage(run.run_id, recorded.problems)
+        return replace(check, problem=problem, remedy="See `closeout doctor --check`.")
+    rows = recorded.rows
+    try:
+        how = await continuation(as_recorded(plan, rows), rows, run.run_id, on_change, load=store.content)
+    except CloseoutError as error:
+        return replace(check, problem=str(error), remedy="Correct the agent.")
+    return replace(
+        check,
+        verdict="stops" if how.problem else "changed" if how.differences else "unchanged",
+        differences=how.differences,
+        problem=how.problem,
+        remedy=how.remedy,
+        event=how.event,
+    )

@@ -213,7 +213,7 @@ async def run_again(
 
 
 def _name(plan: AgentPlan, baseline: AgentPlan | None, runs: object, *, allow_read_only: bool) -> str:
-    """Return a name that a comparison of the same agents and runs has again."""
+    """Return a name that depends on the agents and the runs only: a repeated comparison has the same."""
     agents = [
         None if each is None else [each.name, each.fingerprint(each.offered_tools()), each.settings.model_dump()]
         for each in (plan, baseline)
@@ -225,9 +225,8 @@ def _name(plan: AgentPlan, baseline: AgentPlan | None, runs: object, *, allow_re
 def _chosen(store: Store, name: str, runs: int | Iterable[str]) -> list[str]:
     if not isinstance(runs, int):
         return list(dict.fromkeys(store.run(run_id).run_id for run_id in runs))
-    number = runs
-    if number < 1:
-        raise UsageError(f"runs must be run ids or the number of runs, at least 1; got {number}.")
+    if runs < 1:
+        raise UsageError(f"runs must be run ids or the number of runs, at least 1; got {runs}.")
     found: list[str] = []
     for run in store.each_run(not_under=[LAB]):
         if run.status not in REPLIED:
@@ -235,13 +234,13 @@ def _chosen(store: Store, name: str, runs: int | Iterable[str]) -> list[str]:
         first = next(store.rows(run.run_id), None)
         if first is not None and isinstance(first.event, RunStarted) and first.event.name == name:
             found.append(run.run_id)
-            if len(found) == number:
+            if len(found) == runs:
                 break
     return found
 
 
 def _quiet(plan: AgentPlan) -> AgentPlan:
-    """Return the plan without what it tells others, and with the prompts, which are compared."""
+    """Return the plan without listeners, telemetry and webhook, recording the prompts, which are compared."""
     spec = replace(plan.spec, listeners=(), telemetry=None, webhook=None)
     return replace(plan, spec=spec, remember_dialect=None, remember_rules=None, record_prompts=True)
 

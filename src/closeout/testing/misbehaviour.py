@@ -84,12 +84,11 @@ NON_ANSWERS: tuple[str, ...] = (
 MISBEHAVIOURS: tuple[str, ...] = (*CONNECTION_FAULTS, *REPLY_FAULTS, *UNFINISHED, *REJECTIONS, *ODD_FORMS)
 """Every kind of fault."""
 
-_ON_CALLS = frozenset({
+MAY_STILL_ACT = frozenset({
     "malformed", "wrong_dialect", "hallucinated_observation", "wrong_parameter", "misspelt_tool", "wrong_types",
     *REJECTIONS,
 })  # fmt: skip
-MAY_STILL_ACT = _ON_CALLS
-"""Faults after which an agent may have run the call nevertheless; its next request shows it."""
+"""Faults of calls, after which an agent may have run the call nevertheless; its next request shows it."""
 _SHORT_NAMES = {"429": "rate_limited", "500": "server_error", "529": "overloaded"}
 
 
@@ -149,7 +148,7 @@ def applies_to(kind: str, turn: Turn) -> bool:
     """Return whether the fault can happen to the turn: a wrong parameter needs a call, a missing box an answer."""
     if kind in ODD_FORMS:
         return ODD_FORMS[kind].on in ("any", "calls" if turn.calls else "text")
-    if kind in _ON_CALLS:
+    if kind in MAY_STILL_ACT:
         return bool(turn.calls)
     return turn.answer is not None if kind == "missing_box" else True
 

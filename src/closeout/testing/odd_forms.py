@@ -1,4 +1,4 @@
-"""Replies that are complete and correct, in forms that servers send and their documentation does not have."""
+"""Complete and correct replies in forms that servers send, although their documentation lacks them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from closeout.codec import decode_json, encode_json
+from closeout.codec import decode_json
+from closeout.run.sse_stream import event_bytes
 
 __all__ = ["ODD_FORMS", "OddForm"]
 
@@ -19,7 +20,7 @@ def _unchanged(message: Message) -> Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OddForm:
-    """The form of a reply. What a protocol has no counterpart for leaves its replies as they are.
+    """The form of a reply. A protocol without a counterpart of the form leaves its replies unchanged.
 
     Attributes:
         source: Where it is described.
@@ -64,14 +65,10 @@ class OddForm:
         empty = "" if self.framing == "empty_finish" else None
         for delta, finish in (({"role": "assistant", "content": ""}, empty), (message, empty), ({}, None)):
             reason = finish if delta else choice["finish_reason"]
-            yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+            yield event_bytes({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
         if with_usage:
-            yield _event({**head, "choices": [], "usage": usage})
+            yield event_bytes({**head, "choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"
-
-
-def _event(value: Mapping[str, Any]) -> bytes:
-    return b"data: %b\n\n" % encode_json(dict(value))
 
 
 def _with_index(place: int, call: Message) -> Message:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from closeout.config import home_folder
 from closeout.context.keeper import message_size
@@ -27,6 +27,7 @@ from closeout.journal.recorded import CANCELLED
 from closeout.journal.store import Row
 from closeout.messages import Capabilities, ModelReply, ModelRequest, Usage
 from closeout.models.base import OnDelta, OnRetry
+from closeout.shared_files import write_whole
 from closeout.testing.client import ALL_CAPABILITIES, ScriptedClient
 
 if TYPE_CHECKING:
@@ -72,15 +73,9 @@ def export_run(run_id: str, path: str | Path, home: str | Path | None = None) ->
     """
     target = Path(path)
     rows = _rows(run_id, home)
-    part = target.with_name(f"{target.name}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(_line({"format": FORMAT, "version": VERSION, "run_id": run_id}))
-            file.writelines(_line(_record(row)) for row in rows)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    head = _line({"format": FORMAT, "version": VERSION, "run_id": run_id})
+    write_whole(target, b"".join([head, *(_line(_record(row)) for row in rows)]))
     return target
 
 
@@ -169,12 +164,7 @@ def _beyond(result: RunResult) -> str:
 # ------------------------------------------------------------------------------------------------ the model
 
 
-@dataclass(frozen=True, slots=True)
-class _RecordedExchange:
-    """A recorded request and its outcome."""
-
-    request: ModelRequested
-    outcome: ModelReplied | ModelFailed
+_Exchange: TypeAlias = tuple[ModelRequested, ModelReplied | ModelFailed]
 
 
 class RecordedClient(ScriptedClient):
@@ -194,16 +184,16 @@ class RecordedClient(ScriptedClient):
         super().__init__((), name=str(fingerprint.get("model", "recorded")), capabilities=known)
         self._run_id = recording.run_id
         self._strict = strict
-        self._left: dict[str, deque[_RecordedExchange]] = {}
+        self._left: dict[str, deque[_Exchange]] = {}
         for exchange in _exchanges(recording.events):
-            self._left.setdefault(exchange.request.agent, deque()).append(exchange)
+            self._left.setdefault(exchange[0].agent, deque()).append(exchange)
 
     async def complete(
         self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
     ) -> ModelReply:
         self.requests.append(request)
         await asyncio.sleep(0)
-        outcome = self._next(request).outcome
+        outcome = self._next(request)
         usage = Usage(**outcome.usage)
         self.charge(usage)
         if isinstance(outcome, ModelFailed):
@@ -211,29 +201,30 @@ class RecordedClient(ScriptedClient):
         reply = outcome.reply()
         return reply if on_delta is None else self._stream(reply, on_delta)
 
-    def _next(self, request: ModelRequest) -> _RecordedExchange:
+    def _next(self, request: ModelRequest) -> ModelReplied | ModelFailed:
         due = [queue for queue in self._left.values() if queue]
         if not due:
             number = len(self.requests)
             raise AssertionError(f"Run {self._run_id} has no recorded reply to request {number}.")
         shape = _shape(request)
-        fitting = [queue for queue in due if (queue[0].request.messages, queue[0].request.size) == shape]
+        fitting = [queue for queue in due if (queue[0][0].messages, queue[0][0].size) == shape]
         if not fitting and self._strict:
-            asked = due[0][0].request
+            asked, _ = due[0][0]
             raise AssertionError(
                 f"The agent departs from run {self._run_id} at {asked.agent}: ModelRequested {asked.call}: "
                 f"{asked.messages} messages of {asked.size:,} characters then, {shape[0]} of {shape[1]:,} now."
             )
-        return (fitting or due)[0].popleft()
+        _, outcome = (fitting or due)[0].popleft()
+        return outcome
 
 
-def _exchanges(events: Sequence[Event]) -> Iterator[_RecordedExchange]:
+def _exchanges(events: Sequence[Event]) -> Iterator[_Exchange]:
     """Yield the requests that had an outcome, in their order."""
     finished = [e for e in events if isinstance(e, (ModelReplied, ModelFailed))]
     outcomes = {(e.agent, e.call): e for e in finished if not (isinstance(e, ModelFailed) and e.kind == CANCELLED)}
     for event in events:
         if isinstance(event, ModelRequested) and (outcome := outcomes.pop((event.agent, event.call), None)) is not None:
-            yield _RecordedExchange(event, outcome)
+            yield event, outcome
 
 
 def _shape(request: ModelRequest) -> tuple[int, int]:
@@ -257,13 +248,9 @@ def _record(row: Row) -> dict[str, Any]:
     return {"seq": row.seq, "time": row.time, "event": type(event).__name__, "body": body}
 
 
-def _line(record: dict[str, Any]) -> str:
+def _line(record: dict[str, Any]) -> bytes:
     text = json.dumps(record, ensure_ascii=False, default=str)
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:  # lone surrogates can only be escaped
-        text = json.dumps(record, default=str)
-    return text + "\n"
+    return text.encode("utf-8", "backslashreplace") + b"\n"  # JSON has the same escapes for lone surrogates
 
 
 def _load(path: Path) -> Recording:

@@ -163,13 +163,15 @@ def _text(message: Mapping[str, Any]) -> str:
 def write(turn: Turn, view: RequestView, dialect: Dialect | None = None) -> ModelReply:
     """Return the reply that a model writes for a turn, in the dialect that the request asks for."""
     dialect = dialect or view.dialect
+    calls = tuple(_native(call, view, i) for i, call in enumerate(turn.calls))
     if turn.text is not None:
-        calls = tuple(_native(call, view, i) for i, call in enumerate(turn.calls))
         reply = ModelReply(text=turn.text, tool_calls=calls)
-    elif dialect == "native":
-        reply = _write_native(turn, view)
-    else:
+    elif dialect != "native":
         reply = ModelReply(text=_write_text(turn, view, dialect))
+    elif turn.answer is not None:
+        reply = ModelReply(text=_paragraphs(turn.thought, _boxed(turn.answer)))
+    else:
+        reply = ModelReply(text=turn.thought, tool_calls=calls)
     finish = turn.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
     reply = replace(reply, reasoning=turn.reasoning, finish_reason=finish, model="scripted", attached=turn.attached)
     return replace(reply, usage=turn.usage or _estimate(view, reply))
@@ -190,25 +192,17 @@ def hermes_call(call: ToolCall) -> str:
     return f'<tool_call>\n{{"name": "{call.name}", "arguments": {argument_text(call)}}}\n</tool_call>'
 
 
-def _write_native(turn: Turn, view: RequestView) -> ModelReply:
-    if turn.answer is not None:
-        return ModelReply(text=_paragraphs(turn.thought, _boxed(turn.answer)))
-    calls = tuple(_native(call, view, i) for i, call in enumerate(turn.calls))
-    return ModelReply(text=turn.thought, tool_calls=calls)
-
-
 def _native(call: ToolCall, view: RequestView, number: int) -> ToolCall:
     text = argument_text(call)
     return ToolCall(call.name, text, call.id or f"call_{view.turn}_{number}", server_name=call.server_name, text=text)
 
 
 def _write_text(turn: Turn, view: RequestView, dialect: Dialect) -> str:
-    if dialect == "mcp_xml":
-        closing = [_boxed(turn.answer)] if turn.answer is not None else [_xml_call(call, view) for call in turn.calls]
-        return _paragraphs(turn.thought, *closing)
-    if dialect == "plain":
-        closing = [_boxed(turn.answer)] if turn.answer is not None else [hermes_call(call) for call in turn.calls]
-        return _paragraphs(turn.thought, *closing)
+    if dialect in ("mcp_xml", "plain"):
+        if turn.answer is not None:
+            return _paragraphs(turn.thought, _boxed(turn.answer))
+        calls = [_xml_call(call, view) if dialect == "mcp_xml" else hermes_call(call) for call in turn.calls]
+        return _paragraphs(turn.thought, *calls)
     # If the prompt ends in "Thought:", the reply continues it.
     start = " " if view.last.rstrip().endswith("Thought:") else "Thought: "
     lines = [start + (turn.thought or "I know what to do.")]

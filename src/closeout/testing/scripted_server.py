@@ -6,7 +6,10 @@ import asyncio
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +18,7 @@ from aiohttp import web
 from closeout.codec import decode_json, encode_json, shared_prefix
 from closeout.errors import ModelError
 from closeout.messages import ModelReply
+from closeout.run.sse_stream import event_bytes
 from closeout.testing.byte_tokens import StatedTokens
 from closeout.testing.client import ConversationKey, Performance, Player
 from closeout.testing.misbehaviour import Misbehaviour
@@ -127,7 +131,7 @@ class ScriptedServer:
         self._model = {"id": "scripted", "object": "model", "owned_by": kind, "max_model_len": max_context}
         self._bodies: dict[str, bytes] = {}  # the last body of each conversation
         self._runner: web.AppRunner | None = None
-        self._thread: _ServerThread | None = None
+        self._thread = ExitStack()
 
     @property
     def base_url(self) -> str:
@@ -166,14 +170,29 @@ class ScriptedServer:
         await self.stop()
 
     def __enter__(self) -> Self:
-        self._thread = _ServerThread(self)
-        self._thread.start()
+        started: Future[Callable[[], object]] = Future()
+        serving = self._serve_until_stopped(started)
+        thread = threading.Thread(target=asyncio.run, args=(serving,), name="scripted-server", daemon=True)
+        thread.start()
+        stop = started.result()
+        self._thread.callback(thread.join)
+        self._thread.callback(stop)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._thread is not None:
-            self._thread.stop()
-            self._thread = None
+        self._thread.close()
+
+    async def _serve_until_stopped(self, started: Future[Callable[[], object]]) -> None:
+        """Serve in the loop of a thread. What stops that is the result of `started`."""
+        stopped = asyncio.Event()
+        try:
+            await self.start()
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(partial(asyncio.get_running_loop().call_soon_threadsafe, stopped.set))
+        await stopped.wait()
+        await self.stop()
 
     # ---------------------------------------------------------------------------------- requests
 
@@ -234,13 +253,10 @@ class ScriptedServer:
         self, request: web.Request, protocol: Protocol, performance: Performance, body: Mapping[str, Any]
     ) -> web.StreamResponse:
         fault = performance.connection_fault
-        if fault is not None:
-            if fault.kind in {"slow", "hang"}:
-                await asyncio.sleep(fault.seconds if fault.kind == "slow" else 3600.0)
-            else:
-                refusal = _refusal(fault)
-                if refusal is not None:
-                    return refusal
+        if fault is not None and fault.kind in ("slow", "hang"):
+            await asyncio.sleep(fault.seconds if fault.kind == "slow" else 3600.0)
+        elif fault is not None and (refusal := _refusal(fault)) is not None:
+            return refusal
         kind = fault.kind if fault is not None else ""
         if performance.fault is not None and performance.fault.kind in ("no_end", *REJECTIONS):
             kind = performance.fault.kind
@@ -252,14 +268,13 @@ class ScriptedServer:
         if body.get("stream"):
             events = protocol.events(performance.reply, body, self._pieces)
             if kind in REJECTIONS:
-                error = encode_json({"type": "error", **_rejection(kind, performance.reply)})
-                events = iter([b"event: error\ndata: %b\n\n" % error])
+                error = {"type": "error", **_rejection(kind, performance.reply)}
+                events = iter([_named_event(error)])
             return await self._stream(request, events, kind)
         data = encode_json(protocol.body(performance.reply, body))
         if kind == "dropped":
             return await _half(request, data)
-        data = _faulty_body(kind, data)
-        return web.Response(body=data, content_type="application/json")
+        return web.Response(body=_faulty_body(kind, data), content_type="application/json")
 
     async def _perform_oddly(
         self, request: web.Request, protocol: Protocol, reply: ModelReply, body: Mapping[str, Any], form: OddForm
@@ -339,7 +354,7 @@ def _faulty_events(fault: str, events: list[bytes]) -> list[bytes]:
         return [*half, b'data: {"choices": [{"delta"\n\n']
     if fault == "error_in_200":
         error = {"type": "error", "error": {"message": "The engine died.", "type": "api_error", "code": 500}}
-        return [*half, b"event: error\ndata: %b\n\n" % encode_json(error)]
+        return [*half, _named_event(error)]
     if fault == "no_end":
         return [event for event in events if b"[DONE]" not in event and b"message_stop" not in event]
     return half if fault == "dropped" else events
@@ -364,43 +379,6 @@ def _abort(request: web.Request) -> None:
         request.transport.close()
 
 
-class _ServerThread:
-    """A thread with an event loop for one server, for code without a loop."""
-
-    def __init__(self, server: ScriptedServer) -> None:
-        self._server = server
-        self._ready = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopped: asyncio.Event | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="scripted-server", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-        self._ready.wait()
-        if self._error is not None:
-            raise self._error
-
-    def stop(self) -> None:
-        if self._loop is not None and self._stopped is not None:
-            self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._ready.set()
-
-    async def _serve(self) -> None:
-        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
-        async with self._server:
-            self._ready.set()
-            await self._stopped.wait()
-
-
 # ------------------------------------------------------------------------------------------------ protocols
 
 Events = Callable[[ModelReply, Mapping[str, Any], Sequence[int]], Iterator[bytes]]
@@ -413,10 +391,6 @@ class Protocol:
     read: Callable[[Mapping[str, Any]], RequestView]
     body: Callable[[ModelReply, Mapping[str, Any]], dict[str, Any]]
     events: Events
-
-
-def _event(value: Mapping[str, Any], name: str = "") -> bytes:
-    return (b"event: %b\n" % name.encode() if name else b"") + b"data: %b\n\n" % encode_json(dict(value))
 
 
 # ------------------------------------------------------------------------------------------------ OpenAI
@@ -483,11 +457,11 @@ def _chat_events(reply: ModelReply, request: Mapping[str, Any], sizes: Sequence[
 
     def chunk(delta: Mapping[str, Any], finish: str | None = None, **tokens: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish, **tokens}
-        return _event(_envelope("chat.completion.chunk", request, [choice]))
+        return event_bytes(_envelope("chat.completion.chunk", request, [choice]))
 
     added = reply.attached.get("message", {})
     first = {"index": 0, "delta": {"role": "assistant", "content": "", **added}, "finish_reason": None}
-    yield _event({**_envelope("chat.completion.chunk", request, [first]), **stated.of_body()})
+    yield event_bytes({**_envelope("chat.completion.chunk", request, [first]), **stated.of_body()})
     for part, delta in enumerate(deltas):
         tokens = stated.of_choice(part, len(deltas))
         if delta.kind in {"text", "reasoning"}:
@@ -507,15 +481,15 @@ def _chat_events(reply: ModelReply, request: Mapping[str, Any], sizes: Sequence[
 def _completion_events(reply: ModelReply, request: Mapping[str, Any], sizes: Sequence[int]) -> Iterator[bytes]:
     for delta in as_deltas(reply, sizes):
         choice = {"index": 0, "text": delta.text, "finish_reason": None}
-        yield _event(_envelope("text_completion", request, [choice]))
+        yield event_bytes(_envelope("text_completion", request, [choice]))
     last = {"index": 0, "text": "", "finish_reason": _stated(reply.finish_reason)}
-    yield _event(_envelope("text_completion", request, [last]))
+    yield event_bytes(_envelope("text_completion", request, [last]))
     yield from _openai_end("text_completion", reply, request)
 
 
 def _openai_end(kind: str, reply: ModelReply, request: Mapping[str, Any]) -> Iterator[bytes]:
     if (request.get("stream_options") or {}).get("include_usage"):
-        yield _event({**_envelope(kind, request, []), "usage": _openai_usage(reply)})
+        yield event_bytes({**_envelope(kind, request, []), "usage": _openai_usage(reply)})
     yield b"data: [DONE]\n\n"
 
 
@@ -610,20 +584,24 @@ def _anthropic_events(reply: ModelReply, request: Mapping[str, Any], sizes: Sequ
     return _message_events(_anthropic_body(reply, request), reply, sizes)
 
 
+def _named_event(value: Mapping[str, Any]) -> bytes:
+    return event_bytes(value, name=value["type"])
+
+
 def _message_events(whole: Mapping[str, Any], reply: ModelReply, sizes: Sequence[int]) -> Iterator[bytes]:
     started = {**whole, "content": [], "stop_reason": None, "usage": {**whole["usage"], "output_tokens": 1}}
-    yield _event({"type": "message_start", "message": started}, "message_start")
-    yield _event({"type": "ping"}, "ping")
+    yield _named_event({"type": "message_start", "message": started})
+    yield _named_event({"type": "ping"})
     texts = iter(call.text for call in reply.tool_calls)
     for index, block in enumerate(whole["content"]):
         empty, deltas = _growing(block, texts, sizes)
-        yield _event({"type": "content_block_start", "index": index, "content_block": empty}, "content_block_start")
+        yield _named_event({"type": "content_block_start", "index": index, "content_block": empty})
         for delta in deltas:
-            yield _event({"type": "content_block_delta", "index": index, "delta": delta}, "content_block_delta")
-        yield _event({"type": "content_block_stop", "index": index}, "content_block_stop")
+            yield _named_event({"type": "content_block_delta", "index": index, "delta": delta})
+        yield _named_event({"type": "content_block_stop", "index": index})
     ending = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-    yield _event({"type": "message_delta", "delta": ending, "usage": whole["usage"]}, "message_delta")
-    yield _event({"type": "message_stop"}, "message_stop")
+    yield _named_event({"type": "message_delta", "delta": ending, "usage": whole["usage"]})
+    yield _named_event({"type": "message_stop"})
 
 
 def _growing(

@@ -14,7 +14,6 @@ import shutil
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -90,28 +89,21 @@ def _task(folder: Path) -> EvalTask:
 # ------------------------------------------------------------------------------------------------ the sandbox
 
 
-@dataclass(slots=True)
-class _Image:
-    """The instructions of a Dockerfile that apply without Docker."""
-
-    workdir: str = "/app"
-    environment: dict[str, str] = field(default_factory=dict)
-
-
 async def sandbox_of(task: EvalTask, run_id: str) -> TaskSandbox:
     """Return the sandbox of a trial, built when it is first asked for."""
     root = home_folder() / FOLDER / run_id
-    image, lines = _Image(), list(_dockerfile(Path(task.metadata["folder"]) / "environment"))
+    lines = list(_dockerfile(Path(task.metadata["folder"]) / "environment"))
+    workdir, environment = "/app", dict[str, str]()
     for _, name, text in lines:
         if name == "WORKDIR":
-            image.workdir = str(PurePosixPath(image.workdir) / text)
+            workdir = str(PurePosixPath(workdir) / text)
         elif name in ("ENV", "ARG"):
-            image.environment.update(_variables(text))
-    sandbox = TaskSandbox(root, workdir=image.workdir, environment=image.environment)
+            environment.update(_variables(text))
+    sandbox = TaskSandbox(root, workdir=workdir, environment=environment)
     if not root.is_dir():
         building = root.with_name(f"{root.name}.new")  # a build that was killed begins again
         remove_folder(building)
-        await _build(TaskSandbox(building, workdir="/", environment=image.environment), task, lines)
+        await _build(TaskSandbox(building, workdir="/", environment=environment), task, lines)
         building.rename(root)
     return sandbox
 
@@ -271,10 +263,11 @@ async def harbor_reward(attempt: Attempted) -> Score:
 
     The sandbox stays as the trial left it, to look at it and to score it again.
     """
-    task, config = attempt.task, attempt.task.metadata["task.toml"]
+    task = attempt.task
     try:
         sandbox = await sandbox_of(task, attempt.run_id)
-        seconds, variables = _verifier(config)
+        verifier, variables = _section(task, "verifier")
+        seconds = float(verifier.get("timeout_sec", VERIFIER_SECONDS))
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=sandbox.root.parent, prefix=".verify-"))
         try:
             copy = await asyncio.to_thread(sandbox.copied, folder / "root")
@@ -291,11 +284,12 @@ async def harbor_reward(attempt: Attempted) -> Score:
         return Score(0.0, False, str(error), judged=False)
 
 
-def _verifier(config: Mapping[str, Any]) -> tuple[float, dict[str, str]]:
-    section = config.get("verifier")
-    section = section if isinstance(section, dict) else {}
-    seconds, variables = section.get("timeout_sec", VERIFIER_SECONDS), section.get("env", {})
-    return float(seconds), {str(k): str(v) for k, v in variables.items()} if isinstance(variables, dict) else {}
+def _section(task: EvalTask, name: str) -> tuple[Mapping[str, Any], dict[str, str]]:
+    """Return a table of a `task.toml`, and the variables that it sets."""
+    found = task.metadata["task.toml"].get(name)
+    found = found if isinstance(found, dict) else {}
+    variables = found.get("env")
+    return found, {str(k): str(v) for k, v in variables.items()} if isinstance(variables, dict) else {}
 
 
 def _reward(folder: Path, output: str) -> Score:
@@ -329,13 +323,12 @@ def oracle_for(task: EvalTask) -> Agent[Any]:
     async def run_solution(context: RunContext) -> str:
         """Run the solution of the task."""
         sandbox = await sandbox_of(task, context.run_id)
-        section = task.metadata["task.toml"].get("solution")
-        variables = section.get("env", {}) if isinstance(section, dict) else {}
+        _, variables = _section(task, "solution")
         done = await sandbox.run(
             ["/bin/bash", "/solution/solve.sh"],
             seconds=BUILD_SECONDS,
             mounts={"/solution": solution},
-            environment={str(name): str(value) for name, value in variables.items()},
+            environment=variables,
         )
         return f"{done.output}\n[exit code {done.code}]"
 
