@@ -190,7 +190,7 @@ def _normalized(prediction: str, gold: str) -> Grade:
 
 
 def _is_bracketed(text: str) -> bool:
-    """Tell whether commas in a text belong to an interval, a pair or a set."""
+    """Return True if commas in a text belong to an interval, a pair or a set."""
     return plain_text(text)[:1] in ("(", "[", "{", "\\") and plain_text(text)[-1:] in (")", "]", "}")
 
 
@@ -247,7 +247,7 @@ _BRACKETS = frozenset("()[]{}")
 
 
 def _contradict(one: str, other: str) -> bool:
-    r"""Tell whether two forms are the same but for one number, word, sign or bracket.
+    r"""Return True if two forms are the same but for one number, word, sign or bracket.
 
     math-verify drops units and number bases, and takes `\mp` for `\pm` and `(1,2)` for `\{1,2\}`.
     """

@@ -134,7 +134,7 @@ def contract_of(wanted: Any) -> AnswerContract[Any]:
 
 
 def is_contract_class(wanted: Any) -> bool:
-    """Return True for a class of contracts, which is no contract itself."""
+    """Return True for a class of contracts, rather than a contract."""
     return isinstance(wanted, type) and any(hasattr(wanted, name) for name in MEMBERS)
 
 
@@ -176,7 +176,7 @@ def is_contract_name(name: str) -> bool:
 
 
 def named_contract(name: str) -> AnswerContract[Any]:
-    """Return the contract that a name stands for, such as `number`, `choice:yes,no` or `json:SCHEMA.json`.
+    """Return the contract of a name, such as `number`, `choice:yes,no` or `json:SCHEMA.json`.
 
     Raises:
         ConfigError: There is no contract of that name, or its schema cannot be read.

@@ -563,7 +563,7 @@ class CotCompletionAgentRunner(CotAgentRunner):
     dialect = "cot_completion"
 
     def _first_prompt(self) -> str:
-        """The template with its slots, without the label `Question:`, which those write who fill `{{query}}`."""
+        """The template with its slots. It has no label `Question:`: the text for `{{query}}` begins with it."""
         text = super()._first_prompt()
         if Prompts(self._prompts).is_own(self.dialect):
             return text

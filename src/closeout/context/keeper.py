@@ -191,7 +191,7 @@ class ContextKeeper:
     async def make_room(
         self, history: History, attempt: int, tokens: int, summarise: Callable[[], Awaitable[str]]
     ) -> None:
-        """Leave out old results or turns if the policy says so, for a next prompt of about so many tokens.
+        """Leave out old results or turns if the policy says so. `tokens` is the estimated size of the next prompt.
 
         `summarise` asks the model for a summary of the oldest turns; it returns an empty text if the model writes none.
         """

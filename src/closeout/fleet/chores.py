@@ -1,4 +1,4 @@
-"""The chores of an agent's processes beside its runs: to begin the recurring ones, and to announce ends."""
+"""Begin recurring runs and announce the ends of runs, beside the work of an agent's processes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def list_schedules(store: Store, agent: str = "") -> list[Schedule]:
 
 
 def change_schedule(store: Store, name: str, *, paused: bool | None) -> None:
-    """Pause or continue a schedule, or for None remove it. Raises UsageError if there is none of this name."""
+    """Pause or continue a schedule, or for None remove it. Raises UsageError for an unknown name."""
     change: tuple[str, tuple[Any, ...]] = "DELETE FROM schedules WHERE name=?", (name,)
     if paused is not None:
         change = "UPDATE schedules SET paused=? WHERE name=?", (int(paused), name)
@@ -134,7 +134,7 @@ def save_schedule(
     configured: bool = False,
     **task: Any,
 ) -> str:
-    """Keep a schedule, in place of one of its name. Returns the name; if it is empty, a new one. Raises UsageError.
+    """Save a schedule in place of the one of its name. Returns the name, a new one for "". Raises UsageError.
 
     Args:
         store: Where it is kept.
@@ -181,7 +181,7 @@ class Chores:
     _news: list[asyncio.Event] = field(default_factory=list)
 
     async def begin(self) -> None:
-        """Keep the schedules of the settings, in place of those that they had before. Raises ConfigError."""
+        """Save the schedules of the settings in place of their earlier ones. Raises ConfigError."""
         for name, options in self.configured.items():
             try:
                 await self.store.off_loop(save_schedule, self.store, self.agent, name, configured=True, **options)

@@ -338,7 +338,7 @@ def journal_error(error: sqlite3.Error, path: Path) -> JournalError:
 
 
 def is_locked(error: sqlite3.Error) -> bool:
-    """Whether another process holds a lock: SQLITE_PROTOCOL if it was stopped while it recovered the log."""
+    """Return True if another process holds a lock. SQLITE_PROTOCOL: it was stopped while it recovered the log."""
     codes = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in codes
 

@@ -220,7 +220,7 @@ class Store:
         self._executing: set[int] = set()  # runs that this process has begun or resumed, and not released
         self._tried: set[int] = set()  # runs that were interrupted, and have made no progress since
         self._writer = ThreadPoolExecutor(1, "closeout-journal", self._begin_writing)
-        self._last_act: Future[Any] | None = None  # of the writing thread, which does one thing after another
+        self._last_act: Future[Any] | None = None  # The newest task of the writing thread, which runs them in order.
         self._writer_thread = 0
 
     # -------------------------------------------------------------------------------------------- writing

@@ -80,7 +80,10 @@ class Suggestion:
 
 
 def decisions_of(run_id: str, rows: Iterable[Row]) -> Iterator[MadeDecision]:
-    """Yield what people decided on the calls of a run. A changed call is a denial and an approval."""
+    """Yield what people decided on the calls of a run.
+
+    A changed call is a denial of the old arguments and an approval of the new ones.
+    """
     asked: dict[tuple[str, str], DecisionRequested] = {}
     made: list[DecisionMade] = []
     by_flow: set[tuple[str, str]] = set()

@@ -1,4 +1,4 @@
-"""The tools that a run began with, executed by those that the agent has now."""
+"""Offer the tools that a run began with, executed by the agent's current tools."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class PinnedTool:
     """A tool under the name and definition that it had when the run began.
 
     Args:
-        tool: The tool as it is now.
-        spec: What the model was shown.
+        tool: The agent's current tool.
+        spec: The definition that the model was shown.
     """
 
     def __init__(self, tool: AnyTool, spec: ToolSpec) -> None:
@@ -42,7 +42,7 @@ class RemovedTool:
     """A tool that the agent no longer has. Its calls fail with the reason.
 
     Args:
-        spec: What the model was shown.
+        spec: The definition that the model was shown.
     """
 
     def __init__(self, spec: ToolSpec) -> None:
@@ -58,13 +58,13 @@ def pin_tools(manager: ToolManager, recorded: str, used: Iterable[str]) -> tuple
     """Return a manager that offers the agent's own tools as a run began with them.
 
     Args:
-        manager: The agent's tools now. Those of servers stay as they are.
-        recorded: The definitions then, as `dump_definitions` writes them.
+        manager: The agent's current tools. Those of servers are not changed.
+        recorded: The definitions at the beginning, as `dump_definitions` writes them.
         used: The names of tools that the run has called.
 
     Returns:
-        The manager, and the tools whose calls no longer fit the tool as it is now, each with the reason. A tool that no
-        longer fits is offered as it is now, unless the run has called it.
+        The manager, and the tools whose recorded calls do not fit the current tool, each with the reason. Such a tool
+        is offered with its current definition, unless the run has called it.
     """
     now = {tool.spec.name: tool for tool in manager.local_tools}
     successors = {former: tool for tool in now.values() for former in tool.spec.policy.replaces if former not in now}

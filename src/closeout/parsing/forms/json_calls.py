@@ -152,8 +152,7 @@ def flat_call(value: dict[str, Any], toolbox: OfferedNames) -> ToolCall | None:
         name = toolbox.find(value[key]) if isinstance(value.get(key), str) else None
         arguments = {other: item for other, item in value.items() if other != key}
         if name and arguments and toolbox.properties(name) and toolbox.fits(name, arguments):
-            checked = Pairs(arguments.items(), refusal_of(value))
-            return ToolCall(name, checked, server_name=toolbox.server(name))
+            return ToolCall(name, arguments, server_name=toolbox.server(name))
     return None
 
 

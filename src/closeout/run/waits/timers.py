@@ -30,7 +30,7 @@ Memo = dict[str, DecisionMade]
 
 
 class CallWaits:
-    """The waits of one tool call, which has waited for a login so many times before."""
+    """The waits of one tool call. `logins` is how often it has waited for a login."""
 
     def __init__(self, scope: Scope, handle: str, spec: ToolSpec, memo: Memo, logins: int = 0) -> None:
         self._scope = scope
