@@ -1,8 +1,8 @@
 """How much of the record does kill -9 lose, with 1, 100 and 1,000 runs at once in the process?
 
 A process begins the runs; the model answers without a pause, so that nothing but the journal waits. Each call of the
-tool, which may be repeated, appends its time to a file. The process is killed at a random moment. What was lost of a
-run are the calls that are in the file and not in the record; the oldest of all says how far back the kill reached.
+tool, which may be repeated, appends its time to a file. The process is killed at a random moment. Calls that are in the
+file and not in the record were lost; the age of the oldest is the loss.
 
     python bench/lost_by_kill.py [--runs 1 100 1000] [--kills 10] [--json]
 """
