@@ -19,7 +19,7 @@ from closeout.journal.store import open_store
 from closeout.messages import ModelReply, Usage
 from closeout.testing import ScriptedClient, Turn, answer, call, say
 from many_runs import short_run, write_runs
-from viewer_pages import Viewer, check_looks, run_apart, texts
+from viewer_pages import Viewer, check_looks, held_back, run_apart, texts
 
 sys.path.insert(0, str(Path(__file__).parent / "harness"))
 from shop import World
@@ -84,6 +84,21 @@ def test_the_list_shows_each_run_opens_one_and_adds_a_new_one_by_itself(viewer: 
     page.evaluate("id => { document.querySelector(`[data-id='${id}']`).dataset.kept = 'yes' }", run_id)
     write_runs(home, [("second", short_run(2))])
     page.wait_for_selector(f"[data-id=second] + [data-id='{run_id}'][data-kept=yes]")
+
+
+def test_a_page_that_was_left_while_it_loaded_is_not_seen_any_more(viewer: Viewer, home: Path) -> None:
+    run_id = recorded(home)
+    left = ((f"run/{run_id}", "story"), (f"run/{run_id}/prompts", "requests"), ("evaluations", "evaluations"))
+    for path, asked in left:
+        page = viewer.open()
+        page.wait_for_selector(".run-row")
+        with held_back(page, re.compile(rf"/api/.*{asked}(\?|$)")):
+            page.evaluate("path => { location.hash = '#/' + path; }", path)
+            page.wait_for_selector(".run-row", state="detached")
+            page.keyboard.press("u")
+            page.wait_for_selector(".run-row")
+        assert page.locator(".run-row").count() == 1, path
+        assert page.evaluate("location.hash") == "#/", path
 
 
 def test_the_list_is_searched_filtered_and_continued(viewer: Viewer, home: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -19,7 +20,7 @@ from closeout.evaluate.trials import Finished, TrialStore
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 from many_trials import write_evaluation
 from test_viewer_browser import HOSTILE
-from viewer_pages import Viewer, check_looks, texts
+from viewer_pages import Viewer, check_looks, held_back, texts
 from viewer_server import get
 
 SIGNS = {"right": "✓", "wrong": "✗", "unanswered": "–", "failed": "!", "running": "●", "unfinished": "·"}
@@ -200,6 +201,21 @@ def test_of_ten_thousand_trials_each_can_be_reached_though_few_are_in_the_page(v
     page.keyboard.press("Escape")
     page.keyboard.press("u")
     page.wait_for_selector(".evaluation-row")
+
+
+def test_keys_are_heard_while_the_comparison_still_loads(viewer: Viewer, home: Path) -> None:
+    for name in ("before", "now"):
+        write_evaluation(home, name, tasks=3, epochs=2)
+    page = viewer.open()
+    page.wait_for_selector(".foot")
+    with held_back(page, re.compile(r"/api/evaluations\??$")):
+        page.goto(viewer.address + "#/evaluation/now")
+        page.wait_for_selector(".foot >> text=3 tasks")
+        page.keyboard.press("j")
+        focused = page.evaluate("document.activeElement.getAttribute('aria-label')")
+        assert "trial 1" in focused
+    page.wait_for_selector(".compared select")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == focused
 
 
 def test_every_evaluation_fits_its_window_and_can_be_read(viewer: Viewer, home: Path) -> None:

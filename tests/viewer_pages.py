@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -61,6 +62,20 @@ def open_chromium() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=arguments)
         yield browser
         browser.close()
+
+
+@contextmanager
+def held_back(page: Any, request: re.Pattern[str]) -> Iterator[None]:
+    """Hold back the page's requests while the block runs; then let them go, and wait for a response."""
+    held: list[Any] = []
+    page.route(request, lambda route: held.append(route))
+    yield
+    while not held:
+        page.wait_for_timeout(10)
+    with page.expect_response(request):
+        for route in held:
+            route.continue_()
+    page.wait_for_timeout(100)  # for what the page does with it
 
 
 @dataclass

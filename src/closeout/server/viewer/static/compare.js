@@ -8,14 +8,9 @@ import { argumentList, fieldOf, fold, longText, resultText, statusChip, usageLin
 import { firstRequest, listEvents, listRuns, textOf } from "./source.js";
 import { loadStory } from "./story.js";
 
-export async function showCompare(main, route) {
-  if (route.ids.length < 2) {
-    await chooseOther(main, route.ids[0]);
-    return { close() {}, key: () => false };
-  }
-  const sides = await Promise.all(route.ids.map(loadSide));
-  drawComparison(main, sides);
-  return { close() {}, key: () => false };
+export async function showCompare(main, { ids }) {
+  if (ids.length < 2) return chooseOther(main, ids[0]);
+  drawComparison(main, await Promise.all(ids.map(loadSide)));
 }
 
 async function loadSide(id) {

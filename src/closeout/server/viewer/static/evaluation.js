@@ -15,13 +15,7 @@ const MOST_COLUMNS = 30; // beyond these, the cells of a row wrap and have no he
 const LEAST_MS = 2000;
 const PATIENCE = 15; // a look at the server may take one part in so many of the time
 
-export async function showEvaluation(main, route) {
-  const page = new EvaluationPage(main, route);
-  await page.open();
-  return page;
-}
-
-class EvaluationPage {
+export class EvaluationPage {
   constructor(main, route) {
     this.main = main;
     this.id = route.id;
@@ -53,6 +47,7 @@ class EvaluationPage {
   async open() {
     const began = performance.now();
     const found = await loadEvaluation(this.id, { scorer: this.scorer });
+    if (this.closed) return;
     replaceChildren(this.main, h("div.run-page", null,
       h("aside.run-side", null, this.head, h("section.run-head", null, this.details)),
       h("div.run-main.evaluation-main", null, this.compared, h("div.filters", null, this.search), this.filters, this.matrix, this.note)));
@@ -230,15 +225,18 @@ class EvaluationPage {
       h("button.outcome", { type: "button", "aria-pressed": String(this.chosen === name), click: () => this.choose({ outcome: this.chosen === name ? "" : name }) },
         h("span.cell", { class: name, "aria-hidden": "true" }, sign), t(name), h("b", null, count(this.counts[name])))));
     const words = this.text.toLowerCase();
+    const focused = this.matrix.contains(document.activeElement) ? this.shown[this.at.row] : null;
     // What differs comes first; then the tasks that are not right, then the rest, each in the order of the data set.
     const order = (row) => [...Object.keys(DIFFERENCES), ""].indexOf(this.differs(row)) + (row.trials.every((trial) => trial.outcome === "right") ? 1 : 0);
     this.shown = [...this.rows.values()].filter((row) =>
       (!this.chosen || this.differs(row) === this.chosen || row.trials.some((trial) => trial.outcome === this.chosen)) &&
       (!words || row.task.toLowerCase().includes(words) || row.question.toLowerCase().includes(words)))
       .sort((a, b) => order(a) - order(b));
-    const focused = this.matrix.contains(document.activeElement);
     this.list.update(this.shown);
-    if (focused && !this.matrix.contains(document.activeElement)) this.move(0, 0);
+    if (focused) {
+      this.at.row = Math.max(0, this.shown.indexOf(focused)); // the tasks may have another order now
+      if (!this.matrix.contains(document.activeElement)) this.move(0, 0);
+    }
     const tasks = this.shown.length === this.found.score.clusters ? t("{n} tasks", { n: count(this.shown.length) })
       : t("{n} of {m} tasks", { n: count(this.shown.length), m: count(this.found.score.clusters) });
     replaceChildren(this.note, tasks, ["running", "paused"].includes(this.found.state) ? ` · ${t("live")}` : "");

@@ -8,13 +8,7 @@ import { listEvaluations } from "./source.js";
 
 const EVALUATIONS_MS = 3000;
 
-export async function showEvaluations(main) {
-  const page = new EvaluationsPage(main);
-  await page.load();
-  return page;
-}
-
-class EvaluationsPage {
+export class EvaluationsPage {
   constructor(main) {
     this.main = main;
     this.rows = new Map(); // name → {text, element}
@@ -23,8 +17,10 @@ class EvaluationsPage {
     this.selected = -1;
   }
 
-  async load() {
-    this.show(await listEvaluations());
+  async open() {
+    const found = await listEvaluations();
+    if (this.closed) return;
+    this.show(found);
     replaceChildren(this.main, h("div.evaluations-page", null,
       h("h1.unseen", null, t("Evaluations")),
       h("div.evaluations-head", { "aria-hidden": "true" }, ["Evaluation", "Score", "Finished trials", "Tokens", "Cost"].map((name) => h("span", null, t(name)))),

@@ -2,15 +2,15 @@
 
 import { showCompare } from "./compare.js";
 import { h, replaceChildren } from "./dom.js";
-import { showEvaluation } from "./evaluation.js";
-import { showEvaluations } from "./evaluations.js";
+import { EvaluationPage } from "./evaluation.js";
+import { EvaluationsPage } from "./evaluations.js";
 import { language, setLanguage, t } from "./language.js";
-import { showPlayground } from "./play.js";
-import { showPrompts } from "./prompts.js";
-import { showRun } from "./run.js";
-import { showRuns } from "./runs.js";
+import { Playground } from "./play.js";
+import { PromptsPage } from "./prompts.js";
+import { RunPage } from "./run.js";
+import { RunsPage } from "./runs.js";
 import { exportedRun } from "./source.js";
-import { showSources } from "./sources.js";
+import { SourcesPage } from "./sources.js";
 import { showUsage } from "./usage.js";
 
 const THEMES = ["auto", "light", "dark"];
@@ -19,11 +19,10 @@ const KEYS = [
   ["g / G", "first / last"], ["p", "prompts of the run"], ["d", "difference / whole prompt"], ["/", "search"], ["← ↓ ↑ →", "move in the matrix of an evaluation"], ["u", "back to the list"], ["?", "this help"],
 ];
 
-let page = null; // the page that is shown: close() and key()
-let visit = 0;
+let page = null; // the page that is shown: close() and key(), also while it opens
 let shownIn = "";
 const header = h("header.top");
-const main = h("main", { id: "main", tabindex: "-1" });
+let main = h("main");
 const helpDialog = h("dialog", { id: "help" });
 
 /** #/, #/run/ID?e=SEQ, #/run/ID/prompts?e=SEQ, #/run/ID/sources?c=CITATION or ?r=HANDLE, #/compare/ID/ID or …/ID/ID/ID, #/evaluations, #/evaluation/NAME?show=OUTCOME, #/usage?by=GROUP, #/play. An exported file shows its run wherever it is opened. */
@@ -50,13 +49,25 @@ function decode(text) {
   }
 }
 
-const PAGES = { runs: showRuns, run: showRun, prompts: showPrompts, sources: showSources, compare: showCompare, evaluations: showEvaluations, evaluation: showEvaluation, usage: showUsage, play: showPlayground };
+/** A page that is drawn once. */
+const drawn = (draw) => class {
+  constructor(main, route) {
+    this.open = () => draw(main, route);
+  }
+
+  key() {
+    return false;
+  }
+
+  close() {}
+};
+
+const PAGES = { runs: RunsPage, run: RunPage, prompts: PromptsPage, sources: SourcesPage, compare: drawn(showCompare), evaluations: EvaluationsPage, evaluation: EvaluationPage, usage: drawn(showUsage), play: Playground };
 /** The pages of the header, with the names of the pages below each. */
 const SECTIONS = { "#/": ["Runs", "runs", "run", "prompts", "sources", "compare"], "#/evaluations": ["Evaluations", "evaluations", "evaluation"], "#/usage": ["Usage", "usage"], "#/play": ["Playground", "play"] };
 
 async function show() {
   const route = readAddress();
-  const here = ++visit;
   if (page?.goToEvent && page.runId === route.id && page.name === route.name && route.event !== null && shownIn === language()) {
     page.goToEvent(route.event);
     return;
@@ -64,18 +75,20 @@ async function show() {
   shownIn = language();
   drawHeader();
   page?.close();
-  page = null;
   document.title = route.id ? `${route.id} · Closeout` : "Closeout";
   document.documentElement.lang = language();
-  replaceChildren(main, h("p.quiet.loading", null, t("Loading …")));
+  // Each page draws into its own element: what still loads for a page that was left is not seen.
+  const here = h("main", { id: "main", tabindex: "-1" }, h("p.quiet.loading", null, t("Loading …")));
+  main.replaceWith(here);
+  main = here;
   scrollTo(0, 0);
+  const opening = (page = Object.assign(new PAGES[route.name](here, route), { name: route.name }));
   try {
-    const shown = await PAGES[route.name](main, route);
-    shown.name = route.name;
-    if (here === visit) page = shown;
-    else shown.close();
+    await opening.open();
   } catch (error) {
-    if (here === visit) replaceChildren(main, h("div.line.error", { role: "alert" }, h("h1", null, t("This page cannot be shown.")), error.message));
+    opening.close();
+    if (page === opening) page = null;
+    replaceChildren(here, h("div.line.error", { role: "alert" }, h("h1", null, t("This page cannot be shown.")), error.message));
   }
 }
 

@@ -3,18 +3,12 @@
 import { h, replaceChildren } from "./dom.js";
 import { t } from "./language.js";
 import { commandLine, fold } from "./parts.js";
-import { showRun } from "./run.js";
+import { RunPage } from "./run.js";
 import { agentPicture, beginRun, loadAgents, loadItems } from "./source.js";
 
-export async function showPlayground(main) {
-  const page = new Playground(main, await loadAgents());
-  page.draw();
-  return page;
-}
-
-class Playground {
-  constructor(main, agents) {
-    Object.assign(this, { main, agents, run: null, turns: [] }); // turns: the run ids of the conversation, oldest first
+export class Playground {
+  constructor(main) {
+    Object.assign(this, { main, agents: [], run: null, turns: [] }); // turns: the run ids of the conversation, oldest first
     this.task = h("textarea", { rows: 3, "aria-label": t("Task"), placeholder: t("What should the agent do?"), required: true });
     this.task.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.form.requestSubmit();
@@ -27,6 +21,11 @@ class Playground {
     this.shown = h("div");
     this.form = h("form.play-form", { submit: (event) => this.begin(event) }, this.before, this.task,
       h("div.play-options", null, this.files, this.user, this.button), this.state);
+  }
+
+  async open() {
+    this.agents = await loadAgents();
+    this.draw();
   }
 
   draw() {
@@ -53,7 +52,8 @@ class Playground {
       this.task.value = this.files.value = "";
       this.run?.close();
       this.drawBefore();
-      this.run = await showRun(this.shown, { id, event: null });
+      this.run = new RunPage(this.shown, { id, event: null });
+      await this.run.open();
     } catch (error) {
       replaceChildren(this.state, h("p.line.error", { role: "alert" }, error.message));
     }

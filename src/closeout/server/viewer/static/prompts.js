@@ -54,13 +54,7 @@ export class RequestLog {
   }
 }
 
-export async function showPrompts(main, route) {
-  const page = new PromptsPage(main, route);
-  await page.open();
-  return page;
-}
-
-class PromptsPage {
+export class PromptsPage {
   constructor(main, route) {
     this.runId = route.id;
     this.target = route.event;
@@ -90,6 +84,7 @@ class PromptsPage {
       if (this.selected < 0) this.selectFirst();
       replaceChildren(this.note, `${count(this.log.requests.length)} ${t("requests")}`);
     }
+    if (this.closed) return;
     if (this.target !== null && !this.reached) this.selectFirst();
     if (!this.log.requests.length) replaceChildren(this.detail, h("p.quiet", null, t("This run sent no requests.")));
   }

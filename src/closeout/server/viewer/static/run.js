@@ -31,13 +31,7 @@ const LANDMARKS = {
 };
 
 /** Show a run in `main`. `route` has id and event (a number to go to, or null). Returns a function that stops. */
-export async function showRun(main, route) {
-  const page = new RunPage(main, route);
-  await page.open();
-  return page;
-}
-
-class RunPage {
+export class RunPage {
   constructor(main, route) {
     this.runId = route.id;
     this.target = route.event;
@@ -386,6 +380,7 @@ class RunPage {
   // ---------------------------------------------------------------------------------------------- going about
 
   goToEvent(seq) {
+    this.target = seq; // also when it is not loaded yet
     let index = this.items.findIndex((item) => item.seq === seq);
     // An event inside an item: the last item of its agent that began before it.
     if (index < 0) index = this.items.findIndex((item) => item.seq <= seq && seq <= item.last && holds(item, seq));

@@ -16,13 +16,7 @@ const PAGE = 30;
 const TYPING_MS = 25;
 const GROUPS = 5; // evaluations that are named above the list
 
-export async function showRuns(main, route) {
-  const page = new RunsPage(main, route);
-  await page.open();
-  return page;
-}
-
-class RunsPage {
+export class RunsPage {
   constructor(main, route) {
     this.main = main;
     this.filters = Object.fromEntries(FILTERS.map((name) => [name, route.query.get(name === "text" ? "q" : name) ?? ""]));
@@ -61,6 +55,7 @@ class RunsPage {
       h("div.runs-head", { "aria-hidden": "true" }, ["Task", "Turns", "Tokens", "Cached", "Cost", "Time"].map((name) => h("span", null, t(name)))),
       this.list, this.end, this.note, this.compare));
     await this.load();
+    if (this.closed) return;
     this.observer.observe(this.end);
     this.timer = setInterval(() => this.refresh(), REFRESH_MS);
   }

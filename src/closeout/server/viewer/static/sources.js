@@ -8,13 +8,7 @@ import { argumentList } from "./parts.js";
 import { listSources, loadSource } from "./source.js";
 
 /** Show the sources of a run in `main`. `route.query` has c, the number of a citation, or r, the handle of a result. */
-export async function showSources(main, route) {
-  const page = new SourcesPage(main, route);
-  await page.open();
-  return page;
-}
-
-class SourcesPage {
+export class SourcesPage {
   constructor(main, { id, query }) {
     this.runId = id;
     this.main = main;

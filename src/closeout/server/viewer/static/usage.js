@@ -31,7 +31,6 @@ export async function showUsage(main, route) {
     rows.length ? [dayChart(rows, by, shown, figures[shown], groups, found.since), by === "tool" ? toolTable(groups, by) : usageTable(groups, by)]
       : h("p.foot", null, t("No run has used anything since then.")),
     found.budgets.length ? [h("h2", null, t("Budgets")), budgetTable(found.budgets)] : null));
-  return { close() {}, key: () => false };
 }
 
 function linkChoice(name, links) {
