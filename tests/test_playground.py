@@ -129,6 +129,7 @@ def test_a_task_with_a_file_is_run_and_the_next_one_continues_the_conversation(b
         page.click(".play-form button[type=submit]")
         page.wait_for_selector(".item.answer .final")
         assert texts(page, ".item.answer .final") == ["It is on its way."]
+        page.wait_for_selector(".files a")
         assert texts(page, ".files a") == ["orders.csv"]
         page.fill(".play-form textarea", "When?")
         page.click(".play-form button[type=submit]")

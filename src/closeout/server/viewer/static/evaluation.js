@@ -68,8 +68,9 @@ export class EvaluationPage {
       this.other = null; // the page is of use without it
     }
     if (this.closed) return;
+    const then = this.before;
     this.before = new Map(this.other?.matrix.map((row) => [row.task, shareRight(row)]) ?? []);
-    for (const row of this.rows.values()) row.changed = true;
+    for (const row of this.rows.values()) row.changed ||= this.before.get(row.task) !== then.get(row.task);
     this.drawCompared();
     this.drawRows();
   }
