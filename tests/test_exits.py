@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, Boxed, Json, Number, RunResult, Yaml, tool
+from closeout import Agent, Boxed, Json, ModelReply, Number, RunResult, Yaml, tool
 from closeout.errors import ContextOverflow, JournalFull, ServerFailed, ToolError
 from closeout.journal import events as ev
 from closeout.journal.store import Store, open_store
@@ -60,6 +60,13 @@ async def test_a_model_that_dies_while_closing(seen: Any, ended: str | None) -> 
     assert result.answer == ended
     assert (result.status, result.stop_reason) == (("answered", "max_turns") if ended else ("failed", "model_failed"))
     assert ended or "gone" in result.error
+
+
+async def test_a_model_whose_replies_are_all_cut_off_is_named_as_the_cause_also_after_rollbacks() -> None:
+    reply = ModelReply("", finish_reason="malformed_call")
+    result = await run(lambda view: reply)
+    assert (result.status, result.stop_reason, result.error_kind) == ("failed", "model_failed", "ServerFailed")
+    assert "malformed_call" in result.error
 
 
 @pytest.mark.parametrize(("lines", "reason"), [(1, "max_turns"), (3000, "context_overflow")])

@@ -36,8 +36,9 @@ from closeout import (
     tool,
 )
 from closeout.dialects.protocol import DIALECTS
-from closeout.journal.events import Noted
+from closeout.journal.events import ModelReplied, Noted
 from closeout.journal.store import open_store
+from closeout.messages import FINISHED
 from closeout.models.base import BaseClient
 from closeout.parsing.forms.registry import MARKED
 from closeout.testing import ScriptedClient
@@ -240,8 +241,9 @@ async def problems(case: Case, home: Path) -> list[str]:
     handler = StreamHandler(lambda event: told.append(StreamHandler.sse(event)))
     result = await agent.run("What?", listeners=[handler])
     found = _errors_inside(home, result.run_id)
-    # A server that ends none of its closing replies has failed; nothing else may.
-    unfinished = result.stop_reason == "model_failed" and not all(reply.finished for reply in case.replies)
+    # A server that ends none of its closing replies has failed; nothing else may. A stream may mix whole calls up.
+    arrived = [row.event for row in open_store(home).rows(result.run_id) if isinstance(row.event, ModelReplied)]
+    unfinished = result.error_kind == "ServerFailed" and arrived[-1].finish_reason not in FINISHED
     if result.status == "failed" and not unfinished:
         found.append(f"the run failed: {result.error_kind}: {result.error}")
     json.dumps(result.to_dict())

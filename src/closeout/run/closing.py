@@ -372,7 +372,8 @@ class _Closing:
         out_of_time = stop.reason == "max_seconds" and isinstance(error, ModelTimeout)
         if isinstance(error, ModelError) and not out_of_time:
             reason = "context_overflow" if isinstance(error, ContextOverflow) else "model_failed"
-        if error is not None and stop.failure is None:
+            failure = Failure.of(error)
+        elif error is not None and stop.failure is None:
             failure = Failure.of(error)
         account = ended.failure_experience_summary
         return AgentResult(
