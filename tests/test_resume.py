@@ -192,6 +192,15 @@ async def test_a_replay_says_where_a_changed_agent_first_departs(home: Path) -> 
     assert result.status in ("answered", "unanswered", "failed")
 
 
+async def test_the_conversation_of_a_changed_agent_has_each_turn_once(home: Path) -> None:
+    await recorded(home)
+    cut_after(home, "TurnAccepted", 3)
+    agent = make_agent(home, format_observation=lambda output: f"found {output.result}")
+    result = await agent.resume("run", despite_changes=True)
+    shown = [message["content"] for message in result.messages if message["role"] == "tool"]
+    assert shown == [f"found [a{number}] known" for number in range(TURNS)]
+
+
 async def test_a_record_of_half_a_run_replays_as_far_as_it_goes(home: Path) -> None:
     _, rows = await recorded(home)
     result, _ = await replay_run(make_agent(home).plan(), "run", rows[: len(rows) // 2])

@@ -346,6 +346,8 @@ def conversation_of(rows: Sequence[Row], closing_text: str, *, with_earlier: boo
         elif isinstance(event, MessageReceived):
             messages += (event.text,)
         elif isinstance(event, TurnAccepted):
+            while len(steps) > len(taken_over) and steps[-1].turn >= event.turn:  # a changed agent repeats it
+                steps.pop()
             steps.append(event.step())
         elif isinstance(event, ModelReplied):
             reply = event.reply()
