@@ -22,7 +22,6 @@ class AnswerCandidate:
 
     text: str
     complete: bool = True
-    final: bool = False  # the reply of a closing turn, not an answer on the way
 
 
 @dataclass(frozen=True, slots=True)

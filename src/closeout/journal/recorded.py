@@ -7,8 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pydantic_core import to_json
-
+from closeout.codec import json_of_any
 from closeout.journal.events import (
     CallDecided,
     CheckStarted,
@@ -285,16 +284,9 @@ def _decides(outcome: Event, request: DecisionRequested) -> bool:
     return isinstance(outcome, DecisionMade) and outcome.digest == request.digest
 
 
-def _fields(event: Event) -> list[bytes]:
+def _fields(event: Event) -> list[str]:
     # JSON is compared, because tuples come back from a record as lists.
-    return [_json(getattr(event, name)) for name in event.names]
-
-
-def _json(value: object) -> bytes:
-    try:
-        return to_json(value, inf_nan_mode="constants")
-    except ValueError:
-        return repr(value).encode("utf-8", "backslashreplace")
+    return [json_of_any(getattr(event, name)) for name in event.names]
 
 
 def _difference(recorded: Event, event: Event) -> str:
@@ -304,7 +296,7 @@ def _difference(recorded: Event, event: Event) -> str:
     """
     for name in sorted(event.names, key=lambda each: each in _MEASURES or not getattr(recorded, each)):
         was, now = getattr(recorded, name), getattr(event, name)
-        if _json(was) != _json(now):
+        if json_of_any(was) != json_of_any(now):
             where = f"{type(event).__name__} {event.key}".rstrip()
             texts = str(was), str(now)
             place = next((at for at, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))

@@ -27,7 +27,7 @@ from closeout.answers.experience import experience_from
 from closeout.answers.formatter import FORMAT_ERROR_MESSAGE
 from closeout.answers.reading import ContractReading, said, shorten
 from closeout.answers.replies import problem_of
-from closeout.answers.selection import AnswerCandidate, select_answer
+from closeout.answers.selection import select_answer
 from closeout.dialects.text_chat import said_by_user
 from closeout.errors import ContextOverflow, Failure, JournalError, LimitReached, ModelError, ModelTimeout
 from closeout.journal.events import Noted
@@ -172,8 +172,7 @@ class _Closing:
         Its text is the one that holds the answer. The summary is kept if it belongs to that text.
         """
         answers = self._agent.answers
-        seen: list[AnswerCandidate | str] = [*answers.seen, AnswerCandidate(answer, final=True)]
-        selection = select_answer(seen, self._plan.settings.answer_selection)
+        selection = select_answer([*answers.seen, answer], self._plan.settings.answer_selection)
         ranking = tuple((ranked.text, ranked.share) for ranked in selection.ranking)
         if selection.answer is not None and selection.answer != answer:
             answer = selection.answer
