@@ -13,7 +13,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, get_args
 
 from closeout.answers.boxed import extract_boxed
 from closeout.answers.contracts import Choice, Json
@@ -219,10 +219,7 @@ def _same_json(one: Any, other: Any) -> bool:
 
 
 _GRADED: dict[str, Callable[[str, str], Score]] = {
-    "exact": _by_grade("exact"),
-    "normalized": _by_grade("normalized"),
-    "math": _by_grade("math"),
-    "choice": _by_grade("choice"),
+    **{method: _by_grade(method) for method in get_args(GradeMethod)},
     "includes": _includes,
     "em": _em,
     "f1": _f1,

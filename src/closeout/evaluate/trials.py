@@ -321,8 +321,7 @@ class TrialStore:
                 if task.id not in known:
                     known[task.id] = (position, digest)
                     row = (position, task.id, digest, json.dumps(task.to_dict(), default=str))
-                    taken = db.execute("INSERT OR IGNORE INTO tasks VALUES (?,?,?,?)", row).rowcount == 0
-                    changed = taken
+                    changed = db.execute("INSERT OR IGNORE INTO tasks VALUES (?,?,?,?)", row).rowcount == 0
                 else:
                     changed = known[task.id][1] != digest
                 if changed:
