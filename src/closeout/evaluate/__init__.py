@@ -14,7 +14,7 @@ from closeout.lazy_names import lazy_names
 if TYPE_CHECKING:
     from closeout.evaluate.comparison import Comparison, compare, compare_all
     from closeout.evaluate.estimates import Estimate, PairedEstimate
-    from closeout.evaluate.evaluation import evaluate, rescore, retry
+    from closeout.evaluate.evaluation import edit_score, evaluate, rescore, retry
     from closeout.evaluate.report import EvalReport, load_report
     from closeout.evaluate.report_html import write_html
     from closeout.evaluate.scorers import Judge, Panel, Scorer

@@ -20,7 +20,7 @@ __all__ = ["from_atif", "load_atif", "recorded_head", "to_atif"]
 
 VERSION = "ATIF-v1.7"
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
-_MARKS = ("repaired", "rolled_back", "reason", "closing")  # what `conversation` says of a reply beside its loss
+_MARKS = ("repaired", "rolled_back", "reason", "closing")  # fields of a reply that `conversation` adds beside its loss
 # Our names of the numbers of a request, and the format's, in a step and in the sum.
 _COUNTS = (
     ("input_tokens", "prompt_tokens"),
@@ -103,7 +103,7 @@ class _Record:
                 self.replies[event.call] = _timestamp(row.time), event
 
     def sums(self) -> dict[str, Any]:
-        """Return the numbers of all requests, those of sub-agents and without a step too."""
+        """Return the sums over all requests, including those of sub-agents and those without a step."""
         found: dict[str, Any] = {}
         for ours, theirs in _COUNTS:
             values = [usage.get(ours) for usage in self._usages]

@@ -25,8 +25,8 @@ class Comparison:
     """Two evaluations of the same tasks, the second against the first.
 
     Attributes:
-        first: The evaluation that is compared with.
-        second: The other one.
+        first: The evaluation to compare with.
+        second: The other evaluation.
         estimate: The difference, over the tasks whose trials have all ended in both.
         cluster: The metadata field by which tasks are clustered; empty if each task is its own cluster.
         holm_p: The p value of the paired test, adjusted by Holm's method for the comparisons made together.
@@ -192,10 +192,10 @@ def compare_all(first: EvalReport, others: Sequence[EvalReport], *, cluster: str
 
 
 def power_of_plan(tasks: int) -> str:
-    """Return what differences a comparison of so many tasks could see, as text.
+    """Return a text that says which differences a comparison of this many tasks could see.
 
-    Before a run nobody knows how many tasks will end differently than in the evaluation to compare with, so this states
-    two cases. The variance of the paired differences of right and wrong is at most the share of tasks that differ.
+    Before a run, the number of tasks that will end differently is unknown, so the text states two cases. The variance
+    of the paired differences of right and wrong is at most the share of tasks that differ.
     """
     cases = [
         f"{_power(math.sqrt(tasks_needed(math.sqrt(share), 1.0) / tasks), tasks_needed(math.sqrt(share), SEEN))} "

@@ -77,7 +77,7 @@ def mean_estimate(clusters: Sequence[Sequence[float]]) -> Estimate:
 
 
 def mean_of_sums(sums: Sequence[tuple[float, int]]) -> Estimate:
-    """Do what `mean_estimate` does, from the sum of the scores of each cluster and their number."""
+    """Estimate as `mean_estimate` does, from the sum and the number of each cluster's scores."""
     number = sum(count for _, count in sums)
     if not number:
         return Estimate(mean=math.nan, error=math.nan, low=math.nan, high=math.nan, trials=0, clusters=0)
@@ -224,9 +224,9 @@ def paired_estimate(
 
     The interval and the p value are Student's, with the cluster-robust error and the factor G/(G-1) for G clusters, and
     G-1 degrees of freedom; with clusters of one task they are those of the usual paired test. If all tasks differ by
-    the same amount, as two evaluations do that score alike, that error is 0. The interval then is how far the mean
-    would move if as many of the tasks were otherwise as G clusters can hide: 1 - 0.025^(1/G) (Clopper and Pearson
-    1934). The p value is that of the sign test.
+    the same amount, as in two evaluations with equal scores, that error is 0. The interval then shows how far the mean
+    would move if the largest share of other tasks that G clusters can hide was in it: 1 - 0.025^(1/G) (Clopper and
+    Pearson 1934). The p value is that of the sign test.
 
     Args:
         first: The mean score of each task in the first evaluation.

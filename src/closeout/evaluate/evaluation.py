@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from closeout import __version__
 from closeout.agent import Agent
@@ -19,7 +19,7 @@ from closeout.evaluate.outcome import agent_for_task, store_of
 from closeout.evaluate.report import EvalReport, read_report
 from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
 from closeout.evaluate.scores import Attempted, Score
-from closeout.evaluate.sweep import Sweep, SweepSettings, score_attempt
+from closeout.evaluate.sweep import AgentFor, Sweep, SweepSettings, score_attempt
 from closeout.evaluate.tasks import EvalTask, Fields, TaskSource, load_tasks
 from closeout.evaluate.trials import TrialStore, evaluation_file
 from closeout.homes import Home
@@ -72,22 +72,22 @@ async def evaluate(
     Args:
         agent: The agent, or a function from a task to its agent.
         tasks: A file, or an iterable of tasks or mappings; see `load_tasks`.
-        scorer: What scores a trial: a name, a function of an `Attempted`, a `Scorer`, or several. Reports show the
+        scorer: The scorer of the trials: a name, a function of an `Attempted`, a `Scorer`, or several. Reports show the
             first one's scores.
         name: The evaluation's name; by default it is made of the names of the tasks and the model.
         epochs: How many trials each task has.
         ids: Take only the tasks with these ids.
         shuffle: Put the tasks in the order of this seed.
-        limit: Take only the first so many tasks.
+        limit: Take only this many tasks, from the first.
         fields: Where records hold a task's fields, if they name them otherwise.
         concurrency: How many trials run at once, "auto" to adapt to the endpoint.
-        max_cost: US dollars to spend. What is exceeded are at most the requests in flight.
+        max_cost: US dollars to spend. Requests in flight may exceed them.
         max_tokens: Tokens to spend. Requests in flight may exceed them.
-        retries: How often a trial is tried again that failed for a reason that may pass.
+        retries: How often to retry a trial that failed for a transient reason.
         shard: (i, n), from 1: run only the i-th of n shares of the tasks.
         ray: Run on a Ray cluster: "auto" for the one that this machine belongs to, or its address. The agent must then
             be a function, which makes it on each node. Needs `closeout[ray]`.
-        force: Continue although the agent or its settings have changed.
+        force: Continue even if the agent or its settings have changed.
         origin: Notes for the trials' runs.
         details: Further parts of the evaluation's description, which reports show.
         on_start: Called with the sweep, to control it, and its store.
@@ -103,7 +103,9 @@ async def evaluate(
     if epochs < 1:
         raise UsageError(f"epochs must be at least 1, got {epochs}.")
     read = load_tasks(tasks, fields=fields, ids=ids, shuffle=shuffle, limit=limit)
-    example = _example(agent, read[0], on_ray=bool(ray))
+    if ray and isinstance(agent, Agent):
+        raise UsageError("With ray, pass a function that makes the agent, which is called on each node, not an Agent.")
+    example = _example(agent, read[0])
     shared = bool(ray) or isinstance(agent, Agent)
     home = store_of(example).home
     scorers = make_scorers(scorer, home)
@@ -134,8 +136,7 @@ async def evaluate(
             if ray:
                 from closeout.evaluate.on_ray import RaySweep
 
-                make: Any = agent
-                sweep = RaySweep(store, make, _as_list(scorer), settings, home=home, address=ray)
+                sweep = RaySweep(store, cast("AgentFor", agent), _as_list(scorer), settings, home=home, address=ray)
             else:
                 sweep = Sweep(store, _agent_for(agent), scorers, settings)
             return await _work(store, sweep, scorers, on_start, home)
@@ -160,7 +161,7 @@ async def retry(
         fresh: Begin new runs. Otherwise a failed run is resumed where it failed, and one that ended without an answer
             is only scored again.
         scorer: As for `evaluate`; by default the scorers that the evaluation names.
-        settings: How to work.
+        settings: The settings of the sweep.
         on_start: As for `evaluate`.
 
     Raises:
@@ -170,7 +171,7 @@ async def retry(
     settings = settings or SweepSettings()
     folder = store_of(agent).home if isinstance(agent, Agent) else home_folder()
     with TrialStore(evaluation_file(folder, name)) as store:
-        example = _example(agent, store.tasks()[0], on_ray=False)
+        example = _example(agent, store.tasks()[0])
         if (home := store_of(example).home) != folder:
             raise UsageError(f"Evaluation {name} is kept in {folder}, but the agent keeps its runs in {home}.")
         async with example:
@@ -182,11 +183,10 @@ async def retry(
             return await _work(store, Sweep(store, agent_for, scorers, settings), scorers, on_start, home)
 
 
-def _agent_for(agent: AgentSource) -> Callable[[EvalTask], Agent[Any]]:
+def _agent_for(agent: AgentSource) -> AgentFor:
     """Return the function from a task to its agent, which has the tools that the task names."""
     if not isinstance(agent, Agent):
-        make: Any = agent
-        return lambda task: agent_for_task(make(task), task)
+        return lambda task: agent_for_task(agent(task), task)
     made: dict[tuple[str, ...] | None, Agent[Any]] = {}
 
     def agent_for(task: EvalTask) -> Agent[Any]:
@@ -197,17 +197,9 @@ def _agent_for(agent: AgentSource) -> Callable[[EvalTask], Agent[Any]]:
     return agent_for
 
 
-def _example(agent: AgentSource, task: EvalTask, *, on_ray: bool) -> Agent[Any]:
+def _example(agent: AgentSource, task: EvalTask) -> Agent[Any]:
     """Return the agent that represents the evaluation: the only one, or that of the first task."""
-    if isinstance(agent, Agent):
-        if on_ray:
-            raise UsageError(
-                "With ray, pass a function that makes the agent, which is called on each node, not an Agent."
-            )
-        return agent
-    make: Any = agent
-    made: Agent[Any] = make(task)
-    return made
+    return agent if isinstance(agent, Agent) else agent(task)
 
 
 def _as_list(scorer: ScorerSource | Sequence[ScorerSource]) -> list[ScorerSource]:
@@ -228,7 +220,7 @@ async def _work(
         on_start(sweep, store)
     await sweep.run()
     for scorer in scorers:
-        if missing := store.unscored(scorer.name):  # trials of an earlier call with other scorers
+        if missing := store.finished(unscored_by=scorer.name):  # trials of an earlier call with other scorers
             await _score(store, scorer, missing, home)
     return read_report(store, scorers[0].name, sweep.stopped)
 
@@ -247,7 +239,7 @@ async def rescore(name: str, scorer: ScorerSource, *, home: Home | str | None = 
     folder = home_folder(home)
     made = make_scorer(scorer, home=folder)
     with TrialStore(evaluation_file(folder, name)) as store:
-        await _score(store, made, [number for number, _ in store.finished()], folder)
+        await _score(store, made, store.finished(), folder)
         return read_report(store, made.name)
 
 
@@ -261,7 +253,7 @@ def edit_score(
     scorer: str = "",
     home: Home | str | None = None,
 ) -> EvalReport:
-    """Put your own score in the place of a scorer's, for one trial. The scorer's stays beside it.
+    """Replace a scorer's score for one trial with your own. The scorer's is kept beside it.
 
     Reports of `SCORER (original)` show the scores without edits. Scoring again changes the original only.
 
@@ -287,8 +279,7 @@ def edit_score(
         return read_report(store, chosen)
 
 
-async def _score(store: TrialStore, scorer: Scorer, numbers: Sequence[int], home: Home) -> None:
-    wanted = set(numbers)
+async def _score(store: TrialStore, scorer: Scorer, trials: Sequence[tuple[int, Attempted]], home: Home) -> None:
     runs = open_store(home)
     limit = asyncio.Semaphore(SCORING_AT_ONCE)
     scores: dict[int, dict[str, Score]] = {}
@@ -298,7 +289,7 @@ async def _score(store: TrialStore, scorer: Scorer, numbers: Sequence[int], home
             with_rows = replace(attempt, read_rows=lambda: runs.read(attempt.run_id).rows)
             scores[number] = {scorer.name: await score_attempt(scorer, with_rows)}
 
-    await asyncio.gather(*(score(number, attempt) for number, attempt in store.finished() if number in wanted))
+    await asyncio.gather(*(score(number, attempt) for number, attempt in trials))
     store.put_scores(scores)
 
 
@@ -328,12 +319,12 @@ def shard_of(number: int, shard: int, shards: int) -> range:
 
 
 def _description(agent: Agent[Any], *, shared: bool) -> dict[str, Any]:
-    """Return what an evaluation's agent is: its fingerprint, its settings, the versions it runs on."""
+    """Return the fingerprint of an evaluation's agent, its settings, and the versions that it runs on."""
     plan = agent.plan()
     fingerprint = plan.fingerprint(plan.offered_tools())
     if not shared:  # each task has tools of its own; their runs compare them on resume
         del fingerprint["tools"]
-    # What a trial may spend with others, and who watches it, decides nothing in it.
+    # Shared budgets and listeners do not change what a trial does.
     apart = {"agent": {"budget", "listeners"}}
     config: Any = agent.config.model_dump(mode="json", exclude_defaults=True, exclude=apart)
     return {
@@ -352,7 +343,7 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _check_same(store: TrialStore, spec: Mapping[str, Any], *, force: bool) -> None:
-    """Raise UsageError if the evaluation was begun with another agent, unless that is wanted."""
+    """Raise UsageError if the evaluation was begun with another agent, unless `force` is set."""
     recorded = store.spec
     found = differences(recorded["agent"], spec["agent"])
     then, now = recorded["settings"], spec["settings"]

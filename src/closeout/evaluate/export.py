@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from closeout.dialects.function_call import FunctionCall
 from closeout.dialects.protocol import HistoryView
@@ -24,6 +24,7 @@ from closeout.journal.store import Row, Store
 from closeout.journal.story import Story, TurnStory
 from closeout.journal.token_record import load_tokens
 from closeout.messages import Capabilities, Message, ReplyTokens, Step
+from closeout.models.openai import tool_definitions
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
@@ -34,6 +35,8 @@ __all__ = ["ExportFormat", "Which", "chatml", "conversation", "export_trials", "
 
 ExportFormat = Literal["openai", "chatml", "tokens", "atif", "rows", "csv", "huggingface"]
 Which = Literal["correct", "answered", "finished"]
+# The system message, if there is one, and the tools in OpenAI's form.
+Head: TypeAlias = tuple[list[dict[str, Any]], Sequence[Mapping[str, Any]]]
 
 
 def export_trials(
@@ -54,11 +57,11 @@ def export_trials(
             `text`, and `spans` of characters to learn; "tokens": `input_ids` and `loss_mask`, several records for a
             trial whose prompts do not extend each other; "atif": documents of Harbor's format, with the system prompt
             and the tools; "rows" and "csv": the flat records of `report.rows()`; "huggingface": records whose fields
-            have the same types in all, as Arrow wants them: what can be any JSON value is text.
+            have the same types in all, as Arrow requires: a field that can hold any JSON value is text.
         which: Trials that are right, that answered, or that have ended.
         rolled_back: Include rolled-back replies, marked, with no loss. Otherwise they are left out.
-        agent: The agent whose system prompt and tools are included. Defaults to those of the record, which a run in a
-            text dialect that called tools has not: its system prompt asks for calls in another form than OpenAI's.
+        agent: The agent whose system prompt and tools are included. Defaults to the recorded ones. A run in a text
+            dialect that called tools has none: its system prompt asks for calls in another form than OpenAI's.
 
     Raises:
         UsageError: There is no such format or choice, or a trial has no token ids.
@@ -72,7 +75,7 @@ def export_trials(
     if form in ("rows", "csv"):
         yield from flat.values()
         return
-    head = {} if agent is None else _head_of(agent)
+    head = None if agent is None else _head_of(agent)
     for trial in chosen:
         with suppress(RunNotFound):  # pruned
             rows = store.read(trial.run_id).rows
@@ -92,13 +95,12 @@ def export_trials(
                 yield from ({**sample, **about, "rewards": rewards} for sample in found)
                 continue
             messages = conversation(rows, rolled_back=rolled_back)
-            found_head = head or _recorded_head(rows, messages)
-            messages = [*found_head["system"], *messages]
+            system, tools = head or _recorded_head(rows, messages)
+            messages = [*system, *messages]
             if form == "huggingface":
-                yield _typed_record(flat[trial.run_id], messages, found_head["tools"])
+                yield _typed_record(flat[trial.run_id], messages, tools)
             elif form == "openai":
-                tools = {"tools": found_head["tools"]} if found_head["tools"] else {}
-                yield {"messages": messages, **tools, **about}
+                yield {"messages": messages, **({"tools": tools} if tools else {}), **about}
             else:
                 yield {**chatml(messages), **about}
 
@@ -140,7 +142,7 @@ def _as_text(value: Any) -> str:
 
 
 def _typed_record(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], tools: Any) -> dict[str, Any]:
-    """Return a flat record and its conversation with the same type in each field, whatever the tasks have."""
+    """Return a flat record and its conversation with the same field types for all tasks."""
     record: dict[str, Any] = {
         name: _as_text(value) if name == "gold" or not isinstance(value, int | float | None) else value
         for name, value in row.items()
@@ -161,32 +163,28 @@ def _is_chosen(report: EvalReport, trial: Trial, which: Which) -> bool:
     )
 
 
-def _head_of(agent: Agent[Any]) -> dict[str, Any]:
-    """Return the agent's system message and its tools, in OpenAI's form."""
+def _head_of(agent: Agent[Any]) -> Head:
     plan = agent.plan()
     tools = plan.offered_tools()
     view = HistoryView(plan.full_instructions(), "task", tools)
     messages = plan.made_dialect(plan.dialect).render(view, Capabilities()).messages
-    functions = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools]
-    return {
-        "system": [{**message, "loss": False} for message in messages if message["role"] == "system"],
-        "tools": [{"type": "function", "function": function} for function in functions],
-    }
+    system = [{**message, "loss": False} for message in messages if message["role"] == "system"]
+    return system, tool_definitions(tools)
 
 
-def _recorded_head(rows: Sequence[Row], messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the system message and the tools that the model was given, if its calls have the form of the messages."""
+def _recorded_head(rows: Sequence[Row], messages: Sequence[Mapping[str, Any]]) -> Head:
+    """Return the recorded head, or an empty one if the system prompt asks for calls in a text dialect."""
     system, tools = recorded_head(rows)
-    if not tools and any(message.get("tool_calls") for message in messages):
-        return {"system": [], "tools": []}
-    return {"system": [{"role": "system", "content": system, "loss": False}] if system else [], "tools": tools}
+    if not system or (not tools and any(message.get("tool_calls") for message in messages)):
+        return [], tools
+    return [{"role": "system", "content": system, "loss": False}], tools
 
 
 def conversation(rows: Sequence[Row], *, rolled_back: bool = False, numbered: bool = False) -> list[dict[str, Any]]:
     """Return the messages of a run's last attempt in OpenAI's form, each with `loss`: whether to learn from it.
 
-    The results of a run with flow rules have `labels`. Only what the model wrote, and the runtime did not repair, has
-    loss. A reply to the instruction to close, which the record does not hold, is marked `closing`.
+    The results of a run with flow rules have `labels`. Only text that the model wrote and the runtime did not repair
+    has loss. A reply to the instruction to close, which is not in the record, is marked `closing`.
 
     Args:
         rows: The record of the run.
@@ -202,7 +200,7 @@ def conversation(rows: Sequence[Row], *, rolled_back: bool = False, numbered: bo
     messages = list(head)
     story = Story(whole=True)
     sequence: tuple[int, ...] = ()  # ids of the last prompt and its reply
-    stated_of: dict[int, dict[str, Any]] = {}  # what is known of the replies, by the numbers of their requests
+    stated_of: dict[int, dict[str, Any]] = {}  # facts about replies, by the numbers of their requests
     for event in (row.event for row in rows if row.event.agent == "main"):
         story.feed(event)
         if isinstance(event, ModelReplied) and event.tokens:
@@ -241,7 +239,7 @@ def _rendered(view: HistoryView) -> list[Message]:
 
 
 def _stated(tokens: ReplyTokens) -> dict[str, Any]:
-    """Return the tokens of a reply, without those of its prompt and what the server did not state."""
+    """Return the tokens of a reply without its prompt, as far as the server stated them."""
     found = {"ids": tokens.ids, "logprobs": tokens.logprobs, "texts": tokens.texts}
     return {name: list(value) for name, value in found.items() if value}
 

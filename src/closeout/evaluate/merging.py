@@ -1,4 +1,4 @@
-"""Shards: an evaluation that several machines share, each in a home of its own, and how they become one again."""
+"""Shards: an evaluation divided among several machines, each with its own home, and merged again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def merge(name: str, sources: Sequence[Path], home: Home, *, runs: bool = True) 
     Args:
         name: The evaluation.
         sources: The homes that have parts of it.
-        home: The home that is to have all of it.
+        home: The home that gets all of it.
         runs: Copy the runs too, not only the trials and their scores.
 
     Raises:

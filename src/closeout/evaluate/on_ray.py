@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from closeout.agent import Agent
-from closeout.errors import BudgetReached, JournalError, JournalLocked, UsageError, error_type
+from closeout.errors import BudgetReached, JournalError, JournalLocked, UsageError
 from closeout.evaluate.outcome import RunOutcome, agent_for_task, store_of
 from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
 from closeout.evaluate.scores import Score
-from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, may_run_again, run_options, score_attempt
-from closeout.evaluate.tasks import EvalTask
+from closeout.evaluate.sweep import AgentFor, SweepSettings, attempted, may_run_again, run_options, score_attempt
 from closeout.evaluate.trials import Finished, Released, TrialClaim, TrialStore
 from closeout.homes import DatabaseHome, Home
 from closeout.journal.copying import copy_runs
@@ -41,9 +40,9 @@ __all__ = ["Batch", "BatchResult", "RaySweep", "prepare_folder", "remove_folder"
 T = TypeVar("T")
 
 TRIALS_PER_TASK = 10
-# Submitted, so that no CPU waits for the driver.
+# More than one, so that no CPU waits for the driver.
 TASKS_PER_CPU = 2
-# Tries of a trial in whose batch the process of the task died.
+# Retries of a trial whose task's process died.
 MAX_TRIES = 10
 WAIT_SECONDS = 0.5
 # Seconds that a node has to delete its folder at the end.
@@ -70,7 +69,7 @@ class Batch:
     node: str
     folder: str
     claims: tuple[TrialClaim, ...]
-    make_agent: Callable[[EvalTask], Agent[Any]]
+    make_agent: AgentFor
     scorers: tuple[ScorerSource, ...]
     origin: Mapping[str, Any]
     home: DatabaseHome | None = None
@@ -90,7 +89,7 @@ class BatchResult:
 
 
 def prepare_folder(name: str) -> bool:
-    """Make a node's folder for an evaluation. Return True if it was there, with what earlier tasks recorded."""
+    """Make a node's folder for an evaluation. Return True if it existed, with the records of earlier tasks."""
     folder = Path(tempfile.gettempdir()) / name
     existed = folder.is_dir()
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -108,7 +107,7 @@ def run_batch(batch: Batch) -> BatchResult:
     The node keeps their journal until the evaluation is done, so that a process or a driver that dies loses nothing.
 
     Raises:
-        JournalError: The node's folder is gone, and with it what earlier tasks recorded.
+        JournalError: The node's folder is gone, with the records of earlier tasks.
     """
     folder = Path(tempfile.gettempdir()) / batch.folder
     if not folder.is_dir():
@@ -209,13 +208,13 @@ async def _once_free(run: Callable[[], Awaitable[T]], store: Store) -> T:
 class RaySweep:
     """The driver of an evaluation on a Ray cluster.
 
-    Budgets are checked between batches: what is exceeded is at most what the batches in flight spend.
+    Budgets are checked between batches: the batches in flight may exceed them.
 
     Args:
         store: The evaluation's trials.
         make_agent: Makes the agent for a task, on a node. It must be picklable, or importable there.
         scorers: Names of scorers, or functions.
-        settings: How it works; `concurrency` does not apply.
+        settings: Its settings; `concurrency` does not apply.
         home: Where the runs are kept.
         address: The cluster, "auto" for the one of this machine. Ignored if Ray is connected already.
 
@@ -226,7 +225,7 @@ class RaySweep:
     def __init__(
         self,
         store: TrialStore,
-        make_agent: Callable[[EvalTask], Agent[Any]],
+        make_agent: AgentFor,
         scorers: Sequence[ScorerSource],
         settings: SweepSettings,
         *,
@@ -240,11 +239,11 @@ class RaySweep:
         self._ray = _connected(address)
         self._home = home
         self._database = home if isinstance(home, DatabaseHome) else None
-        self._kept: dict[str, bool] = {}  # node → its folder has what the tasks of earlier drivers recorded
+        self._kept: dict[str, bool] = {}  # node → True if its folder has records of earlier drivers
         self._sent: set[int] = set()  # the numbers of the trials that this driver sent
         self._batches: dict[Any, Batch] = {}  # batches in flight, by the reference of their result
         self.stopped = ""
-        self._left = False  # nobody waits for the batches in flight
+        self._left = False  # True: nobody waits for the batches in flight
 
     def stop(self, reason: str = "stopped") -> None:
         """Submit no more batches. Those in flight end."""
@@ -404,15 +403,10 @@ class RaySweep:
         self._store.exchange(done, 0, cost, tokens)
 
     def _done(self, claim: TrialClaim, outcome: RunOutcome, scores: Mapping[str, Score]) -> Finished | Released:
-        kind = error_type(outcome.error_kind)
-        if kind is not None and issubclass(kind, FATAL):
-            raise kind(outcome.error)
         if outcome.stopped:
             self.stop(f"a budget: {outcome.error}")
             return Released(claim)
-        if outcome.transient and claim.tries < self._settings.retries:
-            return Released(claim, self._settings.wait_before(claim.tries), failed=True)
-        return Finished(claim, outcome, scores)
+        return self._settings.retry_or_raise(claim, outcome) or Finished(claim, outcome, scores)
 
     def _bring_home(self, journal: bytes, run_ids: set[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The outcome of a trial's run: how it ended, and what it took."""
+"""The outcome of a trial's run: its end and its usage."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RunOutcome:
 
     @classmethod
     def of_result(cls, result: RunResult[Any]) -> RunOutcome:
-        """Return the outcome that a result tells."""
+        """Return the outcome of a run with a result."""
         usage, tools = result.usage, result.telemetry.by_tool.values()
         return cls(
             answer=result.answer,
@@ -94,14 +94,14 @@ class RunOutcome:
 
     @classmethod
     def of_stopped(cls, error: Exception) -> RunOutcome:
-        """Return the outcome of a run that has no budget for its next request, and can be resumed when it has."""
+        """Return the outcome of a run without budget for its next request. It can be resumed with a larger budget."""
         return cls(
             answer=None, status="stopped", stop_reason="budget", error=str(error), error_kind=type(error).__name__
         )
 
     @classmethod
     def of_lost(cls) -> RunOutcome:
-        """Return the outcome of a run whose record is lost, so that nobody knows which of its calls were made."""
+        """Return the outcome of a run whose record is lost: which of its calls were made is unknown."""
         return cls(
             answer=None,
             status="failed",

@@ -1,4 +1,4 @@
-"""The evaluations of a home: the list, one as a matrix of tasks and epochs, as JSON values; and their deletion."""
+"""List, show and delete the evaluations of a home, as JSON values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["delete_evaluation", "list_evaluations", "runs_of", "show_evaluation"
 def list_evaluations(home: Home, on_error: Callable[[Exception], object] | None = None) -> list[dict[str, Any]]:
     """Return the evaluations of a home, the latest first, each with its progress. Waits for the disk.
 
-    Files that cannot be read are left out; `on_error` is called with why.
+    Files that cannot be read are left out; `on_error` receives the error.
     """
     found = []
     for name in evaluations_in(home):

@@ -30,7 +30,7 @@ class AdaptiveLimit:
     count as one refusal with it.
 
     Args:
-        first: The limit to start with.
+        first: The initial limit.
         highest: The limit is never raised above this.
         clock: For tests.
     """
@@ -55,7 +55,7 @@ class AdaptiveLimit:
         self._was_full = False
 
     def replied(self, tokens: int, *, in_flight: int) -> None:
-        """Note a reply of so many output tokens. `in_flight`: how many requests there were, this one included."""
+        """Note a reply with this many output tokens. `in_flight` counts the requests then, this one included."""
         self._replies += 1
         self._tokens += max(tokens, 1)
         self._was_full |= in_flight >= self.limit
@@ -99,8 +99,8 @@ class SweepGate:
 
     Args:
         limit: The number of requests in flight; it may change.
-        spend: Adds cost and tokens to what the evaluation has spent, and returns the sums; called before a request is
-            admitted. None if nothing limits them.
+        spend: Adds cost and tokens to the evaluation's, and returns the totals; called before a request is admitted.
+            None if nothing limits them.
         max_cost: US dollars that the evaluation may spend.
         max_tokens: Tokens that it may spend.
     """
@@ -123,7 +123,6 @@ class SweepGate:
         self._cost, self._tokens = 0.0, 0  # not passed on yet
         self._latency = 1.0  # seconds of a request, a moving average
         self.in_flight = 0
-        self.output_tokens = 0
         self.closed = ""  # why no more requests are admitted
         self.failure: UsageError | None = None
 
@@ -133,7 +132,7 @@ class SweepGate:
         return self._override or (self._fixed if self._adaptive is None else self._adaptive.limit)
 
     def set_limit(self, limit: int | None) -> None:
-        """Set another limit; None returns to the one that the gate was made with."""
+        """Set another limit; None restores the initial one."""
         self._override = limit
         self._wake()
 
@@ -147,7 +146,7 @@ class SweepGate:
         self.closed = self.closed or reason
 
     def take_spent(self) -> tuple[float, int]:
-        """Return the cost and the tokens that were not passed on to `spend` yet."""
+        """Return the cost and the tokens not yet passed to `spend`."""
         spent = self._cost, self._tokens
         self._cost, self._tokens = 0.0, 0
         return spent
@@ -167,7 +166,6 @@ class SweepGate:
             return
         usage = outcome.usage
         tokens = usage.get("output_tokens", 0)
-        self.output_tokens += tokens
         self._cost += usage.get("cost_usd") or 0.0
         self._tokens += usage.get("input_tokens", 0) + tokens
         if self._spend is not None:

@@ -1,4 +1,4 @@
-"""A report: what an evaluation found, as numbers, as text, as Markdown, as JSON and as a table of trials."""
+"""The report of an evaluation: as numbers, text, Markdown, JSON, and a table of trials."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class EvalReport:
 
     Attributes:
         name: The evaluation.
-        spec: What it is: agent, settings, scorers, versions, command.
+        spec: Its description: agent, settings, scorers, versions, command.
         tasks: Its tasks.
         trials: Its trials, by task and epoch.
         scorer: The name of the scorer whose scores it shows.
@@ -133,7 +133,7 @@ class EvalReport:
 
     @cached_property
     def score_so_far(self) -> Estimate:
-        """The mean score over the trials that have ended: for a sweep that is at work."""
+        """The mean score over the trials that have ended, for a running sweep."""
         return mean_estimate(
             [[self.value_of(t) for t in trials if t.state == "finished"] for trials in self.by_task.values()]
         )
@@ -348,7 +348,7 @@ class EvalReport:
         return html_table(self.name, self.lines())
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return what a table of the report shows, label and text."""
+        """Return the rows of the report's table: label and text."""
         return list(self._lines())
 
     def _lines(self) -> Iterator[tuple[str, str]]:
@@ -404,7 +404,7 @@ class EvalReport:
         yield "rollbacks, repairs", f"{totals.rollbacks:,}, {totals.repairs:,}"
 
     def provenance(self) -> list[tuple[str, str]]:
-        """Return what it takes to repeat the evaluation, label and text."""
+        """Return the facts needed to repeat the evaluation: label and text."""
         versions = ", ".join(f"{name} {version}" for name, version in self.spec.get("versions", {}).items())
         agent, settings = self.spec.get("agent", {}), self.spec.get("settings", {})
         tools = (", ".join(agent["tools"]) or "none") if "tools" in agent else "each task's own"

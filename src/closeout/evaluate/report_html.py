@@ -64,7 +64,7 @@ def _page(main: EvalReport, comparisons: Sequence[Comparison], slices: Sequence[
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns) if any(columns) else ""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
     return f'<div class="scroll"><table><tr>{head}</tr>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
 
@@ -113,7 +113,7 @@ def _pareto(reports: Sequence[EvalReport]) -> str:
         totals = report.totals
         spent = (totals.cost or 0.0) if priced else totals.input_tokens + totals.output_tokens
         points.append((spent / max(totals.finished, 1), report.score.mean))
-    most = max((cost for cost, _ in points), default=0) or 1.0
+    most = max(cost for cost, _ in points) or 1.0
     left, right, top, bottom = _MARGIN, _WIDTH - 160, 20, _HEIGHT - 50
 
     def x(cost: float) -> float:

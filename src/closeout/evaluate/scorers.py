@@ -1,4 +1,4 @@
-"""Scorers: how right a trial is, by its answer, its record, a function of yours, or a model that judges."""
+"""Score trials: by the answer, by the record, with your own function, or with a model that judges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, get_args
 
 from closeout.answers.boxed import extract_boxed
 from closeout.answers.contracts import Choice, Json
@@ -21,6 +21,7 @@ from closeout.answers.grading import Grade, GradeMethod, grade
 from closeout.answers.normal_form import parse_number, plain_text, same_unit
 from closeout.answers.reading import shorten
 from closeout.assembly.named import named_object
+from closeout.codec import value_or_text
 from closeout.errors import RunNotFound, UsageError
 from closeout.evaluate.scores import Attempted, Score
 from closeout.overrides import returned
@@ -195,10 +196,7 @@ def _includes(answer: str, gold: str) -> Score:
 
 
 def _json(answer: str, gold: str) -> Score:
-    try:
-        right = json.loads(gold)
-    except ValueError:
-        right = gold
+    right = value_or_text(gold)
     reading = Json().read(answer)
     value = reading.value if reading.ok else None
     if not reading.ok:
@@ -221,10 +219,7 @@ def _same_json(one: Any, other: Any) -> bool:
 
 
 _GRADED: dict[str, Callable[[str, str], Score]] = {
-    "exact": _by_grade("exact"),
-    "normalized": _by_grade("normalized"),
-    "math": _by_grade("math"),
-    "choice": _by_grade("choice"),
+    **{method: _by_grade(method) for method in get_args(GradeMethod)},
     "includes": _includes,
     "em": _em,
     "f1": _f1,
@@ -244,7 +239,7 @@ Give one sentence of reasoning, then the verdict."""
 class Judge:
     """A model that decides whether an answer is right. Its verdict has a contract: it must be "right" or "wrong".
 
-    A verdict is a run in the journal, so an interrupted evaluation does not ask again. Only where a judge gave no
+    A verdict is a run in the journal, so an interrupted evaluation does not ask again. If a judge gave no
     verdict, the next call of `score` asks again.
 
     Args:

@@ -1,4 +1,4 @@
-"""A user whose part a model plays, as a tool of the agent that is evaluated."""
+"""A user played by a model, as a tool of the evaluated agent."""
 
 from __future__ import annotations
 

@@ -31,13 +31,13 @@ from closeout.evaluate.trials import Finished, Released, TrialClaim, TrialStore
 from closeout.homes import DatabaseHome
 from closeout.run.gate import RequestGate
 
-__all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "attempted", "may_run_again", "run_options", "score_attempt"]
+__all__ = ["AgentFor", "Sweep", "SweepSettings", "attempted", "may_run_again", "run_options", "score_attempt"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 AgentFor: TypeAlias = Callable[[EvalTask], Agent[Any]]
 
-# Seconds between two looks at what other processes do.
+# Seconds between checks for changes by other processes.
 POLL_SECONDS = 0.5
 # Seconds that a stopped sweep waits for tools before it interrupts their runs.
 GRACE_SECONDS = 30.0
@@ -58,7 +58,7 @@ class SweepSettings:
         retry_wait: Seconds before the first of these tries; doubled for each further one.
         despite_changes: Resume runs of another agent.
         origin: Notes for the runs.
-        command: What this worker was started with, for people.
+        command: The command that started this worker, for people.
     """
 
     concurrency: int | str = 10
@@ -75,9 +75,18 @@ class SweepSettings:
         if many != "auto" and (not isinstance(many, int) or many < 1):
             raise UsageError(f"concurrency must be a number from 1, or 'auto', got {many!r}.")
 
-    def wait_before(self, tries: int) -> float:
-        """Return the seconds to wait before the next retry of a trial, from the number of earlier ones."""
-        return float(min(self.retry_wait * 2**tries, LONGEST_RETRY_WAIT))
+    def retry_or_raise(self, claim: TrialClaim, outcome: RunOutcome) -> Released | None:
+        """Return the release of a trial whose run failed for a transient reason, None if it is not tried again.
+
+        Raises:
+            ConfigError, ModelError: The run failed for a reason for which every other trial would fail too.
+        """
+        kind = error_type(outcome.error_kind)
+        if kind is not None and issubclass(kind, FATAL):
+            raise kind(outcome.error)
+        if outcome.transient and claim.tries < self.retries:
+            return Released(claim, min(self.retry_wait * 2**claim.tries, LONGEST_RETRY_WAIT), failed=True)
+        return None
 
 
 class Sweep:
@@ -86,8 +95,8 @@ class Sweep:
     Args:
         store: The evaluation's trials.
         agent_for: Returns the agent for a task.
-        scorers: What scores the trials.
-        settings: How it works.
+        scorers: The scorers of the trials.
+        settings: Its settings.
     """
 
     def __init__(
@@ -122,7 +131,7 @@ class Sweep:
         self._changed.set()
 
     async def run(self) -> None:
-        """Work until every trial is done, also those that other processes have claimed, or until it is stopped.
+        """Work until every trial is done, including those claimed by other processes, or until it is stopped.
 
         Raises:
             JournalError: A journal cannot be written.
@@ -226,7 +235,7 @@ class Sweep:
         task, settings = claim.task, self._settings
         try:
             agent = self._agent_for(task).with_gate(self.gate)
-        except (*FATAL, UsageError):  # it holds for all tasks
+        except (*FATAL, UsageError):  # every task would fail with it
             raise
         except Exception as error:  # of the user's function
             text = f"The agent for this task could not be made: {type(error).__name__}: {error}"
@@ -244,13 +253,10 @@ class Sweep:
             return Released(claim, after=POLL_SECONDS)
         except (ResumeRefused, JournalDamaged, UsageError) as error:
             outcome = RunOutcome.of_error(error)
-        kind = error_type(outcome.error_kind)
-        if kind is not None and issubclass(kind, FATAL):
-            raise kind(outcome.error)
         if outcome.stop_reason == "journal_failed":
-            raise (kind or JournalError)(outcome.error)
-        if outcome.transient and claim.tries < settings.retries:
-            return Released(claim, settings.wait_before(claim.tries), failed=True)
+            raise (error_type(outcome.error_kind) or JournalError)(outcome.error)
+        if again := settings.retry_or_raise(claim, outcome):
+            return again
         if outcome.suspended:
             return Finished(claim, outcome, {})
         attempt = attempted(claim, outcome, partial(_rows, agent, claim.run_id), self.gate)

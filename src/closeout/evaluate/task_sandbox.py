@@ -50,7 +50,7 @@ class TaskSandbox:
     def __init__(self, root: Path, *, workdir: str = "/app", environment: Mapping[str, str] | None = None) -> None:
         self.root = root
         self.workdir = workdir
-        # This machine's programs, and those that an image has: of the folders here, some are not seen in the sandbox.
+        # The usual folders too: some of this machine's are not seen in the sandbox.
         path = os.pathsep.join(filter(None, (os.environ.get("PATH"), _USUAL_PATH)))
         self._environment = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8"}
         self._environment |= environment or {}
@@ -70,7 +70,7 @@ class TaskSandbox:
             command: The program and its arguments.
             seconds: How long it may take.
             stdin: What it reads.
-            mounts: Folders that it sees besides and may change, by their paths in the sandbox.
+            mounts: Further folders that it sees and may change, by their paths in the sandbox.
             environment: Further variables.
 
         Raises:

@@ -21,7 +21,7 @@ __all__ = ["EvalTask", "Fields", "TaskSource", "load_tasks"]
 
 FIELDS = ("id", "question", "answer", "files", "tools", "metadata")
 LONGEST_ID = 1_000  # characters; ids of tau2-bench have 215
-_MOST_FIELD = 2**31 - 1  # characters of a CSV field
+_MOST_FIELD = 2**31 - 1  # Characters that a CSV field may have.
 
 Fields: TypeAlias = "Mapping[str, str | Callable[[Mapping[str, Any]], Any]]"
 """The place in a record of each field of a task (id, question, answer, files, tools): a field's name (`a.b` for a
@@ -58,7 +58,7 @@ class EvalTask:
         return tuple(each if isinstance(each, str) else encode_json(each).decode() for each in answers)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the task as JSON values, without what it does not have."""
+        """Return the task as JSON values, without empty fields."""
         found = asdict(self)
         return {
             name: value for name, value in found.items() if value is not None and (value or name in ("answer", "tools"))
@@ -73,7 +73,7 @@ class EvalTask:
         )
 
     def digest(self) -> str:
-        """Return a hash of what the agent and the scorers see, by which a changed task is noticed."""
+        """Return a hash of the fields that the agent and the scorers see. A changed task has another one."""
         seen = [self.question, self.answer, self.files, *(() if self.tools is None else (self.tools,))]
         return hashlib.sha256(json.dumps(seen, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -100,7 +100,7 @@ def load_tasks(
         fields: Where records hold `id`, `question`, `answer`, `files` and `tools`, if they name them otherwise.
         ids: Take only the tasks with these ids.
         shuffle: Put them in the order of this seed, which is the same each time; a larger `limit` then adds tasks.
-        limit: Take only the first so many.
+        limit: Take only this many, from the first.
 
     Raises:
         UsageError: A task is malformed, its id is missing or not found, or two tasks have the same id.

@@ -28,8 +28,8 @@ LEARNT = ("act", "close")  # purposes of the requests whose replies are learned
 def token_samples(rows: Iterable[Row], *, rolled_back: bool = False) -> list[dict[str, Any]]:
     """Return the token sequences of a run's last attempt: `input_ids`, `loss_mask` and `logprobs` of the same length.
 
-    A prompt that extends the sequence so far continues it. Where it does not, because results were evicted or the
-    server writes a reply otherwise than the model did, another sequence begins. `loss_mask` is 1 for tokens that the
+    A prompt that extends the sequence continues it. Otherwise another sequence begins: results were evicted, or the
+    server writes a reply differently from the model. `loss_mask` is 1 for tokens that the
     model wrote in turns that were accepted and not repaired. `logprobs` is 0 elsewhere; it is left out if the server
     did not state it.
 
@@ -80,7 +80,7 @@ def _is_own(turn: TurnStory, *, by_ids: bool) -> bool:
 
 @dataclass(slots=True)
 class _Sequence:
-    """A sequence that grows from request to request. `reply` is where a reply begins that is not settled yet."""
+    """A sequence that grows from request to request. `reply` is the index of a reply not settled yet."""
 
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
@@ -92,11 +92,11 @@ class _Sequence:
     truncated: bool = False  # the last reply reached the limit of tokens
 
     def continues(self, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt has all that is to be learned so far."""
+        """Return whether a prompt contains all tokens that are learned so far."""
         return not any(self.mask[shared_items(self.ids, prompt) :])
 
     def add(self, tokens: ReplyTokens, *, truncated: bool = False) -> None:
-        """Add a prompt and its reply. What the prompt does not have of the sequence is removed."""
+        """Add a prompt and its reply. Tokens of the sequence that the prompt does not have are removed."""
         kept = shared_items(self.ids, tokens.prompt)
         self._cut(kept)
         inserted = tokens.prompt[kept:]
@@ -143,7 +143,7 @@ class _Sequence:
 
 
 class SampleCount:
-    """Counts exported sequences as they pass: how many a trial has, what is cut off, and what trainers need."""
+    """Counts exported sequences as they pass: per trial, truncated ones, and tokens."""
 
     def __init__(self) -> None:
         self.trials: dict[str, int] = {}  # sequences by run, rolled-back ones excepted

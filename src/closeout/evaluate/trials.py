@@ -2,7 +2,7 @@
 
 A process takes trials under a lease: the trial names the worker, and the worker holds an operating-system lock that is
 released when its process dies, however it dies. So a lease never expires too early and is never stale. The trials' runs
-are in the journal beside the file; what a trial's row holds can be read again from its run.
+are in the journal beside the file; a trial's row can be rebuilt from its run.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A claimed trial that others may run: it was interrupted, or it is to be tried again `after` so many seconds."""
+    """A claimed trial that other workers may run: it was interrupted, or is retried after `after` seconds."""
 
     claim: TrialClaim
     after: float = 0.0
@@ -146,11 +146,11 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The controls of an evaluation that runs, what was spent, and the number of unfinished trials.
+    """The controls of a running evaluation, its cost, and the number of unfinished trials.
 
     Attributes:
         state: "running", "paused" or "stopped".
-        concurrency: The number of trials at once, None for what the command says.
+        concurrency: The number of trials at once. None: as the command says.
         cost: US dollars spent by all workers, as far as prices are known.
         tokens: Tokens spent by all workers.
         waiting: Trials that no worker runs.
@@ -172,7 +172,7 @@ class SweepProgress:
     """The progress of an evaluation.
 
     Attributes:
-        control: Its controls, and what was spent.
+        control: Its controls and its cost.
         planned: All trials.
         finished: Trials that have ended.
         score: Their mean score.
@@ -200,7 +200,7 @@ def evaluation_file(home: Home, name: str) -> Path:
 
 
 def evaluations_in(home: Home) -> list[str]:
-    """Return the names of the evaluations that are kept in a home, the latest first."""
+    """Return the names of a home's evaluations, the latest first."""
     files = list((home / FOLDER).glob("*.sqlite3"))
     return [file.name.removesuffix(".sqlite3") for file in sorted(files, key=lambda f: f.stat().st_mtime, reverse=True)]
 
@@ -321,8 +321,7 @@ class TrialStore:
                 if task.id not in known:
                     known[task.id] = (position, digest)
                     row = (position, task.id, digest, json.dumps(task.to_dict(), default=str))
-                    taken = db.execute("INSERT OR IGNORE INTO tasks VALUES (?,?,?,?)", row).rowcount == 0
-                    changed = taken
+                    changed = db.execute("INSERT OR IGNORE INTO tasks VALUES (?,?,?,?)", row).rowcount == 0
                 else:
                     changed = known[task.id][1] != digest
                 if changed:
@@ -393,7 +392,7 @@ class TrialStore:
         self._locks.take(f"worker {self.worker}", self.worker)
 
     def exchange(self, done: Sequence[Finished | Released], free: int, cost: float, tokens: int) -> list[TrialClaim]:
-        """Store results, add to what was spent, and claim up to `free` trials, in one transaction."""
+        """Store results, add cost and tokens, and claim up to `free` trials, in one transaction."""
         with self._transaction() as db:
             for each in done:
                 if isinstance(each, Finished):
@@ -458,43 +457,39 @@ class TrialStore:
                 db.execute("UPDATE trials SET state='waiting', worker=NULL WHERE worker=?", (self.worker,))
 
     def wake_suspended(self) -> None:
-        """Let suspended trials be claimed again: their runs may have been decided on."""
+        """Let suspended trials be claimed again: their decisions may have been made."""
         with self._transaction() as db:
             db.execute("UPDATE trials SET state='waiting' WHERE state='suspended'")
 
     def spend(self, cost: float, tokens: int) -> tuple[float, int]:
-        """Add to what was spent, and return what all workers have spent together."""
+        """Add cost and tokens, and return the totals of all workers."""
         with explained(self.path):
             ((spent, used),) = self._db.execute(
                 "UPDATE evaluation SET cost=cost+?, tokens=tokens+? RETURNING cost, tokens", (cost, tokens)
             ).fetchall()
         return float(spent), int(used)
 
-    def free_orphans(self) -> int:
-        """Free the trials of workers that have died, and return how many there were."""
+    def free_orphans(self) -> None:
+        """Free the trials of workers that have died."""
         assert self._locks is not None
-        workers = self._query("SELECT DISTINCT worker FROM trials WHERE state='running'")
-        dead = [worker for (worker,) in workers if worker != self.worker and not self._locks.held_anywhere(worker)]
-        freed = 0
-        for worker in dead:
+        workers = self._query("SELECT DISTINCT worker FROM trials WHERE state='running' AND worker!=?", (self.worker,))
+        dead = [(worker,) for (worker,) in workers if not self._locks.held_anywhere(worker)]
+        if dead:
+            free = "UPDATE trials SET state='waiting', worker=NULL, not_before=0 WHERE state='running' AND worker=?"
             with self._transaction() as db:
-                freed += db.execute(
-                    "UPDATE trials SET state='waiting', worker=NULL, not_before=0 WHERE state='running' AND worker=?",
-                    (worker,),
-                ).rowcount
-        return freed
+                db.executemany(free, dead)
 
     # -------------------------------------------------------------------------------------------- controlling it
 
     def control(self) -> Control:
-        """Return the controls, what was spent, and the number of unfinished trials."""
+        """Return the controls, the cost, and the number of unfinished trials."""
         ((state, concurrency, cost, tokens),) = self._query("SELECT state, concurrency, cost, tokens FROM evaluation")
         counts = dict(self._query("SELECT state, count(*) FROM trials WHERE state!='finished' GROUP BY state"))
         numbers = [counts.get(name, 0) for name in ("waiting", "running", "suspended")]
         return Control(state, concurrency, cost, tokens, *numbers)
 
     def set_control(self, *, state: str | None = None, concurrency: int | None = None) -> None:
-        """Set what workers do.
+        """Control the workers.
 
         Args:
             state: "running", "paused" or "stopped".
@@ -506,8 +501,8 @@ class TrialStore:
             if concurrency is not None:
                 db.execute("UPDATE evaluation SET concurrency=?", (concurrency or None,))
 
-    def wait_again(self, statuses: Sequence[str], *, suffix: str = "") -> int:
-        """Let finished trials of these statuses run again, and return how many there are.
+    def wait_again(self, statuses: Sequence[str], *, suffix: str = "") -> None:
+        """Let finished trials of these statuses run again.
 
         Args:
             statuses: "failed", "unanswered", "answered".
@@ -519,7 +514,7 @@ class TrialStore:
         reset = f"UPDATE trials SET state='waiting', tries=0, not_before=0, run_id=run_id||? WHERE {chosen}"  # noqa: S608
         with self._transaction() as db:
             db.execute(forget, (wanted,))
-            return db.execute(reset, (suffix, wanted)).rowcount
+            db.execute(reset, (suffix, wanted))
 
     # -------------------------------------------------------------------------------------------- reading it
 
@@ -557,9 +552,7 @@ class TrialStore:
 
     def trials(self) -> list[Trial]:
         """Return the trials, by task and epoch."""
-        scores: dict[int, dict[str, StoredScore]] = {}
-        for trial, scorer, value, correct, judged, reason in self._query("SELECT * FROM scores"):
-            scores.setdefault(trial, {})[scorer] = StoredScore(value, bool(correct), bool(judged), reason)
+        scores = _stored_scores(self._query("SELECT * FROM scores"))
         edited = {name for by_name in scores.values() for name in by_name if name.endswith(ORIGINAL)}
         for original in edited:  # a trial that nobody has edited has one score
             for by_name in scores.values():
@@ -572,33 +565,30 @@ class TrialStore:
         rows = self._query(_SELECT_TRIALS.replace(" ORDER BY", " WHERE run_id=? ORDER BY"), (run_id,))
         if not rows:
             return None
-        found = self._query("SELECT * FROM scores WHERE trial=?", (rows[0][0],))
-        scores = {
-            name: StoredScore(value, bool(right), bool(judged), why) for _, name, value, right, judged, why in found
-        }
-        ((body,),) = self._query("SELECT body FROM tasks WHERE id=?", (rows[0][1],))
-        return EvalTask.of(json.loads(body)), _trial(rows[0], scores)
+        number, task_id, *_ = rows[0]
+        scores = _stored_scores(self._query("SELECT * FROM scores WHERE trial=?", (number,)))
+        ((body,),) = self._query("SELECT body FROM tasks WHERE id=?", (task_id,))
+        return EvalTask.of(json.loads(body)), _trial(rows[0], scores.get(number, {}))
 
-    def finished(self) -> Iterator[tuple[int, Attempted]]:
-        """Yield the trials that have ended, with their numbers, as scorers see them."""
-        tasks = {task.id: task for task in self.tasks()}
-        for number, task_id, answer, status, run_id, epoch in self._query(
-            "SELECT trials.number, id, answer, status, run_id, epoch FROM trials "
-            "JOIN tasks ON tasks.number=trials.task WHERE state='finished' ORDER BY trials.number"
-        ):
-            yield number, Attempted(tasks[task_id], answer, status, run_id=run_id, epoch=epoch)
+    def finished(self, *, unscored_by: str | None = None) -> list[tuple[int, Attempted]]:
+        """Return the trials that have ended, with their numbers, as scorers see them.
 
-    def unscored(self, scorer: str) -> list[int]:
-        """Return the numbers of the finished trials that a scorer has not scored."""
+        Args:
+            unscored_by: Only the trials that this scorer has not scored. None: all.
+        """
         found = self._query(
-            "SELECT number FROM trials WHERE state='finished' AND number NOT IN "
-            "(SELECT trial FROM scores WHERE scorer=?)",
-            (scorer,),
+            "SELECT trials.number, body, answer, status, run_id, epoch FROM trials "
+            "JOIN tasks ON tasks.number=trials.task WHERE state='finished' AND trials.number NOT IN "
+            "(SELECT trial FROM scores WHERE scorer=?) ORDER BY trials.number",
+            (unscored_by,),  # NULL equals no name.
         )
-        return [number for (number,) in found]
+        return [
+            (number, Attempted(EvalTask.of(json.loads(body)), answer, status, run_id=run_id, epoch=epoch))
+            for number, body, answer, status, run_id, epoch in found
+        ]
 
     def put_scores(self, scores: Mapping[int, Mapping[str, Score]]) -> None:
-        """Store scores by the numbers of trials. Where a person has edited one, the scorer's replaces the original."""
+        """Store scores by the numbers of trials. If a person has edited one, the scorer's replaces the original."""
         with self._transaction() as db:
             edited = set(db.execute("SELECT trial, scorer FROM scores WHERE scorer LIKE ?", (f"%{ORIGINAL}",)))
             for trial, by_name in scores.items():
@@ -606,7 +596,7 @@ class TrialStore:
                 self._put_scores(db, trial, {originals.get(name, name): score for name, score in by_name.items()})
 
     def edit_score(self, task_id: str, epoch: int, scorer: str, score: Score | None) -> None:
-        """Put a person's score in the place of a scorer's, which stays under another name; None restores it.
+        """Replace a scorer's score with a person's. The scorer's is kept under another name; None restores it.
 
         Raises:
             UsageError: There is no such trial, or the scorer has not scored it.
@@ -635,6 +625,14 @@ class TrialStore:
 def _stored(value: Any) -> Any:
     """Return a text without lone surrogates, which SQLite cannot hold; anything else as it is."""
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
+
+
+def _stored_scores(rows: Iterable[tuple[Any, ...]]) -> dict[int, dict[str, StoredScore]]:
+    """Return rows of the table `scores` by trial and scorer."""
+    scores: dict[int, dict[str, StoredScore]] = {}
+    for trial, scorer, value, correct, judged, reason in rows:
+        scores.setdefault(trial, {})[scorer] = StoredScore(value, bool(correct), bool(judged), reason)
+    return scores
 
 
 def _trial(row: tuple[Any, ...], scores: Mapping[str, StoredScore]) -> Trial:

@@ -44,12 +44,12 @@ class WhatIfReport:
 
     @property
     def changed(self) -> tuple[WhatIfCase, ...]:
-        """The runs in which the candidate answers or ends otherwise, or makes other calls or in another order."""
+        """The runs in which the candidate's answer, end, calls or order of calls differ."""
         return tuple(case for case in self.cases if case.changed)
 
     @property
     def baseline_changed(self) -> tuple[WhatIfCase, ...]:
-        """The runs in which the baseline does so: the noise."""
+        """The runs in which the baseline's do: the noise."""
         return tuple(case for case in self.cases if differs(case.then, case.baseline))
 
     @property
@@ -64,7 +64,7 @@ class WhatIfReport:
 
     @property
     def paid(self) -> int:
-        """The requests that were sent to models, in all lanes."""
+        """The number of requests sent to models, in all lanes."""
         return sum(lane.paid for lane in self._lanes())
 
     @property
@@ -90,18 +90,18 @@ async def what_if(
 ) -> WhatIfReport:
     """Find out what an agent would have done on recorded runs, in memory. The records stay as they are.
 
-    Requests and tool calls that equal recorded ones are answered from the record. From the first request that differs
+    Requests and tool calls that equal recorded ones are answered from the record. From the first request that differs,
     the model is asked. A call with effects that is not in the record is never made: the run ends there.
 
     Args:
         agent: The candidate, whose home has the runs.
         runs: The ids of the runs, or the number of the newest ended runs of agents of this name.
-        baseline: The agent as it was. Its model is asked again where the candidate's is: this shows the noise.
+        baseline: The unchanged agent. Its model is asked wherever the candidate's is, which shows the noise.
         grader: Grades an answer. Default: 1 if it is the recorded one.
         allow_read_only: Run tools that only read for calls that are not in the record.
-        limit_cost: Dollars after which no request is sent any more; requests under way may exceed it.
+        limit_cost: Dollars after which no further request is sent; requests in flight may exceed it.
         parallel: Runs at a time.
-        progress: Called with the number of runs that are done and of all, after each.
+        progress: Called after each run with the number of finished runs and of all runs.
 
     Raises:
         UsageError: An argument is wrong, or the agent keeps no runs.

@@ -1,4 +1,4 @@
-"""Run a task again on the effects of a recorded run: what is equal is taken from the record, in any order."""
+"""Run a task again on the effects of a recorded run. Equal effects are taken from the record, in any order."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = ["CostLimit", "KnownTools", "RecordedEffects", "WhatIfJournal", "shown
 
 @dataclass
 class CostLimit:
-    """The most that the requests of many runs may cost together. Requests under way when it is reached may exceed it.
+    """The most that the requests of many runs may cost together. Requests in flight may exceed it.
 
     Attributes:
         limit: Dollars; None for no limit.
@@ -57,7 +57,7 @@ class CostLimit:
     reached: str = ""
 
     def charge(self, usage: Usage) -> None:
-        """Add the cost of a request. A limit cannot be kept without a price, so an unknown one reaches it."""
+        """Add the cost of a request. An unknown price reaches the limit, which cannot be kept without it."""
         self.spent += usage.cost_usd or 0.0
         if self.limit is None:
             return
@@ -93,18 +93,18 @@ class KnownTools:
                 self._add(tool.plan_of(False), depth - 1)
 
     def is_inner(self, started: ToolStarted) -> bool:
-        """True for an agent, a program and the reading of a result: what they do passes through the journal too."""
+        """True for agents, programs and the reading of results: their effects pass through the journal too."""
         return started.server_name is None and started.name in self._inner and started.name not in self._outer
 
     def only_reads(self, started: ToolStarted | DecisionRequested) -> bool:
-        """True if every tool of this name is declared to have no effects. Unknown tools count as having some."""
+        """True if every tool of this name is declared to have no effects. Unknown tools count as having effects."""
         specs = self._specs.get(started.name, [])
         if isinstance(started, ToolStarted):
             specs = [spec for spec in specs if spec.server_name == started.server_name]
         return bool(specs) and all(spec.policy.only_reads for spec in specs)
 
     def canonical(self, name: str, arguments: str) -> tuple[str, str]:
-        """Return a call as it is compared: with today's names and defaults, and sorted keys."""
+        """Return a call in the form for comparisons: with current names and defaults, and sorted keys."""
         name = self._successors.get(name, name)
         values = value_or_text(arguments)
         if isinstance(values, dict) and name in self._specs:
@@ -113,7 +113,7 @@ class KnownTools:
 
 
 class _Requests:
-    """Puts requests together from the events that say what each adds to the one before, and returns their digests."""
+    """Rebuilds requests from events, which record only changes, and returns their digests."""
 
     def __init__(self, model: str) -> None:
         self._models = {"main": model}
@@ -122,7 +122,7 @@ class _Requests:
         self._tools: dict[str, str] = {}
 
     def note(self, event: Event) -> None:
-        """Learn the model of an agent that begins."""
+        """Note the model of a new agent."""
         if isinstance(event, AgentStarted):
             self._models[event.agent] = event.model
 
@@ -144,15 +144,15 @@ class _Requests:
 
 @dataclass
 class RecordedEffects:
-    """The outcomes of a recorded run, each under what was asked.
+    """The outcomes of a recorded run, by their requests and calls.
 
     Attributes:
         replies: The outcomes of requests by digest.
         results: The results of tool calls by canonical call.
         decisions: Decisions by kind and canonical call.
-        told: What servers told about themselves.
+        told: The facts that servers stated about themselves.
         calls: The agent and the canonical call of each call, in order.
-        lacks_prompts: True if the record does not say what was sent.
+        lacks_prompts: True if the prompts were not recorded.
         model: The name of the main agent's model.
     """
 
@@ -210,29 +210,29 @@ def shown(key: Sequence[str]) -> str:
 
 
 class WhatIfJournal(Journal):
-    """The journal of a run in memory whose effects are taken from a record where they are equal.
+    """The journal of a run in memory. Effects equal to recorded ones are taken from the record.
 
     A request that is not in the record is sent. A call that is not in it is made only if its tool only reads and that
-    is allowed; otherwise the run ends, and `left` has the call. What is sent or made is kept by the lane.
+    is allowed; otherwise the run ends, and `left` has the call. The lane keeps the events.
 
     Args:
         started: The first event.
-        recorded: The outcomes; they are used up.
+        recorded: The recorded outcomes, which are consumed.
         tools: The tools of the agent.
-        lane: Keeps what is paid for.
+        lane: Saves the run from its first paid request on.
         load: Returns the content of a recorded file by its SHA-256.
         allow_read_only: Run tools that only read for calls that are not in the record.
-        cost: What requests may cost.
-        ask_from: The number of the request from which the model is always asked; None to ask only if it differs.
+        cost: The cost limit of the requests.
+        ask_from: The number of the first request that is always sent; None to send only requests that differ.
 
     Attributes:
         tools: The tools of the agent.
         left: The call that the run wanted to make and the record does not have.
         problem: Why the run was ended: it left the record, or the cost limit is reached.
         calls: The agent, name and arguments of each call in order, with the one that it wanted to make.
-        requests_paid: The number of requests that were paid for.
+        requests_paid: The number of requests sent to the model.
         paid: Their usage.
-        first_paid: The number of the first of these in the run, None without one.
+        first_paid: The number of the first one in the run, None if none was sent.
     """
 
     def __init__(
@@ -276,10 +276,10 @@ class WhatIfJournal(Journal):
         return partial(self._outcome, started, run)
 
     async def _outcome(self, started: Event, run: Callable[[], Awaitable[Event]]) -> Event:
-        """Return the recorded outcome of an equal effect, or do the effect if it may be done.
+        """Return the recorded outcome of an equal effect, or execute the effect if allowed.
 
         Raises:
-            JournalError: The effect must not be done: the run has left the record.
+            JournalError: The effect is not allowed: the run has left the record.
         """
         found = self._found(started)
         if found is not None:
@@ -343,7 +343,7 @@ class WhatIfJournal(Journal):
         self._stop(f"The run left the record: it wants to call {self.left}.")
 
     def _stop(self, problem: str) -> None:
-        """End the run: the journal fails from here, so that no tool and no sub-agent can swallow it."""
+        """End the run. The journal fails from now on, so that no tool or sub-agent can swallow the error."""
         self.problem = problem
         self._failure = JournalError(problem)
         raise self._failure
@@ -352,5 +352,5 @@ class WhatIfJournal(Journal):
 def _of_request(outcome: ModelReplied | ModelFailed, started: ModelRequested) -> Event:
     if isinstance(outcome, ModelFailed):
         return replace(outcome, agent=started.agent, call=started.call)
-    # Its tokens are recorded relative to those of the request before, which may be another one here.
+    # Tokens are recorded relative to the previous request's, which may differ here.
     return replace(outcome, agent=started.agent, call=started.call, tokens="")

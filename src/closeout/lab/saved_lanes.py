@@ -1,4 +1,4 @@
-"""The lanes of a what-if comparison that are kept as runs of the home: those that were paid for, or that differ."""
+"""Save lanes of a what-if comparison as runs of the home: those with paid requests, and those that differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["SavedLane", "delete_lanes"]
 
 
 def delete_lanes(store: Store, comparison: str) -> None:
-    """Delete the lanes that an earlier comparison of this name has kept.
+    """Delete the lanes saved by an earlier comparison of this name.
 
     Raises:
         JournalLocked: Another process is running this comparison.
@@ -31,15 +31,15 @@ def delete_lanes(store: Store, comparison: str) -> None:
 
 
 class SavedLane:
-    """One lane of a comparison, which is written to the home from its first request that is paid for.
+    """One lane of a comparison, which is written to the home from its first paid request on.
 
     Args:
         store: The home.
-        name: The id of the run that keeps it.
-        origin: What it is, for the record.
+        name: The id of its run.
+        origin: The origin of its run.
 
     Attributes:
-        run_id: The run in the home that keeps it; empty as long as nothing does.
+        run_id: Its run in the home; empty until it is written.
     """
 
     def __init__(self, store: Store, name: str, *, origin: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ class SavedLane:
         self.run_id = ""
 
     def note_paid(self, started: Event) -> None:
-        """Note that the reply to a request was paid for. Others are written without their usage."""
+        """Note that a request was paid for. Other replies are written without usage."""
         self._paid.add((started.agent, started.key))
 
     async def begin(self, source: Journal) -> None:

@@ -1,4 +1,4 @@
-"""Run recorded runs again with a changed agent, and find what it does otherwise. Only what differs is paid for."""
+"""Run recorded runs again with a changed agent, and find the differences. Only requests that differ are paid for."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ _SHOWN = 200  # characters of a task
 
 @record(kw_only=True)
 class Lane:
-    """A task as one agent did it.
+    """A task as executed by one agent.
 
     Attributes:
         answer: Its answer.
         status: "answered", "unanswered", "failed", "left the record" or "stopped" (at the cost limit).
         turns: Its turns.
-        tokens: Tokens of its requests, also of those that were taken from the record. None for a client of the proxy.
+        tokens: Tokens of its requests, including those answered from the record. None for a client of the proxy.
         calls: Its tool calls, agent by agent, in order.
-        paid: The requests that were sent to the model.
-        cost: What these cost in dollars; None if a price is unknown.
-        run_cost: What all its requests cost, also those that were taken from the record; None if a price is unknown.
-        left: The call that it wanted to make, which the record does not have and which must not be made.
+        paid: The number of requests sent to the model.
+        cost: Their cost in dollars; None if a price is unknown.
+        run_cost: The cost of all its requests, including those answered from the record; None if a price is unknown.
+        left: The call that it wanted to make, which is not in the record and must not be made.
         problem: Why it failed or stopped.
-        run_id: The run in the home that has its events; empty if they were not kept, because it did what was recorded.
+        run_id: The run in the home with its events; empty if it did what was recorded, so that they were not kept.
     """
 
     answer: str | None
@@ -76,16 +76,16 @@ class Lane:
 
 @record(kw_only=True)
 class WhatIfCase:
-    """One recorded run, and what a changed agent does on it.
+    """One recorded run, and a changed agent's run of its task.
 
     Attributes:
         run_id: The recorded run.
         task: The beginning of its task.
         then: The run as recorded; None if it cannot be read.
         now: With the candidate; None if the run was not run again.
-        baseline: With the agent that the candidate is compared with: asked again from the request at which the
-            candidate left the record, so that it shows how much the model varies by itself. None without one.
-        differences: How the candidate differs from the agent that made the recorded run, as far as records show.
+        baseline: With the agent to compare with. Its model is asked from the request at which the candidate left the
+            record, so this shows how much the model varies by itself. None without a baseline.
+        differences: How the candidate differs from the recorded run's agent, as far as the records show.
         divergence: The first difference between `then` and `now`; empty if there is none.
         problem: Why the run was not run again.
     """
@@ -122,14 +122,14 @@ class WhatIfCase:
 
     @property
     def changed(self) -> bool:
-        """True if the candidate answers or ends otherwise, or makes other calls or in another order."""
+        """True if the candidate's answer, end, calls or order of calls differ."""
         return differs(self.then, self.now)
 
 
 def differs(then: Lane | None, now: Lane | None) -> bool:
     """Return True if two lanes have other answers, ends or calls, or calls in another order.
 
-    Nothing is known of a lane that was stopped.
+    A stopped lane never differs: its end is unknown.
     """
     if then is None or now is None or now.status == "stopped":
         return False
@@ -153,17 +153,19 @@ async def run_again(
     parallel: int = 4,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[WhatIfCase]:
-    """Run recorded runs again with an agent. The records stay as they are; what is paid for is kept as runs of its own.
+    """Run recorded runs again with an agent. The records stay unchanged.
+
+    Lanes that differ or have paid requests are saved as runs.
 
     Args:
         plan: The changed agent.
-        store: Where the runs are kept. None is refused: there are no runs.
+        store: The store of the runs. None raises UsageError.
         runs: The ids of the runs, or the number of the newest ended runs of agents of this name.
         baseline: The agent to compare it with.
         allow_read_only: Run tools that only read for calls that are not in the record.
-        limit_cost: Dollars after which no request is sent any more.
+        limit_cost: Dollars after which no further request is sent.
         parallel: Runs at a time.
-        progress: Called with the number of runs that are done and of all, after each.
+        progress: Called after each run with the number of finished runs and of all runs.
 
     Raises:
         UsageError: An argument is wrong.
@@ -213,7 +215,7 @@ async def run_again(
 
 
 def _name(plan: AgentPlan, baseline: AgentPlan | None, runs: object, *, allow_read_only: bool) -> str:
-    """Return a name that depends on the agents and the runs only: a repeated comparison has the same."""
+    """Return a name made only of the agents and the runs: a repeated comparison has the same name."""
     agents = [
         None if each is None else [each.name, each.fingerprint(each.offered_tools()), each.settings.model_dump()]
         for each in (plan, baseline)
@@ -240,13 +242,13 @@ def _chosen(store: Store, name: str, runs: int | Iterable[str]) -> list[str]:
 
 
 def _quiet(plan: AgentPlan) -> AgentPlan:
-    """Return the plan without listeners, telemetry and webhook, recording the prompts, which are compared."""
+    """Return the plan without listeners, telemetry and webhook. Prompts are recorded, to compare them."""
     spec = replace(plan.spec, listeners=(), telemetry=None, webhook=None)
     return replace(plan, spec=spec, remember_dialect=None, remember_rules=None, record_prompts=True)
 
 
 class _Lab:
-    """Runs cases. `cost` is charged by all of them."""
+    """Runs cases, which share `cost`."""
 
     def __init__(self, store: Store, name: str, *, allow_read_only: bool, cost: CostLimit) -> None:
         self._store = store
@@ -356,7 +358,7 @@ class _Lab:
 
 
 async def _kept(lane: SavedLane, found: Lane, journal: WhatIfJournal, *, differs: bool) -> Lane:
-    """Keep a lane that differs or was paid for. Return it with its run."""
+    """Save a lane that differs or has paid requests. Return it with its run."""
     if differs and not lane.run_id and found.status != "stopped":
         await lane.begin(journal)
     ends = {"left the record": ("failed", "left_record"), "stopped": ("cancelled", "cost_limit")}
@@ -394,7 +396,7 @@ def _as_recorded(rows: Sequence[Row], calls: Iterable[tuple[str, str]]) -> Lane:
 
 
 def _by_agent(calls: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return calls agent by agent: agents that work side by side make them in any order."""
+    """Return calls agent by agent: concurrent agents make them in any order."""
     return tuple(call for _, call in sorted(calls, key=itemgetter(0)))
 
 
@@ -421,7 +423,7 @@ def _first_settings(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _behaviour(rows: Iterable[Row]) -> list[Row]:
-    """Return what the model said and the tools returned, and the end. A request only says which turn it is."""
+    """Return replies, results and the end. Requests are reduced to their turn."""
     found = []
     for row in rows:
         event: Event = row.event

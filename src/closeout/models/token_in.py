@@ -1,8 +1,8 @@
 """The client for servers that take and return token ids: vLLM, SGLang and llama.cpp.
 
 A chat server builds every prompt from messages. It may leave out the thinking of earlier turns, write calls in its
-own way, and tokenize what the model sampled differently. Here a prompt is, id for id, the prompt before it, the sampled
-reply, and the tokens of what was added.
+own way, and tokenize sampled text differently. Here a prompt consists, id for id, of the previous prompt, the sampled
+reply, and the tokens of the added text.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _PATHS = {"sglang": "/generate", "llama.cpp": "/completion"}
 class TokenClient(OpenAIClient):
     """A model that is asked with token ids and answers with them, so that a run is one sequence of tokens.
 
-    The ids of earlier turns are in the messages, as what the server attached to them, so they survive a crash, and a
-    fork has its own. If earlier messages have changed, as after an eviction, the conversation is written again.
+    The ids of earlier turns are attached to the messages, so they survive a crash, and a fork has its own. If earlier
+    messages have changed, as after an eviction, the whole conversation is tokenized again.
 
     For another server, or the engine of a trainer, override `tokenize` and `generate`.
 
@@ -101,8 +101,8 @@ class TokenClient(OpenAIClient):
 
         Args:
             prompt: The ids of the prompt.
-            request: The request that it was written for.
-            on_delta: Receives the text, if it is set.
+            request: The request of the prompt.
+            on_delta: Receives the text as it is written, if set.
             timeout: Seconds.
 
         Returns:
@@ -112,7 +112,7 @@ class TokenClient(OpenAIClient):
         return await super()._attempt_request(asked, on_delta, timeout)
 
     async def _prompt(self, request: ModelRequest) -> tuple[list[int], list[int]]:
-        """Return the ids that an earlier request and its reply had, and those that are added to them."""
+        """Return the ids of an earlier request with its reply, and the ids to add."""
         tools = tool_definitions(request.tools)
         messages = request.messages
         before, last = self._known(request)
@@ -126,7 +126,7 @@ class TokenClient(OpenAIClient):
         return [], await self.tokenize(self._template.write(messages, tools))
 
     def _known(self, request: ModelRequest) -> tuple[list[int], int]:
-        """Return the ids up to the last reply, and its place; none and -1 if it is not known how they were written."""
+        """Return the ids up to the last reply and its position; no ids and -1 if the ids are unknown."""
         ids: list[int] = []
         last = -1
         for place, (message, seen) in enumerate(zip(request.messages, _digests(request), strict=False)):
@@ -135,12 +135,12 @@ class TokenClient(OpenAIClient):
                 if kept is not None and kept.get("seen") == seen and (ids or kept.get("anew")):
                     ids = [*([] if kept.get("anew") else ids), *kept["prompt"], *kept["reply"]]
                     last = place
-                else:  # such as a reply to a hint; a later request, which was written again, is known
+                else:  # e.g. a reply to a hint; the ids are known again after the next full prompt
                     ids, last = [], -1
         return ids, last
 
     async def tokenize(self, text: str) -> list[int]:
-        """Return the ids of a text, without any that the tokenizer would add."""
+        """Return the ids of a text, without special tokens added by the tokenizer."""
         body: dict[str, Any] = {"model": self.model, "prompt": text, "add_special_tokens": False}
         if self._kind == "llama.cpp":
             body = {"content": text, "add_special": False, "parse_special": True}

@@ -119,7 +119,7 @@ def joined(events: Iterable[CotEvent]) -> list[CotEvent]:
 
 
 class Tape:
-    """The text that has no events yet, and the events made since the last `drain`.
+    """The text that has no events yet, and the events since the last `drain`.
 
     `position` and `emitted` are indices into `text`: where reading continues, and up to where events were made.
     """
@@ -301,9 +301,9 @@ def _tag_at(text: str, start: int, *, last: bool) -> Tag | Literal["hold"] | Non
 
 
 class ReadingStop(Enum):
-    """Why a walk over lines stopped, before what it found."""
+    """Why a walk stopped before a structure."""
 
-    MORE = auto()  # all text is used up, or held back
+    MORE = auto()  # the rest of the text is used up or held back
     MARKER = auto()
     TAG = auto()
     BRACKET = auto()  # a `{` or `[` at a line's start
@@ -323,7 +323,7 @@ class Place(Enum):
 
 
 class LineWalker:
-    """Walk over text of one kind and emit it, up to what may be structure. Knows lines, code fences and tags.
+    """Walk over text of one kind and emit it, up to the next possible structure. Knows lines, code fences and tags.
 
     `brackets`: stop at JSON at a line's start. `tags`: they count anywhere, at a line's start, or never. The text is
     collected in `kept`.
@@ -374,7 +374,7 @@ class LineWalker:
         self._marks, self._newline_seen, self._decorated = True, True, False
 
     def pass_over(self, end: int) -> None:
-        """Treat what the walk stopped at as text."""
+        """Treat the structure at which the walk stopped as text."""
         self.place = Place.IN_LINE
         self._tape.position = end
         self._emit()
@@ -392,7 +392,7 @@ class LineWalker:
         return stop or ReadingStop.MORE
 
     def _is_stop_prefix(self) -> bool:
-        """True if a stop marker begins the last line: the server cut the rest of it off."""
+        """True if the last line is the beginning of a stop marker: the server cut off the rest."""
         on_line = self.place is Place.LINE_START and self._marks and self._newline_seen
         return on_line and self._markers.is_stop_prefix(self._tape.text[self._tape.position :])
 
@@ -588,7 +588,7 @@ def _next_pattern(first: str, tags: bool) -> re.Pattern[str]:
 
 @lru_cache(maxsize=64)
 def _fence_patterns(fence: str) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """A newline before a line that may close a fence; what closes it; what may become that."""
+    """Patterns for a newline before a line that may close a fence, a closing line, and the beginning of one."""
     character, size = re.escape(fence[0]), len(fence)
     return (
         re.compile(rf"\n(?=[ \t\r\ufeff]*+(?:{character}|\Z))"),
@@ -645,14 +645,14 @@ class _Action:
     name: str = ""  # the name in the text form
     name_pieces: list[str] = field(default_factory=list)
     announced: bool = False  # an action_start event was made
-    final: bool = False  # the action is the final answer, as far as is known
+    final: bool = False  # the action is the final answer, as far as it is read
     fence: str = ""
     closer: str = ""  # the text that must follow the JSON: a fence, a quote, a parenthesis
     scanner: JsonScanner = field(default_factory=JsonScanner)
     json_start: int = 0
     opening: str = ""  # the JSON's first bracket
     pieces: list[str] = field(default_factory=list)  # the JSON or the input, in pieces
-    raw: list[str] = field(default_factory=list)  # plain text if this turns out not to be an action
+    raw: list[str] = field(default_factory=list)  # the text, in case this is not an action
     in_input: bool = False
     first_of_input: bool = False  # the next character is the quote that opens the input
     decoder: StringDecoder | None = None
@@ -661,7 +661,7 @@ class _Action:
 
     @property
     def kind(self) -> tuple[EventKind, str]:
-        """The kind and role of the events for its JSON."""
+        """The kind and role of its JSON's events."""
         if not self.committed:
             return "text", "json"
         if self.form == "input" or self.in_input:
@@ -688,7 +688,7 @@ class CotAgentOutputParser:
 
     Args:
         markers: Translations of the markers, for example `{"thought": ["思考"]}`, or the `Markers` made of them.
-        reasoning_open: The prompt itself opened a reasoning tag, so the reply begins inside it.
+        reasoning_open: The prompt ended with an open reasoning tag, so the reply begins inside it.
         thought_open: The prompt ended in `Thought:`, so the reply begins inside a thought.
         max_depth: Levels of nesting in one action; a deeper one is malformed.
         max_size: Characters of one action; a longer one is malformed.
@@ -715,18 +715,18 @@ class CotAgentOutputParser:
         self._state = State.REASONING if reasoning_open else State.TEXT
         self._structured = False  # a marker was seen, so plain text is not a candidate answer
         self._closed = False
-        self._plain: list[str] = []  # the answer, if no structure comes
+        self._plain: list[str] = []  # the answer, if no structure follows
         self._text = self._new_text_walker()
         self._text.role = "thought" if thought_open else "plain"
         self._answer: LineWalker | None = None
         self._answer_text: list[str] = []
         self._answer_start = 0
         self._depth = 1 if reasoning_open else 0  # open reasoning tags
-        self._code = CodeQuotes()  # quotes in the reasoning that is being read
-        self._reasoned: list[str] = []  # pieces of it that `_code` has not seen
+        self._code = CodeQuotes()  # quotes in the current reasoning
+        self._reasoned: list[str] = []  # pieces of reasoning that `_code` has not seen
         self._action = _Action("action")
         self._attempts: Counter[Form] = Counter()
-        self._no_action = False  # the last marker was an Action that names no tool
+        self._no_action = False  # the last marker was an Action without a tool name
 
     @property
     def complete(self) -> bool:
@@ -734,7 +734,7 @@ class CotAgentOutputParser:
         return self._state is State.UNTRUSTED
 
     def feed(self, text: str) -> list[CotEvent]:
-        """Read on and return the events that are certain by now. Raises ValueError after `close`."""
+        """Read more text and return the events that are now certain. Raises ValueError after `close`."""
         if not text:
             return []
         if self._closed:
@@ -747,12 +747,12 @@ class CotAgentOutputParser:
         """End the text and return the remaining events.
 
         Args:
-            finish_reason: The server's. If the reply is not finished, nothing in it is completed.
+            finish_reason: The server's finish reason. Nothing is completed in an unfinished reply.
         """
         if self._closed:
             return []
         self._closed = True
-        # A reply that was cancelled may be incomplete, too.
+        # A cancelled reply may be incomplete, too.
         truncated = finish_reason is not None and (finish_reason == "cut" or finish_reason not in FINISHED)
         self._advance(last=True, truncated=truncated)
         if self._state is not State.UNTRUSTED:
@@ -805,7 +805,7 @@ class CotAgentOutputParser:
         elif marker.name == "action":
             self._tape.emit("marker", marker.end)
             self._begin_action("action", bold=marker.bold)
-        elif self._no_action:  # the input of an action that names no tool
+        elif self._no_action:  # the input of an action without a tool name
             self._text.after_marker(marker)
         else:
             self._tape.emit("marker", marker.end)
@@ -829,7 +829,7 @@ class CotAgentOutputParser:
             self._depth = 1
             self._state = State.REASONING
             return
-        # The prompt opened it: all so far was reasoning.
+        # The prompt opened it: everything before the tag was reasoning.
         tape.report("reasoning", span=(0, tape.offset))
         self._plain.clear()
         self._structured = False
@@ -932,7 +932,7 @@ class CotAgentOutputParser:
     # -------------------------------------------------------------------------------------------- an action begins
 
     def _begin_action(self, form: Form, *, bold: bool = False) -> None:
-        self._no_action = form == "action"  # unless it turns out to name a tool
+        self._no_action = form == "action"  # Matters only if no tool name follows.
         self._attempts[form] += 1
         if self._attempts[form] > _MOST_ATTEMPTS:
             if form == "bare":
@@ -946,7 +946,7 @@ class CotAgentOutputParser:
             self._begin_json()
 
     def _read_value(self, last: bool) -> bool:
-        """After `Action:`, `Action Input:`, a native tag or a fence's opening line: find out what follows."""
+        """Choose the next state after `Action:`, `Action Input:`, a native tag or a fence's opening line."""
         action, tape, text = self._action, self._tape, self._tape.text
         self._skip_blanks()
         if tape.position == len(text):
@@ -1106,7 +1106,7 @@ class CotAgentOutputParser:
             action.in_input, action.decoder = False, None
 
     def _commit(self, both_keys: bool) -> None:
-        """JSON on a line of its own counts as an action once it shows both a name and an input key."""
+        """Commit to an action. JSON on a line of its own is one once it has both a name and an input key."""
         action = self._action
         if not action.committed and both_keys:
             action.committed = action.scanner.lenient = True
@@ -1137,7 +1137,7 @@ class CotAgentOutputParser:
         return True
 
     def _reject_json(self, last: bool) -> bool:
-        """The next character is not valid: this is text, or a malformed action."""
+        """Handle an invalid character: this is text, or a malformed action."""
         action, tape, text = self._action, self._tape, self._tape.text
         if not action.committed:
             return self._not_an_action(at_line_start=action.on_fresh_line)
@@ -1157,7 +1157,7 @@ class CotAgentOutputParser:
         return self._reject_action(code, hint) if self._action.committed else self._not_an_action()
 
     def _read_rest_of_line(self, last: bool) -> bool:
-        """After JSON without a marker: it must be alone on its line."""
+        """Read the rest of the line after JSON without a marker, which must be alone on its line."""
         action, tape, text = self._action, self._tape, self._tape.text
         end = _SPACE.match(text, tape.position).end()  # type: ignore[union-attr]
         action.raw.append(text[tape.position : end])
@@ -1202,7 +1202,7 @@ class CotAgentOutputParser:
         if action.size >= _LONGEST_NAME:
             return self._reject_action("broken_action", _NAME_ONLY)
         if inline is not None and inline["input"] is None:
-            return self._end_name("")  # an observation of the model's own
+            return self._end_name("")  # an observation that the model wrote
         if inline is not None:
             self._end_name("\n")
             if self._state is State.INPUT_MARKER:
@@ -1212,7 +1212,7 @@ class CotAgentOutputParser:
         return self._end_name(text[end]) if stop is not None else False
 
     def _end_name(self, stop: str) -> bool:
-        """The name is complete; `stop` is the character that ended it, "" if nothing can follow."""
+        """Complete the name. `stop` is the character that ended it, "" if nothing can follow."""
         action = self._action
         written = "".join(action.name_pieces)
         name = written.strip().rstrip("*:").strip()
@@ -1244,7 +1244,7 @@ class CotAgentOutputParser:
         return True
 
     def _read_call(self, last: bool) -> bool:
-        """After `name(`: an object, or nothing."""
+        """Read what follows `name(`: an object or a closing parenthesis."""
         self._skip_blanks()
         tape = self._tape
         if tape.position == len(tape.text):
@@ -1259,7 +1259,7 @@ class CotAgentOutputParser:
         return self._reject_action("broken_action", hint)
 
     def _read_input_marker(self, last: bool) -> bool:
-        """After the name's line: the input, or anything else if there is no input."""
+        """Read the line after the name: the input, or other text if there is no input."""
         self._skip_blanks()
         action, tape, text = self._action, self._tape, self._tape.text
         if tape.position == len(text):
@@ -1306,7 +1306,7 @@ class CotAgentOutputParser:
         return self._complete_text("".join(self._action.pieces))
 
     def _read_input_fence(self, last: bool) -> bool:
-        """Read an input in a fence that is not JSON: all of it, up to the closing fence."""
+        """Read an input in a fence that is not JSON, up to the closing fence."""
         tape, text = self._tape, self._tape.text
         closing, part = _closing_fence(self._action.fence)
         closed = closing.search(text, tape.position)
@@ -1322,7 +1322,7 @@ class CotAgentOutputParser:
     # -------------------------------------------------------------------------------------------- an action ends
 
     def _end_action(self, truncated: bool) -> None:
-        """The text ends inside an action."""
+        """End the action in which the text ends."""
         action, state = self._action, self._state
         if state is State.REST_OF_LINE:
             self._complete_json()
@@ -1434,7 +1434,7 @@ _STATES: Mapping[State, Callable[[CotAgentOutputParser, bool], bool]] = {
 
 
 def _plain_value(text: str) -> tuple[Any, bool]:
-    """The value that the text form's input means, and whether a matched pair of quotes was removed."""
+    """Return the value of an input in the text form, and whether a matched pair of quotes was removed."""
     text = text.strip()
     if text in ("", "None", "null"):
         return {}, False

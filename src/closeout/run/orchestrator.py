@@ -1,6 +1,6 @@
-"""Run one agent from its task to its answer. Main agents and sub-agents, every dialect, live and replayed: one loop.
+"""Run one agent from its task to its answer: main agents and sub-agents, in every dialect, live and replayed.
 
-An AgentLoop makes attempts (`attempt`), each ends in closing (`closing`).
+An AgentLoop makes attempts (`attempt`), each of which ends in closing (`closing`).
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class AgentLoop:
     """Runs the agent of a plan through one task.
 
     Args:
-        plan: What the agent is.
-        scope: Where it acts: a place in a run's journal.
-        question: The task as the model gets it, with the texts of its files.
+        plan: The agent's plan.
+        scope: Its place in the run.
+        question: The task as the model sees it, with the texts of its files.
         earlier: The conversation before the task.
         images: Pictures of the task, OpenAI `image_url` parts.
         task: The task without the texts of files; closing repeats it.
-        taken_over: The conversation of the agent that handed it over; None for an agent that begins it.
+        taken_over: The conversation handed over by another agent; None if this agent begins it.
         first_call: The number of its first call.
     """
 
@@ -127,7 +127,7 @@ class AgentLoop:
         journal, budget = agent.scope.journal, agent.scope.budget
         unsubscribe = journal.subscribers.subscribe(agent.history.apply)
         path, effects = agent.scope.path, agent.scope.run.effects
-        # An agent may be tried again, called again, or given the conversation back.
+        # Further attempts, later calls of a sub-agent and later handoffs must know the earlier calls with effects.
         if settings.context_compress_limit > 0 or agent.scope.depth > 0 or agent.handoffs or f"/{HANDOFF}:" in path:
             effects.join(path, lambda: agent.tools)
         journal.inbox.join(agent.scope.path)
@@ -185,7 +185,7 @@ class AgentLoop:
         scope.journal.append(HandedOver(scope.path, handoff.agent_name, place.path))
         if scope.journal.inbox.hand_over(scope.path, place.path):
             scope.run.handed.append(handoff.agent_name)
-        scope.budget.last = Usage()  # it closes no more
+        scope.budget.last = Usage()  # This agent makes no closing request.
         view = agent.history.view()
         async with plan.manager:
             successor = AgentLoop(
@@ -205,7 +205,7 @@ class AgentLoop:
         return result
 
     def best_result(self, broken: AgentResult) -> AgentResult:
-        """Return the best answer there is when something breaks: the last attempt's, else one seen on the way."""
+        """Return the best answer so far when something breaks: the last attempt's, else one from an earlier turn."""
         last = self._result
         if last is not None and last.answer is not None:
             return replace(last, stop_reason=broken.stop_reason, failure=broken.failure)
@@ -213,7 +213,7 @@ class AgentLoop:
 
 
 def _ends_run(reason: str, attempt: Attempt) -> bool:
-    """Return whether no attempt follows. The context of another one begins empty, but for the task itself."""
+    """Return whether no attempt follows. A further attempt would begin with only the task in its context."""
     return reason in FINAL_STOPS or (reason == "context_overflow" and not attempt.turns)
 
 

@@ -10,8 +10,8 @@ from closeout.evaluate.benchmarks.benchmark import Benchmark
 
 __all__ = ["BENCHMARKS", "Benchmark", "find_benchmark"]
 
-BENCHMARKS = ("math", "multihop")  # and bfcl:CATEGORIES, harbor:FOLDER, browsecomp:FILE, package.module:NAME
-_MODULES = {"math": "math_problems", "multihop": "multihop_questions"}
+# Names and their modules. Further names: bfcl:CATEGORIES, harbor:FOLDER, browsecomp:FILE, package.module:NAME.
+BENCHMARKS = {"math": "math_problems", "multihop": "multihop_questions"}
 
 
 def find_benchmark(name: str) -> Benchmark | None:
@@ -37,8 +37,8 @@ def find_benchmark(name: str) -> Benchmark | None:
         if not categories:
             raise UsageError(f"{prefix} needs the file of its tasks: {prefix}:data.jsonl.")
         return over_own_file(prefix, categories)
-    if name in _MODULES:
-        return _checked(import_module(f"closeout.evaluate.benchmarks.{_MODULES[name]}").BENCHMARK, name)
+    if name in BENCHMARKS:
+        return _checked(import_module(f"closeout.evaluate.benchmarks.{BENCHMARKS[name]}").BENCHMARK, name)
     if prefix and categories.isidentifier():
         return _checked(named_object(name), name)
     return None

@@ -23,7 +23,7 @@ class Benchmark:
         about: What it measures, in a sentence.
         tasks: Reads the tasks.
         scorer: What scores them; "judge" is a model that judges by `judge`.
-        judge: What such a model has to know beside the usual instructions.
+        judge: What such a model must know in addition to the usual instructions.
         tools: Makes the tools for a task: new ones for each trial if they have state. None: the agent is the user's.
         instructions: What its agent should know.
         settings: Settings that its agent needs, by dotted key.

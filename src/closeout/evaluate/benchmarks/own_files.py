@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, partial
 from itertools import cycle
 from typing import Any
 
@@ -28,7 +28,7 @@ def named_files() -> Mapping[str, Mapping[str, Any]]:
 def over_own_file(name: str, path: str) -> Benchmark:
     """Return the benchmark of a name over a file."""
     known = named_files()[name]
-    fields = {field: _reader(known, field, (known.get(field, ""), *names)) for field, names in FIELDS.items()}
+    fields = {field: partial(_read_field, known, field) for field in FIELDS}
 
     def tasks() -> list[EvalTask]:
         found = load_tasks(path, fields={**fields, "files": lambda record: record.get("file_name") or ()})
@@ -38,23 +38,23 @@ def over_own_file(name: str, path: str) -> Benchmark:
     return Benchmark(about=known["about"], tasks=tasks, tools=None, **rules)
 
 
-def _reader(known: Mapping[str, Any], field: str, names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], Any]:
-    def read(record: Mapping[str, Any]) -> Any:
-        value = next((record[name] for name in names if name in record), None)
-        if field == "id":  # files without ids have one for each question
-            return hashlib.sha256(str(question(record)).encode()).hexdigest()[:16] if value is None else value
-        if isinstance(value, str) and record.get("canary") and "key" in known:
-            return _decrypted(value, str(record["canary"]), known["key"])
-        return value
+def _read_field(known: Mapping[str, Any], field: str, record: Mapping[str, Any]) -> Any:
+    value = _as_written(known, field, record)
+    if field == "id":  # A file without ids: the question identifies the task.
+        question = str(_as_written(known, "question", record))
+        return hashlib.sha256(question.encode()).hexdigest()[:16] if value is None else value
+    if isinstance(value, str) and record.get("canary") and "key" in known:
+        return _decrypted(value, str(record["canary"]), known["key"])
+    return value
 
-    def question(record: Mapping[str, Any]) -> Any:
-        return next((record[name] for name in (known.get("question", ""), *FIELDS["question"]) if name in record), "")
 
-    return read
+def _as_written(known: Mapping[str, Any], field: str, record: Mapping[str, Any]) -> Any:
+    names = (known.get(field, ""), *FIELDS[field])
+    return next((record[name] for name in names if name in record), None)
 
 
 def _decrypted(text: str, canary: str, kind: str) -> str:
-    """Return a field that was encrypted to keep it out of training data; one that is not encrypted as it is."""
+    """Decrypt a field that its publisher encrypted to keep it out of training data. Plain text is returned as it is."""
     key = hashlib.sha256(canary.encode()).digest() if kind == "sha256" else canary.encode()
     try:
         return bytes(a ^ b for a, b in zip(base64.b64decode(text, validate=True), cycle(key))).decode()
