@@ -224,8 +224,8 @@ def paired_estimate(
 
     The interval and the p value are Student's, with the cluster-robust error and the factor G/(G-1) for G clusters, and
     G-1 degrees of freedom; with clusters of one task they are those of the usual paired test. If all tasks differ by
-    the same amount, as in two evaluations with equal scores, that error is 0. The interval then shows how far the mean
-    would move if the largest share of other tasks that G clusters can hide was in it: 1 - 0.025^(1/G) (Clopper and
+    the same amount, as in two evaluations with equal scores, that error is 0. The interval then is how far the mean
+    would move if tasks differed otherwise in the largest share that G clusters can miss: 1 - 0.025^(1/G) (Clopper and
     Pearson 1934). The p value is that of the sign test.
 
     Args:
