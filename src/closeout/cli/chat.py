@@ -11,8 +11,9 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from closeout.agent import Agent
 from closeout.cli import exits
 from closeout.cli.chat_templates import ChatTemplates
 from closeout.cli.continuing import last_conversation, options_of_session
@@ -23,12 +24,10 @@ from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import amount, duration, make_console, print_answer, printable, say_error, usage_line
 from closeout.errors import CloseoutError
 from closeout.journal.events import REPLIED
+from closeout.run.conversation import Session
+from closeout.run.result import RunResult
+from closeout.run.subagents import closing_clients
 from closeout.visible import visible
-
-if TYPE_CHECKING:
-    from closeout.agent import Agent
-    from closeout.run.conversation import Session
-    from closeout.run.result import RunResult
 
 __all__ = ["chat_command"]
 
@@ -67,8 +66,6 @@ def chat_command(options: RunOptions, session_id: str, *, continue_last: bool, q
 
 
 async def _close(agent: Agent[Any]) -> None:
-    from closeout.run.subagents import closing_clients
-
     async with closing_clients(agent.plan()):
         await agent.__aexit__()
 

@@ -26,6 +26,7 @@ from closeout.cli.option_types import (
     Tools,
     Web,
 )
+from closeout.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,7 +169,6 @@ def _agents_for(
     from functools import partial
 
     from closeout.cli.evaluating import agents_of
-    from closeout.errors import UsageError
 
     if benchmark is None:
         return partial(_agent_on_node, options) if on_ray else agent
@@ -302,7 +302,6 @@ def edit_(
 ) -> int:
     """Replace a scorer's verdict with your own; both are kept."""
     from closeout.cli.eval_reports import print_report
-    from closeout.errors import UsageError
     from closeout.evaluate.evaluation import edit_score
 
     if (value is None) != undo:
@@ -345,7 +344,6 @@ def retry_(
     from closeout.cli import evaluating
     from closeout.cli.eval_reports import opened
     from closeout.cli.options import make_agent, options_in
-    from closeout.errors import UsageError
     from closeout.evaluate.benchmarks import find_benchmark
     from closeout.evaluate.evaluation import retry
     from closeout.evaluate.sweep import SweepSettings
@@ -472,7 +470,6 @@ def control(
 ) -> int:
     """Pause, resume or stop an evaluation, or change its concurrency."""
     from closeout.cli.eval_reports import opened
-    from closeout.errors import UsageError
 
     states = [state for state, wanted in (("paused", pause), ("running", resume), ("stopped", stop)) if wanted]
     if len(states) > 1 or (not states and concurrency is None):

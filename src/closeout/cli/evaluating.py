@@ -26,11 +26,13 @@ from closeout.errors import UsageError
 from closeout.evaluate.benchmarks import Benchmark
 from closeout.evaluate.comparison import power_of_plan
 from closeout.evaluate.evaluation import name_of_evaluation
+from closeout.evaluate.merging import shard_home
 from closeout.evaluate.report import EvalReport
 from closeout.evaluate.scorers import JUDGE_INSTRUCTIONS, Judge
 from closeout.evaluate.sweep import Sweep
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import TrialStore
+from closeout.run.subagents import closing_clients
 
 __all__ = [
     "OnStart",
@@ -76,8 +78,6 @@ def run_work(
     names: list[str] = []
 
     async def watched() -> EvalReport:
-        from closeout.run.subagents import closing_clients
-
         watching: list[asyncio.Task[None]] = []
 
         def started(_: Sweep, store: TrialStore) -> None:
@@ -192,8 +192,6 @@ def share_of(shard: str | None, name: str) -> tuple[int, int] | None:
     """Return the share that `--shard i/n` names, and give it a home of its own: SQLite does not share one over NFS."""
     if shard is None:
         return None
-    from closeout.evaluate.merging import shard_home
-
     first, _, second = shard.partition("/")
     if not (first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second)):
         raise UsageError(f"--shard takes i/n with i from 1 to n, got {shard}.")

@@ -33,6 +33,7 @@ from closeout.cli.option_types import (
     Web,
 )
 from closeout.cli.run_ids import complete_run_id, full_run_id
+from closeout.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -210,7 +211,6 @@ def resume(
     """
     from closeout.cli.options import recorded_options
     from closeout.cli.run_tasks import resume_run
-    from closeout.errors import UsageError
 
     if due:
         from closeout.cli.signal_command import resume_due_runs
@@ -322,7 +322,6 @@ def runs(
 
     from closeout.cli.runs import list_runs, show_run
     from closeout.cli.selecting import RunFilter
-    from closeout.errors import UsageError
 
     options = locals()
     wanted = RunFilter(**{each.name: options[each.name] for each in fields(RunFilter)})
@@ -500,7 +499,6 @@ def schedules(
 ) -> int:
     """List the schedules of recurring runs, or change one."""
     from closeout.cli.recurring import schedules_command
-    from closeout.errors import UsageError
 
     count = pause + go_on + remove
     if count > 1 or (count and not name):
@@ -623,7 +621,6 @@ def serve(
 
     from closeout.cli import servers
     from closeout.cli.options import make_agent, options_in
-    from closeout.errors import UsageError
 
     options = options_in(locals())
     if as_mcp:
@@ -811,7 +808,6 @@ def config(
     """Show the settings and where each was set, or their JSON Schema."""
     from closeout.cli.environment import print_schema, show_config
     from closeout.cli.options import options_in
-    from closeout.errors import UsageError
 
     if what == "schema":
         return print_schema()

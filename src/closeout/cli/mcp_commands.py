@@ -14,6 +14,8 @@ import typer
 
 from closeout.cli.exits import FAILED, OK, CommandGroup, guarded
 from closeout.cli.option_types import AgentSource, BaseUrl, Json, Mcp, Model, Profile, Settings
+from closeout.errors import UsageError
+from closeout.visible import visible
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +79,6 @@ def list_servers(
     """List the MCP servers of the settings, and who is signed in. Nothing is started."""
     from closeout.cli.terminal import print_json
     from closeout.tools.mcp.mcp_logins import same_address, saved_logins
-    from closeout.visible import visible
 
     servers = _servers(agent, mcp, config, profile)
     rows = [_row(server) for server in servers]
@@ -111,7 +112,6 @@ def list_tools(
     import asyncio
 
     from closeout.cli.terminal import one_line, print_json, say_error
-    from closeout.visible import visible
 
     offer = asyncio.run(_offer_of(_chosen(name, _servers(agent, mcp, config, profile))))
     if json:
@@ -142,7 +142,6 @@ def list_prompts(
 
     from closeout.cli.terminal import one_line, print_json
     from closeout.tools.mcp.mcp_prompts import listed_prompts
-    from closeout.visible import visible
 
     found = asyncio.run(_used(_chosen(name, _servers(agent, mcp, config, profile)), listed_prompts))
     if json:
@@ -194,7 +193,6 @@ def login(
     import asyncio
 
     from closeout.cli.terminal import amount, print_json
-    from closeout.errors import UsageError
     from closeout.tools.mcp.mcp_logins import delete_login, read_login
 
     server = _chosen(name, _servers(agent, mcp, config, profile))
@@ -265,7 +263,6 @@ def pin_tools(
     from pathlib import Path
 
     from closeout.cli.terminal import amount, print_json
-    from closeout.errors import UsageError
     from closeout.tools.mcp.mcp_lock import LOCK_FILE, is_pinning, pin
 
     pinning = is_pinning.set(True)
@@ -323,7 +320,6 @@ def _lock_and_servers(
 
 
 def _chosen(name: str, servers: Sequence[McpServerConfig]) -> McpServerConfig:
-    from closeout.errors import UsageError
     from closeout.tools.mcp.mcp_config import read_servers
     from closeout.tools.mcp.mcp_logins import same_address
 

@@ -282,8 +282,6 @@ def _request_cells(request: dict[str, Any]) -> list[Cell]:
 
 def print_difference(first: str, second: str, *, as_json: bool) -> int:
     """Print the first difference between two runs. Return 0 if they are the same, 1 if they differ."""
-    from closeout.config import home_folder
-    from closeout.journal.readonly import open_to_read
     from closeout.lab.compare import agent_differences, first_difference
 
     with open_to_read(home_folder()) as store:
