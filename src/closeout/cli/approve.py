@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from closeout.cli import exits
+from closeout.cli.continuing import recorded_options
 from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending, read_arguments
-from closeout.cli.options import RunOptions, recorded_options
+from closeout.cli.options import RunOptions
 from closeout.cli.selecting import RunFilter
 from closeout.cli.terminal import print_json
 from closeout.config import home_folder

@@ -13,7 +13,7 @@ from closeout.cli.agent_command import agent_app
 from closeout.cli.approvals import approvals_app
 from closeout.cli.data import data_app
 from closeout.cli.eval import eval_app
-from closeout.cli.exits import OK, CommandGroup, guarded
+from closeout.cli.exits import FAILED, OK, CommandGroup, guarded
 from closeout.cli.mcp_commands import mcp_app
 from closeout.cli.option_types import (
     AgentSource,
@@ -34,6 +34,7 @@ from closeout.cli.option_types import (
 )
 from closeout.cli.run_ids import complete_run_id, full_run_id
 from closeout.errors import UsageError
+from closeout.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -209,7 +210,7 @@ def resume(
 
     With --due: all waiting runs that can continue, of the given agent or of those that `closeout run` made.
     """
-    from closeout.cli.options import recorded_options
+    from closeout.cli.continuing import recorded_options
     from closeout.cli.run_tasks import resume_run
 
     if due:
@@ -360,9 +361,23 @@ def undo(
     json: Json = False,
 ) -> int:
     """Undo a call of a run with the undo function of its tool."""
-    from closeout.cli.undo import undo_command
+    import asyncio
+    import sys
 
-    return undo_command(full_run_id(run_id), call, agent, as_json=json)
+    from closeout.cli.continuing import recorded_options
+    from closeout.cli.options import make_agent
+    from closeout.cli.terminal import print_json
+
+    run_id = full_run_id(run_id)
+    options = recorded_options(run_id, agent=agent)
+    output = asyncio.run(make_agent(options, api_key="no request is made").undo(run_id, call))
+    if json:
+        print_json({"run_id": run_id, "call": call, "undone": output.success, "result": output.to_record()["result"]})
+    elif output.success:
+        print(visible(output.summary))
+    if not output.success:
+        print(visible(f"{call} was not undone. {output.summary}"), file=sys.stderr)
+    return OK if output.success else FAILED
 
 
 @app.command()
@@ -465,7 +480,8 @@ def fork(
     quiet: Quiet = False,
 ) -> int:
     """Continue a run from an earlier point as a new run."""
-    from closeout.cli.options import make_agent, recorded_options
+    from closeout.cli.continuing import recorded_options
+    from closeout.cli.options import make_agent
     from closeout.cli.run_tasks import read_result, run_agent
     from closeout.journal.run_names import new_run_id
 

@@ -13,10 +13,10 @@ from typing import Any
 from closeout.agent import Agent
 from closeout.answers.report_page import report_html, report_markdown
 from closeout.cli import exits
-from closeout.cli.continuing import last_conversation, options_of_session
+from closeout.cli.continuing import last_conversation, options_of_session, recorded_options
 from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending, read_json
 from closeout.cli.display import Display
-from closeout.cli.options import RunOptions, make_agent, recorded_options, with_own_deps
+from closeout.cli.options import RunOptions, make_agent, with_own_deps
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import amount, duration, print_answer, print_json, say_error, usage_line
 from closeout.cli.view import write_page

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from closeout.cli.agents import is_settings_file
 from closeout.cli.exits import OK
-from closeout.cli.options import RunOptions, make_agent
+from closeout.cli.options import RunOptions, is_settings_file, make_agent
 from closeout.errors import ConfigError, ToolError, UsageError
 from closeout.stray_output import stray_output_to_stderr
 

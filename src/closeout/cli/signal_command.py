@@ -11,8 +11,9 @@ from typing import Any
 
 from closeout.agent import Agent
 from closeout.cli import exits
+from closeout.cli.continuing import recorded_options
 from closeout.cli.deciding import describe_pending, read_json
-from closeout.cli.options import RunOptions, make_agent, recorded_options, with_own_deps
+from closeout.cli.options import RunOptions, make_agent, with_own_deps
 from closeout.cli.terminal import amount, print_json, say_error
 from closeout.config import home_folder
 from closeout.errors import CloseoutError, JournalLocked, UsageError
