@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +19,7 @@ from closeout.assembly.parts import answer_of, without_parts
 from closeout.cli.eval_display import EvalDisplay
 from closeout.cli.eval_reports import print_report, watch
 from closeout.cli.exits import OK, UNANSWERED, WAITING
-from closeout.cli.options import RunOptions
+from closeout.cli.options import RunOptions, make_agent
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import print_json, say_error
 from closeout.config import home_folder, load_config
@@ -141,12 +142,17 @@ def run_models(
 
 
 def agents_of(
-    benchmark: Benchmark, agent: Agent[Any], options: RunOptions
+    benchmark: Benchmark | None, agent: Agent[Any], options: RunOptions, *, on_ray: bool = False
 ) -> Agent[Any] | Callable[[EvalTask], Agent[Any]]:
-    """Return a function from a task of a benchmark to its agent: the model and the settings of another, its tools.
+    """Return the agent of an evaluation, or a function from a task to its agent.
 
-    A benchmark without tools of its own is for the agent as it is.
+    For a benchmark with tools of its own, each task has an agent with these tools, and with the agent's model and
+    settings.
     """
+    if benchmark is None:
+        return partial(_agent_on_node, options) if on_ray else agent
+    if on_ray:
+        raise UsageError("--ray runs tasks of a file; the ready benchmarks run on one machine.")
     make_tools = benchmark.tools
     if make_tools is None:
         return agent
@@ -165,6 +171,10 @@ def agents_of(
         )
 
     return agent_for
+
+
+def _agent_on_node(options: RunOptions, task: EvalTask) -> Agent[Any]:
+    return make_agent(options)
 
 
 def scorers_of(benchmark: Benchmark | None, named: Sequence[str] | None, agent: Agent[Any]) -> Any:
