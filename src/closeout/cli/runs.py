@@ -190,7 +190,7 @@ def _print_outcome(console: Console, record: RunRecord, rows: Sequence[Row]) -> 
         usage_line(totals.usage) + (" · cost unknown" if totals.usage.cost_usd is None else ""),
     ]
     console.print(Text(f"{record.status}{why} · {' · '.join(parts)}", STYLES.get(record.status, "")))
-    ended = next((row.event for row in reversed(rows) if isinstance(row.event, RunEnded)), None)
+    ended = totals.ended
     if ended is not None and ended.error:
         console.print(Text(printable(ended.error), "red"))
     agent = agent_option(rows)

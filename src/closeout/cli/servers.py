@@ -48,10 +48,9 @@ def usable_keys(file: str | None, address: str) -> tuple[tuple[str, ...], tuple[
     """
     from closeout.server.serving import check_address
 
-    keys, operator_keys = (
-        () if file is None else _read_keys(file),
-        tuple(filter(None, (os.environ.get(KEY_VARIABLE, "").strip(),))),
-    )
+    keys = () if file is None else _read_keys(file)
+    operator_key = os.environ.get(KEY_VARIABLE, "").strip()
+    operator_keys = (operator_key,) if operator_key else ()
     if any(len(key) < 8 for key in (*keys, *operator_keys)):
         raise UsageError("A server key must have at least 8 characters.")
     check_address(address, (*keys, *operator_keys))
