@@ -101,7 +101,7 @@ class _Typing:
         self.on()
 
     async def during(self, work: Awaitable[T]) -> T:
-        """Wait for the work, and read what is typed meanwhile."""
+        """Wait for the work while reading the keyboard."""
         if self._before is None:
             return await work
         loop = asyncio.get_running_loop()
@@ -139,7 +139,7 @@ class _Typing:
 
 @contextmanager
 def _prefilled(text: str) -> Iterator[None]:
-    """Let the next line begin with what was typed before, where there is line editing."""
+    """Let the next line begin with a text, if line editing is available."""
     if not text:
         yield
         return
@@ -156,7 +156,7 @@ def _prefilled(text: str) -> Iterator[None]:
 
 
 class _TerminalChat:
-    """One conversation after the other, until the input ends."""
+    """A series of conversations in the terminal."""
 
     def __init__(
         self, agent: Agent[Any], options: RunOptions, session_id: str, runner: asyncio.Runner, *, quiet: bool
@@ -168,7 +168,7 @@ class _TerminalChat:
         self._quiet = quiet
         self._is_terminal = sys.stdin is not None and sys.stdin.isatty()
         self._session: Session[Any] = agent.session(session_id)
-        self.stopped = False  # whether a reply was stopped, whose tool may still be running
+        self.stopped = False  # True once a reply was stopped: its tool may still be running
         self._late: list[str] = []  # lines that were typed too late for a reply: the next messages
         self._typed = ""  # the beginning of the next line
         self._sending: set[asyncio.Task[None]] = set()
@@ -235,7 +235,7 @@ class _TerminalChat:
                     readline.add_history(printable(message.text))
 
     def _completed(self, _: str, number: int) -> str | None:
-        """Return one of the words that the word before the cursor may become: what readline calls."""
+        """Return a completion of the word before the cursor, as readline asks for it."""
         import readline
 
         if number == 0:
@@ -313,7 +313,7 @@ class _TerminalChat:
                 self._reply(lambda origin, **more: self._session.resume(decisions=decisions, **more), resumes=True)
 
     async def _with_deps(self, start: Callable[..., Any], listeners: Sequence[Any], resumes: bool) -> Any:
-        """Send a message, or resume one, with the dependencies that the agent's settings have made."""
+        """Send a message, or resume its run, with the dependencies that the agent's settings name."""
         async with AsyncExitStack() as stack:
             runs = self._session.runs if resumes else []
             run_id = runs[-1].run_id if runs else self._session.next_run_id()
@@ -321,7 +321,7 @@ class _TerminalChat:
             return await start(origin=self._origin, listeners=listeners, deps=agent.plan().deps)
 
     def _send(self, line: str, display: Display | None) -> None:
-        """Send a line that was typed during a reply to the agent; one that is too late is the next message."""
+        """Send a line that was typed during a reply. If it is too late, it becomes the next message."""
         interrupt = line.startswith(NOW)
         text = line.removeprefix(NOW).strip()
         if not text:
@@ -344,7 +344,7 @@ class _TerminalChat:
         task.add_done_callback(self._sending.discard)
 
     async def _with_messages(self, work: Awaitable[T]) -> T:
-        """Wait for a reply, and until it is known of all messages meanwhile whether they were in time."""
+        """Wait for a reply, and for the messages that are still being sent."""
         try:
             return await work
         finally:

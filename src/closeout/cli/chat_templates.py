@@ -73,7 +73,7 @@ class ChatTemplates:
         return str(self._run(self._servers[server].use(act)))
 
     def completions(self, line: str, commands: Iterable[str]) -> list[str]:
-        """Return the words that the last one of a line may become; none if a server does not answer."""
+        """Return the completions of the last word of a line; none if a server does not answer."""
         if not line.startswith("/"):
             return []
         *before, last = line.split(" ")
@@ -85,7 +85,7 @@ class ChatTemplates:
         return []
 
     def _words(self, name: str, begun: str) -> list[str]:
-        """Return the arguments of a template that begin with a text; with their values if the text has a name."""
+        """Return the completions of a template's argument: its names, or the values after `NAME=`."""
         argument, equals, value = begun.partition("=")
         server, _, prompt = name.partition(":")
         if name in self._own:

@@ -22,7 +22,7 @@ _HARMLESS = ("model", "files", "dialect", "instructions", "profile")  # files ar
 
 
 def recorded_options(run_id: str, *, agent: str | None = None) -> RunOptions:
-    """Return the options that a run was started with, and say which Python agent they name: it will be imported.
+    """Return the options that a run was started with. Print the Python agent that they name: it will be imported.
 
     Args:
         run_id: The run.
@@ -68,7 +68,7 @@ def last_conversation() -> str:
 
 
 def options_of_session(session_id: str) -> RunOptions:
-    """Return the options of a session's last run that was started on the command line; the usual ones without one."""
+    """Return the options of a session's last run that was started on the command line; without one, the defaults."""
     with open_to_read(home_folder()) as store:
         for record in reversed(store.runs_under(session_id)):
             options = _options_of(store, record.run_id)

@@ -65,7 +65,7 @@ def hold(
     if named:
         store = open_store(home_folder())
         known = list_holds(store) if release else []
-        for each in named:  # all of them or none
+        for each in named:  # check all before the first change
             if release and each not in known:
                 raise UsageError(f"{each.kind} {each.name!r} is not on hold. `closeout data hold` lists what is.")
             if each.kind == "run" and not release:
@@ -188,7 +188,7 @@ def delete(
 
 
 def _note_others(data: PersonalData) -> None:
-    """Say which runs of other persons repeat what the person said: they are neither exported nor deleted."""
+    """Print which runs of other persons repeat what the person said: they are neither exported nor deleted."""
     if data.others:
         from closeout.fleet.personal_data import named_others
 
@@ -197,7 +197,7 @@ def _note_others(data: PersonalData) -> None:
 
 
 def _warn_of_nothing(data: PersonalData) -> bool:
-    """Say if nothing was found: a misspelt name must not look as if it was done. Return whether it was so."""
+    """Print a warning if nothing was found: the name may be misspelt. Return True if so."""
     nothing = not (data.runs or data.budget_keys or data.schedules)
     if nothing:
         from closeout.cli.terminal import say_error

@@ -60,9 +60,9 @@ def can_ask(as_json: bool) -> bool:
 
 
 def ask_at_terminal(pending: Sequence[PendingDecision]) -> dict[str, Decision]:
-    """Ask a person for each decision; about several calls together at first.
+    """Ask a person for each decision; first about several calls together.
 
-    What is left open is not in the result; Ctrl-D leaves the rest open.
+    Decisions that are postponed are not in the result; Ctrl-D postpones the rest.
     """
     decisions: dict[str, Decision] = {}
     calls = [each for each in pending if each.kind == "approval"]
@@ -177,7 +177,7 @@ def _question(pending: PendingDecision) -> str:
 
 
 def _say(text: str) -> None:
-    # Escaped, not left out: what is approved must be seen, also a character that reverses the line.
+    # Escaped, not left out: people must see all that they approve, even a character that reverses the line.
     print(visible(text, keep="\n"), file=sys.stderr, flush=True)
 
 
@@ -190,7 +190,7 @@ def _read_line(prompt: str) -> str:
 
 
 def read_json(name: str, text: str) -> Any:
-    """Return the JSON value of an argument that an error calls by a name. Raises UsageError."""
+    """Return the value of a JSON argument. Raises UsageError with the name of the argument."""
     try:
         return exact_json(text)
     except (ValueError, RecursionError) as error:

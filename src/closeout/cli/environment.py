@@ -169,7 +169,7 @@ class HealthCheck:
 
 
 def check_command(*, as_json: bool) -> int:
-    """Examine the journal of the home and print what is damaged. Return FAILED if anything is, else OK."""
+    """Examine the journal of the home and print what is damaged. Return FAILED if there is damage, else OK."""
     from closeout.journal.check import check_home
 
     folder = home_folder()

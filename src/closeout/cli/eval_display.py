@@ -16,7 +16,7 @@ from closeout.evaluate.trials import SweepProgress
 __all__ = ["EvalDisplay"]
 
 LINE_PERIOD = 10.0  # seconds between two lines if stderr is not a terminal
-RECENT_SECONDS = 60.0  # over which the rate is measured
+RECENT_SECONDS = 60.0  # the rate is measured over this time
 
 
 class EvalDisplay:

@@ -120,7 +120,7 @@ def run_work(
 def run_models(
     commands: typer.Typer, tasks: str, models: Sequence[str], name: str, arguments: Sequence[str]
 ) -> list[str] | int:
-    """Run `closeout eval run` for each model, its report on stderr.
+    """Run `closeout eval run` for each model, with its report on stderr.
 
     Returns:
         The names of the evaluations; or the exit code of the first one that did not end.
@@ -178,9 +178,9 @@ def _agent_on_node(options: RunOptions, task: EvalTask) -> Agent[Any]:
 
 
 def scorers_of(benchmark: Benchmark | None, named: Sequence[str] | None, agent: Agent[Any]) -> Any:
-    """Return the scorers that were named, or those of the benchmark. A judge judges by the benchmark's rules.
+    """Return the named scorers, or those of the benchmark. Judges follow the benchmark's rules.
 
-    Without a name it is the agent's own model.
+    By default the judge is the agent's own model.
     """
     rules = "" if benchmark is None else benchmark.judge
     if not rules:

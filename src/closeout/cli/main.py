@@ -47,7 +47,7 @@ __all__ = ["app", "main"]
 
 
 class _Commands(CommandGroup):
-    """All commands. An earlier name of one works as before, and says the new one."""
+    """All commands. A former name still works, and prints the new one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         if args and args[0] in MOVED:
@@ -65,7 +65,7 @@ class _RunsGroup(CommandGroup):
     default = "list"
 
 
-# The commands that were once at the top, with their group.
+# Former top-level commands, with their group.
 MOVED = dict.fromkeys(("cancel", "cite", "diff", "fork", "replay", "send", "signal", "undo", "usage"), "runs")
 MOVED |= {"tools": "agent", "upgrade": "agent", "what-if": "eval", "encode": "models", "proxy": "models"}
 

@@ -72,7 +72,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answe
 
 
 def settings_named(options: Mapping[str, Any]) -> str:
-    """Return the options among a command's that name its settings and MCP servers, as they are typed.
+    """Return those of a command's options that name its settings and MCP servers, as they are typed.
 
     Settings that hold a key are left out.
     """

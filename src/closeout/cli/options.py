@@ -101,7 +101,7 @@ class RunOptions:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The settings files, that of the agent before others, and the overrides."""
+        """The settings files, the agent's first, and the overrides."""
         return self.config if self.agent is None or self.is_python else (self.agent, *self.config)
 
 
@@ -173,7 +173,7 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
 
 
 async def with_own_deps(agent: Agent, stack: AsyncExitStack, run_id: str) -> Agent:
-    """Return the agent with the dependencies of a run, if its settings name what makes them.
+    """Return the agent with the dependencies of a run, if its settings name a function that makes them.
 
     Args:
         agent: The agent.
@@ -228,7 +228,7 @@ def _python_agent(source: str, options: RunOptions) -> Agent:
 
 
 def _refuse_empty(options: RunOptions) -> None:
-    """Raise UsageError for an empty option: a shell variable that is not set must not mean the default."""
+    """Raise UsageError for an empty option: an unset shell variable must not mean the default."""
     for name, value in (
         ("-m", options.model),
         ("--base-url", options.base_url),
@@ -246,7 +246,7 @@ def _refuse_empty(options: RunOptions) -> None:
 
 
 def read_settings(settings: Sequence[str], profile: str | None = None) -> Config:
-    """Return the settings of `--config`: YAML files, of which a later one overrides an earlier one, then key=value."""
+    """Return the settings of `--config`: later YAML files override earlier ones, and key=value overrides files."""
     return read_with_origins(settings, profile)[0]
 
 

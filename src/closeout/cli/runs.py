@@ -162,7 +162,7 @@ def _waits(store: Store, record: RunRecord, *, brief: bool) -> str:
 
 
 def _brief_wait(pending: PendingDecision) -> str:
-    """Return the wait in words for the 15 characters that a terminal of 80 columns has left."""
+    """Return the wait in about 15 characters: a terminal of 80 columns has no more left."""
     if pending.kind == "timer":
         return time.strftime("%m-%d %H:%M", time.localtime(pending.expires))
     if pending.kind == "signal":
@@ -244,7 +244,7 @@ def _body(event: Event) -> dict[str, Any]:
 
 
 def _requests(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-    """Yield each request: its purpose, its size, how much of it the request before had too, its cost."""
+    """Yield each request: its purpose, its size, the part that it shares with the one before, its cost."""
     story = Story()
     for row in rows:
         event, request = row.event, story.feed(row.event).request

@@ -67,9 +67,9 @@ def resume_due_runs(source: str | None, model: str | None, base_url: str | None,
     """Resume the waiting runs that can continue, and say how each ended. Return the exit code.
 
     Args:
-        source: The agent whose runs are meant; None for runs of `closeout run`, each with its own options.
-        model: Another model for them.
-        base_url: Another address of it.
+        source: The agent whose runs to resume; None for runs of `closeout run`, each with its own options.
+        model: Another model for the runs.
+        base_url: Another address of the model.
         as_json: Print the results as a JSON list.
     """
     results: list[RunResult[Any]] = []

@@ -100,7 +100,7 @@ def usage_line(usage: Usage) -> str:
 
 
 def confirmed(command: str, what: str) -> bool:
-    """Ask whether something is to be deleted.
+    """Ask whether to delete something.
 
     Raises:
         UsageError: There is nobody to ask.

@@ -28,7 +28,7 @@ def view_command(run_id: str | None, port: int, *, browser: bool) -> int:
 
 
 def export_command(run_id: str | None, file: str) -> int:
-    """Write one run as an HTML file that needs nothing else. Return the exit code."""
+    """Write one run as a self-contained HTML file. Return the exit code."""
     from closeout.server.viewer.page_export import export_run
 
     if run_id is None:

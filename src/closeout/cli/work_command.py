@@ -122,7 +122,7 @@ def _report(worker: AgentWorker, *, as_json: bool) -> None:
 
 
 def _health_app(home: Home, worker: AgentWorker, figures: RunFigures, address: str) -> web.Application:
-    """Return an application that says how a worker is. It names no runs, so it needs no key."""
+    """Return an application that reports a worker's health. It names no runs, so it needs no key."""
 
     async def healthz(_: web.Request) -> web.Response:
         state = {
