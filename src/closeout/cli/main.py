@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from closeout.cli.agent_command import agent_app
 from closeout.cli.approvals import approvals_app
 from closeout.cli.data import data_app
 from closeout.cli.eval import eval_app
@@ -77,6 +76,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+agent_app = typer.Typer(cls=CommandGroup, help="Look at an agent.", no_args_is_help=True, rich_markup_mode=None)
 models_app = typer.Typer(
     help="Manage embedded models; run a proxy; encode values.", no_args_is_help=True, rich_markup_mode=None
 )
@@ -228,6 +228,32 @@ def resume(
 
         end_waits(run_id)
     return resume_run(run_id, options, on_change=on_change, force=force, as_json=json, quiet=quiet)
+
+
+@agent_app.command("show")
+@guarded
+def show(
+    agent: Annotated[str | None, typer.Argument(help="FILE.yaml or package.module:agent; or -a AGENT")] = None,
+    model: Model = None,
+    mcp: Mcp = None,
+    tools: Tools = None,
+    web: Web = False,
+    skills: SkillFolders = None,
+    config: Settings = None,
+    svg: Annotated[str | None, typer.Option(help="Write the picture to this file as SVG")] = None,
+) -> int:
+    """Print an agent, its tools and flow rules as a Mermaid flowchart."""
+    from pathlib import Path
+
+    from closeout.assembly.agent_picture import as_mermaid, as_svg, picture_of
+    from closeout.cli.options import make_agent, options_in
+
+    boxes = picture_of(make_agent(options_in(locals()), api_key="not needed").plan())
+    if svg is None:
+        print(as_mermaid(boxes), end="")
+    else:
+        Path(svg).write_text(as_svg(boxes), "utf-8")
+    return OK
 
 
 @agent_app.command("upgrade")
