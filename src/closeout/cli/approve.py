@@ -63,13 +63,17 @@ def approve_command(
         decided = {each: replace(decision, by=BY) for each, decision in decisions.items()}
         return resume_run(run_id, options, decisions=decided, as_json=as_json, quiet=quiet)
     left = record_decisions(store, run_id, decisions, by=BY) if decisions else pending
+    option = agent_option(store.rows_from(run_id, 0, 1))
     if any(each.by_person for each in left):
-        option = agent_option(store.rows_from(run_id, 0, 1))
-        return _say_left(run_id, decisions, left, option, as_json=as_json)
+        if as_json:
+            waiting = [asdict(each) for each in left]
+            print_json({"run_id": run_id, "decided": list(decisions), "status": "waiting", "waiting": waiting})
+        else:
+            print(describe_pending(run_id, left, option), file=sys.stderr)
+        return exits.WAITING
     if as_json:
         print_json({"run_id": run_id, "decided": list(decisions), "waiting": []})
     else:
-        option = agent_option(store.rows_from(run_id, 0, 1))
         in_python = f'   In Python: agent.resume("{run_id}")' if option else ""
         print(f"Recorded. To continue the run: closeout resume {run_id}{option}{in_python}", file=sys.stderr)
     return exits.OK
@@ -120,14 +124,3 @@ def _known_options(run_id: str, agent: str | None) -> RunOptions | None:
         return recorded_options(run_id, agent=agent)
     except UsageError:
         return None
-
-
-def _say_left(
-    run_id: str, decided: dict[str, Decision], left: Sequence[PendingDecision], agent: str, *, as_json: bool
-) -> int:
-    if as_json:
-        waiting = [asdict(each) for each in left]
-        print_json({"run_id": run_id, "decided": list(decided), "status": "waiting", "waiting": waiting})
-    else:
-        print(describe_pending(run_id, left, agent), file=sys.stderr)
-    return exits.WAITING

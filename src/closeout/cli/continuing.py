@@ -71,8 +71,7 @@ def options_of_session(session_id: str) -> RunOptions:
     """Return the options of a session's last run that was started on the command line; without one, the defaults."""
     with open_to_read(home_folder()) as store:
         for record in reversed(store.runs_under(session_id)):
-            options = _options_of(store, record.run_id)
-            if options is not None:
+            if options := _options_of(store, record.run_id):
                 untrusted = record.run_id in store.imported_runs()
                 break
         else:

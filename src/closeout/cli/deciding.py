@@ -6,14 +6,12 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from closeout.errors import UsageError
 from closeout.parsing.numbers import exact_json
+from closeout.run.waits.decisions import Decision, PendingDecision, awaited
 from closeout.visible import visible
-
-if TYPE_CHECKING:
-    from closeout.run.waits.decisions import Decision, PendingDecision
 
 __all__ = ["ask_at_terminal", "can_ask", "describe_pending", "read_arguments", "read_json"]
 
@@ -26,8 +24,6 @@ def describe_pending(run_id: str, pending: Sequence[PendingDecision], agent: str
         pending: What it waits for; empty if all is decided.
         agent: The option that names its agent; see `agent_option`.
     """
-    from closeout.run.waits.decisions import awaited
-
     lines = [] if pending else [f"All is decided. Resume it: closeout resume {run_id}{agent}"]
     for each in pending:
         command = f"closeout approve {run_id} {each.id}"
@@ -86,8 +82,6 @@ def ask_at_terminal(pending: Sequence[PendingDecision]) -> dict[str, Decision]:
 
 def _ask_together(calls: Sequence[PendingDecision]) -> dict[str, Decision]:
     """Ask about several calls in one question. Empty if a person wants to decide on each."""
-    from closeout.run.waits.decisions import Decision
-
     for number, each in enumerate(calls, 1):
         _say(f"\n{number}. {_call(each)}\n{each.reason}")
     while True:
@@ -102,8 +96,6 @@ def _ask_together(calls: Sequence[PendingDecision]) -> dict[str, Decision]:
 
 
 def _ask_approval(pending: PendingDecision) -> Decision | None:
-    from closeout.run.waits.decisions import Decision
-
     _say(f"\n{_call(pending)}\n{pending.reason}")
     while True:
         reply = _read_line("Approve? [y]es, [n]o, [e]dit, [l]ater: ").lower()
@@ -123,8 +115,6 @@ def _ask_approval(pending: PendingDecision) -> Decision | None:
 
 
 def _ask_answer(pending: PendingDecision) -> Decision | None:
-    from closeout.run.waits.decisions import Decision
-
     _say(f"\n{_question(pending)}")
     options = pending.arguments.get("options") or ()
     reply = _read_line("Answer (empty: later): ")
@@ -135,7 +125,6 @@ def _ask_answer(pending: PendingDecision) -> Decision | None:
 
 def _ask_form(pending: PendingDecision, form: Mapping[str, Any]) -> Decision | None:
     """Ask for a form field by field, until the values fit."""
-    from closeout.run.waits.decisions import Decision
     from closeout.tools.mcp.mcp_questions import field_value, read_form
 
     _say(f"\n{_question(pending)}")

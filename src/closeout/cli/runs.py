@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from closeout.cli.deciding import describe_pending
 from closeout.cli.display import Display
 from closeout.cli.selecting import RunFilter
 from closeout.cli.terminal import (
@@ -200,6 +199,7 @@ def _print_outcome(console: Console, record: RunRecord, rows: Sequence[Row]) -> 
     if advice := next_step(record.status, kind, record.run_id, agent):
         console.print(advice)
     if record.status == "waiting":
+        from closeout.cli.deciding import describe_pending
         from closeout.run.waits.decisions import pending_decisions
 
         console.print(Text(describe_pending(record.run_id, pending_decisions(rows), agent)))
