@@ -15,7 +15,8 @@ from rich.cells import chop_cells
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from closeout.cli.terminal import duration, make_console, one_line, printable, usage_line, width_of, with_settings
+from closeout.cli.option_types import with_settings
+from closeout.cli.terminal import duration, make_console, one_line, printable, usage_line, width_of
 from closeout.codec import value_or_text
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.journal.events import (

@@ -245,12 +245,12 @@ def _refuse_empty(options: RunOptions) -> None:
             raise UsageError(f"{name} is empty. Give it a value, or leave it out.")
 
 
-def read_settings(settings: Sequence[str], profile: str | None = None) -> Config:
+def read_settings(settings: Sequence[str], profile: str | None) -> Config:
     """Return the settings of `--config`: later YAML files override earlier ones, and key=value overrides files."""
     return read_with_origins(settings, profile)[0]
 
 
-def read_with_origins(settings: Sequence[str], profile: str | None = None) -> tuple[Config, SettingsTree]:
+def read_with_origins(settings: Sequence[str], profile: str | None) -> tuple[Config, SettingsTree]:
     """Return the settings of `--config`, and where each was written."""
     overrides = [setting for setting in settings if _SETTING.match(setting)]
     files = [setting for setting in settings if not _SETTING.match(setting)]
