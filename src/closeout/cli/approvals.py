@@ -9,6 +9,7 @@ import typer
 
 from closeout.cli.exits import OK, UNANSWERED, CommandGroup, guarded
 from closeout.cli.option_types import Json, Profile, Settings
+from closeout.visible import visible
 
 __all__ = ["approvals_app"]
 
@@ -38,7 +39,6 @@ def suggest(
     from closeout.journal.readonly import open_to_read
     from closeout.lab.learned_rules import recorded_decisions, suggestions
     from closeout.tools.approval_rules import read_rules
-    from closeout.visible import visible
 
     with open_to_read(home_folder()) as store:
         made = [*recorded_decisions(store, agent)]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
 
 from closeout.cli import exits
+from closeout.cli.continuing import recorded_options
 from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending, read_arguments
+from closeout.cli.options import RunOptions
+from closeout.cli.selecting import RunFilter
 from closeout.cli.terminal import print_json
+from closeout.config import home_folder
 from closeout.errors import UsageError
-
-if TYPE_CHECKING:
-    from closeout.cli.options import RunOptions
-    from closeout.run.waits.decisions import Decision, PendingDecision
+from closeout.journal.next_steps import agent_option
+from closeout.journal.readonly import open_to_read
+from closeout.journal.store import open_store
+from closeout.run.waits.decisions import Decision, PendingDecision, pending_decisions, record_decisions
 
 __all__ = ["approve_command", "list_waiting"]
 
@@ -36,11 +39,6 @@ def approve_command(
     quiet: bool = False,
 ) -> int:
     """Decide what a run waits for, and resume it if nothing else is left to decide. Return the exit code."""
-    from closeout.config import home_folder
-    from closeout.journal.next_steps import agent_option
-    from closeout.journal.store import open_store
-    from closeout.run.waits.decisions import pending_decisions, record_decisions
-
     store = open_store(home_folder())
     pending = pending_decisions(store.rows(run_id))
     asked = [each for each in pending if each.by_person] or pending  # a time or a signal is refused with the reason
@@ -65,13 +63,17 @@ def approve_command(
         decided = {each: replace(decision, by=BY) for each, decision in decisions.items()}
         return resume_run(run_id, options, decisions=decided, as_json=as_json, quiet=quiet)
     left = record_decisions(store, run_id, decisions, by=BY) if decisions else pending
+    option = agent_option(store.rows_from(run_id, 0, 1))
     if any(each.by_person for each in left):
-        option = agent_option(store.rows_from(run_id, 0, 1))
-        return _say_left(run_id, decisions, left, option, as_json=as_json)
+        if as_json:
+            waiting = [asdict(each) for each in left]
+            print_json({"run_id": run_id, "decided": list(decisions), "status": "waiting", "waiting": waiting})
+        else:
+            print(describe_pending(run_id, left, option), file=sys.stderr)
+        return exits.WAITING
     if as_json:
         print_json({"run_id": run_id, "decided": list(decisions), "waiting": []})
     else:
-        option = agent_option(store.rows_from(run_id, 0, 1))
         in_python = f'   In Python: agent.resume("{run_id}")' if option else ""
         print(f"Recorded. To continue the run: closeout resume {run_id}{option}{in_python}", file=sys.stderr)
     return exits.OK
@@ -79,14 +81,6 @@ def approve_command(
 
 def list_waiting(*, as_json: bool) -> int:
     """Print what each run waits for, with the commands that decide it. Return the exit code."""
-    from dataclasses import asdict
-
-    from closeout.cli.selecting import RunFilter
-    from closeout.config import home_folder
-    from closeout.journal.next_steps import agent_option
-    from closeout.journal.readonly import open_to_read
-    from closeout.run.waits.decisions import pending_decisions
-
     with open_to_read(home_folder()) as store:
         found = [
             (run.run_id, pending_decisions(rows), agent_option(rows))
@@ -114,8 +108,6 @@ def _only(run_id: str, pending: Sequence[PendingDecision]) -> str:
 
 def _decision(edit: str | None, deny: str | None, answer: str | None, digest: str | None) -> Decision:
     """Return the decision that the options describe: approval without any."""
-    from closeout.run.waits.decisions import Decision
-
     if sum(option is not None for option in (edit, deny, answer)) > 1:
         raise UsageError("Give only one of --edit, --deny and --answer.")
     shown = digest or ""
@@ -128,22 +120,7 @@ def _decision(edit: str | None, deny: str | None, answer: str | None, digest: st
 
 def _known_options(run_id: str, agent: str | None) -> RunOptions | None:
     """Return the options of the run's agent, None if the command line cannot make it."""
-    from closeout.cli.options import recorded_options
-
     try:
         return recorded_options(run_id, agent=agent)
     except UsageError:
         return None
-
-
-def _say_left(
-    run_id: str, decided: dict[str, Decision], left: Sequence[PendingDecision], agent: str, *, as_json: bool
-) -> int:
-    if as_json:
-        from dataclasses import asdict
-
-        waiting = [asdict(each) for each in left]
-        print_json({"run_id": run_id, "decided": list(decided), "status": "waiting", "waiting": waiting})
-    else:
-        print(describe_pending(run_id, left, agent), file=sys.stderr)
-    return exits.WAITING

@@ -11,8 +11,9 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from closeout.agent import Agent
 from closeout.cli import exits
 from closeout.cli.chat_templates import ChatTemplates
 from closeout.cli.continuing import last_conversation, options_of_session
@@ -23,12 +24,10 @@ from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import amount, duration, make_console, print_answer, printable, say_error, usage_line
 from closeout.errors import CloseoutError
 from closeout.journal.events import REPLIED
+from closeout.run.conversation import Session
+from closeout.run.result import RunResult
+from closeout.run.subagents import closing_clients
 from closeout.visible import visible
-
-if TYPE_CHECKING:
-    from closeout.agent import Agent
-    from closeout.run.conversation import Session
-    from closeout.run.result import RunResult
 
 __all__ = ["chat_command"]
 
@@ -67,8 +66,6 @@ def chat_command(options: RunOptions, session_id: str, *, continue_last: bool, q
 
 
 async def _close(agent: Agent[Any]) -> None:
-    from closeout.run.subagents import closing_clients
-
     async with closing_clients(agent.plan()):
         await agent.__aexit__()
 
@@ -104,7 +101,7 @@ class _Typing:
         self.on()
 
     async def during(self, work: Awaitable[T]) -> T:
-        """Wait for the work, and read what is typed meanwhile."""
+        """Wait for the work while reading the keyboard."""
         if self._before is None:
             return await work
         loop = asyncio.get_running_loop()
@@ -142,7 +139,7 @@ class _Typing:
 
 @contextmanager
 def _prefilled(text: str) -> Iterator[None]:
-    """Let the next line begin with what was typed before, where there is line editing."""
+    """Let the next line begin with a text, if line editing is available."""
     if not text:
         yield
         return
@@ -159,7 +156,7 @@ def _prefilled(text: str) -> Iterator[None]:
 
 
 class _TerminalChat:
-    """One conversation after the other, until the input ends."""
+    """A series of conversations in the terminal."""
 
     def __init__(
         self, agent: Agent[Any], options: RunOptions, session_id: str, runner: asyncio.Runner, *, quiet: bool
@@ -171,7 +168,7 @@ class _TerminalChat:
         self._quiet = quiet
         self._is_terminal = sys.stdin is not None and sys.stdin.isatty()
         self._session: Session[Any] = agent.session(session_id)
-        self.stopped = False  # whether a reply was stopped, whose tool may still be running
+        self.stopped = False  # True once a reply was stopped: its tool may still be running
         self._late: list[str] = []  # lines that were typed too late for a reply: the next messages
         self._typed = ""  # the beginning of the next line
         self._sending: set[asyncio.Task[None]] = set()
@@ -238,7 +235,7 @@ class _TerminalChat:
                     readline.add_history(printable(message.text))
 
     def _completed(self, _: str, number: int) -> str | None:
-        """Return one of the words that the word before the cursor may become: what readline calls."""
+        """Return a completion of the word before the cursor, as readline asks for it."""
         import readline
 
         if number == 0:
@@ -316,7 +313,7 @@ class _TerminalChat:
                 self._reply(lambda origin, **more: self._session.resume(decisions=decisions, **more), resumes=True)
 
     async def _with_deps(self, start: Callable[..., Any], listeners: Sequence[Any], resumes: bool) -> Any:
-        """Send a message, or resume one, with the dependencies that the agent's settings have made."""
+        """Send a message, or resume its run, with the dependencies that the agent's settings name."""
         async with AsyncExitStack() as stack:
             runs = self._session.runs if resumes else []
             run_id = runs[-1].run_id if runs else self._session.next_run_id()
@@ -324,7 +321,7 @@ class _TerminalChat:
             return await start(origin=self._origin, listeners=listeners, deps=agent.plan().deps)
 
     def _send(self, line: str, display: Display | None) -> None:
-        """Send a line that was typed during a reply to the agent; one that is too late is the next message."""
+        """Send a line that was typed during a reply. If it is too late, it becomes the next message."""
         interrupt = line.startswith(NOW)
         text = line.removeprefix(NOW).strip()
         if not text:
@@ -347,7 +344,7 @@ class _TerminalChat:
         task.add_done_callback(self._sending.discard)
 
     async def _with_messages(self, work: Awaitable[T]) -> T:
-        """Wait for a reply, and until it is known of all messages meanwhile whether they were in time."""
+        """Wait for a reply, and for the messages that are still being sent."""
         try:
             return await work
         finally:

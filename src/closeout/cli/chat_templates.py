@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from closeout.agent import Agent
     from closeout.tools.mcp.mcp_client import McpServer
 
-__all__ = ["ChatTemplates", "named_values"]
+__all__ = ["ChatTemplates", "named_values", "prompt_line"]
 
 COMPLETION_SECONDS = 3.0  # seconds that a server may take to complete an argument
 
@@ -42,15 +42,12 @@ class ChatTemplates:
     def listed(self) -> str:
         """Return a line for each template, and one for each server that does not list its prompts."""
         lines = [
-            _line(each.name, each.description, {name: slot.required for name, slot in each.slots.items()})
+            "/" + _line(each.name, each.description, {name: slot.required for name, slot in each.slots.items()})
             for each in self._own.values()
         ]
         for server in self._servers:
             try:
-                lines += [
-                    _line(f"{server}:{each['name']}", each["description"], _required(each))
-                    for each in self._prompts(server)
-                ]
+                lines += [f"/{server}:{prompt_line(each)}" for each in self._prompts(server)]
             except CloseoutError as error:
                 lines.append(str(error))
         return "\n".join(map(visible, lines)) or "There are no templates."
@@ -76,7 +73,7 @@ class ChatTemplates:
         return str(self._run(self._servers[server].use(act)))
 
     def completions(self, line: str, commands: Iterable[str]) -> list[str]:
-        """Return the words that the last one of a line may become; none if a server does not answer."""
+        """Return the completions of the last word of a line; none if a server does not answer."""
         if not line.startswith("/"):
             return []
         *before, last = line.split(" ")
@@ -88,7 +85,7 @@ class ChatTemplates:
         return []
 
     def _words(self, name: str, begun: str) -> list[str]:
-        """Return the arguments of a template that begin with a text; with their values if the text has a name."""
+        """Return the completions of a template's argument: its names, or the values after `NAME=`."""
         argument, equals, value = begun.partition("=")
         server, _, prompt = name.partition(":")
         if name in self._own:
@@ -118,13 +115,15 @@ class ChatTemplates:
         return self._listed[server]
 
 
-def _required(prompt: Mapping[str, Any]) -> dict[str, bool]:
-    return {each["name"]: each["required"] for each in prompt["arguments"]}
+def prompt_line(prompt: Mapping[str, Any]) -> str:
+    """Return a prompt of an MCP server on one line: `plan city=… [days=…]  Plan a journey`."""
+    required = {each["name"]: each["required"] for each in prompt["arguments"]}
+    return _line(prompt["name"], prompt["description"], required)
 
 
 def _line(name: str, about: str, required: Mapping[str, bool]) -> str:
     takes = " ".join(f"{each}=…" if needed else f"[{each}=…]" for each, needed in required.items())
-    return f"/{name} {takes}  {one_line(about, 100)}".rstrip()
+    return f"{name} {takes}  {one_line(about, 100)}".rstrip()
 
 
 def _arguments(text: str) -> dict[str, str]:

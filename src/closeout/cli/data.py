@@ -9,6 +9,9 @@ import typer
 
 from closeout.cli.exits import OK, guarded
 from closeout.cli.option_types import Json
+from closeout.cli.run_ids import full_run_id
+from closeout.errors import UsageError
+from closeout.visible import visible
 
 if TYPE_CHECKING:
     from closeout.fleet.personal_data import PersonalData
@@ -30,7 +33,6 @@ def list_users(json: Json = False) -> int:
     """List the persons of whom there is data."""
     from closeout.cli.terminal import amount, print_json
     from closeout.fleet.personal_data import list_persons
-    from closeout.visible import visible
 
     found = list_persons()
     if json:
@@ -51,9 +53,7 @@ def hold(
     json: Json = False,
 ) -> int:
     """Protect runs or a person's data from deletion, or list holds."""
-    from closeout.cli.run_ids import full_run_id
     from closeout.config import home_folder
-    from closeout.errors import UsageError
     from closeout.journal.holds import Hold, list_holds, set_hold
     from closeout.journal.readonly import open_to_read
     from closeout.journal.store import open_store
@@ -65,7 +65,7 @@ def hold(
     if named:
         store = open_store(home_folder())
         known = list_holds(store) if release else []
-        for each in named:  # all of them or none
+        for each in named:  # check all before the first change
             if release and each not in known:
                 raise UsageError(f"{each.kind} {each.name!r} is not on hold. `closeout data hold` lists what is.")
             if each.kind == "run" and not release:
@@ -79,7 +79,6 @@ def hold(
 def _print_holds(store: Store, *, as_json: bool) -> int:
     from closeout.cli.terminal import amount, print_json
     from closeout.journal.holds import held_runs, list_holds
-    from closeout.visible import visible
 
     holds, count = list_holds(store), len(held_runs(store))
     if as_json:
@@ -102,7 +101,6 @@ def list_data(
     """List the runs and other data of a person or of a session."""
     from closeout.cli.terminal import amount, print_json
     from closeout.fleet.personal_data import find_data
-    from closeout.visible import visible
 
     data = find_data(user, session=session, agent=agent)
     _warn_of_nothing(data)
@@ -126,7 +124,6 @@ def _counted(data: PersonalData) -> str:
 def _print_data(data: PersonalData) -> None:
     from closeout.cli.recurring import schedule_line
     from closeout.cli.terminal import one_line
-    from closeout.visible import visible
 
     for run in data.runs:
         print(visible(f"{run.run_id}  {run.status}  {one_line(run.task, 80)}"))
@@ -191,17 +188,16 @@ def delete(
 
 
 def _note_others(data: PersonalData) -> None:
-    """Say which runs of other persons repeat what the person said: they are neither exported nor deleted."""
+    """Print which runs of other persons repeat what the person said: they are neither exported nor deleted."""
     if data.others:
         from closeout.fleet.personal_data import named_others
-        from closeout.visible import visible
 
         sessions = ", ".join(dict.fromkeys(each.session for each in data.others))
         print(visible(f"{named_others(data.others)} what {data.user} said (session {sessions})."), file=sys.stderr)
 
 
 def _warn_of_nothing(data: PersonalData) -> bool:
-    """Say if nothing was found: a misspelt name must not look as if it was done. Return whether it was so."""
+    """Print a warning if nothing was found: the name may be misspelt. Return True if so."""
     nothing = not (data.runs or data.budget_keys or data.schedules)
     if nothing:
         from closeout.cli.terminal import say_error

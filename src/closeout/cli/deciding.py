@@ -6,14 +6,12 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from closeout.errors import UsageError
 from closeout.parsing.numbers import exact_json
+from closeout.run.waits.decisions import Decision, PendingDecision, awaited
 from closeout.visible import visible
-
-if TYPE_CHECKING:
-    from closeout.run.waits.decisions import Decision, PendingDecision
 
 __all__ = ["ask_at_terminal", "can_ask", "describe_pending", "read_arguments", "read_json"]
 
@@ -26,8 +24,6 @@ def describe_pending(run_id: str, pending: Sequence[PendingDecision], agent: str
         pending: What it waits for; empty if all is decided.
         agent: The option that names its agent; see `agent_option`.
     """
-    from closeout.run.waits.decisions import awaited
-
     lines = [] if pending else [f"All is decided. Resume it: closeout resume {run_id}{agent}"]
     for each in pending:
         command = f"closeout approve {run_id} {each.id}"
@@ -60,9 +56,9 @@ def can_ask(as_json: bool) -> bool:
 
 
 def ask_at_terminal(pending: Sequence[PendingDecision]) -> dict[str, Decision]:
-    """Ask a person for each decision; about several calls together at first.
+    """Ask a person for each decision; first about several calls together.
 
-    What is left open is not in the result; Ctrl-D leaves the rest open.
+    Decisions that are postponed are not in the result; Ctrl-D postpones the rest.
     """
     decisions: dict[str, Decision] = {}
     calls = [each for each in pending if each.kind == "approval"]
@@ -86,8 +82,6 @@ def ask_at_terminal(pending: Sequence[PendingDecision]) -> dict[str, Decision]:
 
 def _ask_together(calls: Sequence[PendingDecision]) -> dict[str, Decision]:
     """Ask about several calls in one question. Empty if a person wants to decide on each."""
-    from closeout.run.waits.decisions import Decision
-
     for number, each in enumerate(calls, 1):
         _say(f"\n{number}. {_call(each)}\n{each.reason}")
     while True:
@@ -102,8 +96,6 @@ def _ask_together(calls: Sequence[PendingDecision]) -> dict[str, Decision]:
 
 
 def _ask_approval(pending: PendingDecision) -> Decision | None:
-    from closeout.run.waits.decisions import Decision
-
     _say(f"\n{_call(pending)}\n{pending.reason}")
     while True:
         reply = _read_line("Approve? [y]es, [n]o, [e]dit, [l]ater: ").lower()
@@ -123,8 +115,6 @@ def _ask_approval(pending: PendingDecision) -> Decision | None:
 
 
 def _ask_answer(pending: PendingDecision) -> Decision | None:
-    from closeout.run.waits.decisions import Decision
-
     _say(f"\n{_question(pending)}")
     options = pending.arguments.get("options") or ()
     reply = _read_line("Answer (empty: later): ")
@@ -135,7 +125,6 @@ def _ask_answer(pending: PendingDecision) -> Decision | None:
 
 def _ask_form(pending: PendingDecision, form: Mapping[str, Any]) -> Decision | None:
     """Ask for a form field by field, until the values fit."""
-    from closeout.run.waits.decisions import Decision
     from closeout.tools.mcp.mcp_questions import field_value, read_form
 
     _say(f"\n{_question(pending)}")
@@ -177,7 +166,7 @@ def _question(pending: PendingDecision) -> str:
 
 
 def _say(text: str) -> None:
-    # Escaped, not left out: what is approved must be seen, also a character that reverses the line.
+    # Escaped, not left out: people must see all that they approve, even a character that reverses the line.
     print(visible(text, keep="\n"), file=sys.stderr, flush=True)
 
 
@@ -190,7 +179,7 @@ def _read_line(prompt: str) -> str:
 
 
 def read_json(name: str, text: str) -> Any:
-    """Return the JSON value of an argument that an error calls by a name. Raises UsageError."""
+    """Return the value of a JSON argument. Raises UsageError with the name of the argument."""
     try:
         return exact_json(text)
     except (ValueError, RecursionError) as error:

@@ -15,7 +15,8 @@ from rich.cells import chop_cells
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from closeout.cli.terminal import duration, make_console, one_line, printable, usage_line, width_of, with_settings
+from closeout.cli.option_types import with_settings
+from closeout.cli.terminal import duration, make_console, one_line, printable, usage_line, width_of
 from closeout.codec import value_or_text
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.journal.events import (
@@ -268,7 +269,7 @@ class Display:
         if is_extra:
             return
         closes = purpose != "act"
-        readable = event.tool_calls or closes  # the text of a ReAct turn is not
+        readable = event.tool_calls or closes  # the text of a ReAct turn is raw
         words = reply.text if reply.streamed and not closes else event.text if readable else ""
         if has_conversation(event.agent) and not reply.has_call and not event.tool_calls:
             self._final, self._final_words = event, words
@@ -276,7 +277,7 @@ class Display:
             self._say_words(event, words)
 
     def _settle(self, event: Event, change: Change) -> None:
-        """Print the reply that may have been the answer, unless it is: the command prints the answer."""
+        """Print the reply that was held back, unless it is the answer: the command prints that."""
         if _is_extra(change):
             return
         reply, self._final = self._final, None

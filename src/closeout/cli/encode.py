@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_library
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,9 @@ def encode_command(file: str, format: str, budget: int | None, json: bool) -> in
 
 def compare_formats(value: Any) -> dict[str, int | None]:
     """Return the tokens (o200k) of the value by format; None if a format cannot hold it or lacks its library."""
-    tokens: dict[str, int | None] = {"json.dumps": None}
-    try:
+    tokens: dict[str, int | None] = {}
+    with suppress(TypeError, ValueError):
         tokens["json.dumps"] = count(json_library.dumps(value)).tokens
-    except (TypeError, ValueError):
-        tokens.pop("json.dumps")
     for name in FORMATS:
         try:
             tokens[name] = encode(value, name).tokens
@@ -95,13 +93,9 @@ def _table(encoded: Encoded, tokens: dict[str, int | None]) -> str:
     for name, found in tokens.items():
         mark = "  <" if name == encoded.format else ""
         change = f"{found / base - 1:+.1%}" if found is not None and base else ""
-        lines.append(f"{name:<12}{'-' if found is None else _number(found):>10}{change:>10}{mark}")
+        lines.append(f"{name:<12}{'-' if found is None else f'{found:,}':>10}{change:>10}{mark}")
     loss = "" if encoded.lossless or encoded.missing else "; it does not decode to the value"
-    lines.append(f"printed: {encoded.format}, {_number(encoded.tokens)} tokens{loss}")
+    lines.append(f"printed: {encoded.format}, {encoded.tokens:,} tokens{loss}")
     if encoded.missing:
         lines[-1] += f"; not shown: {encoded.missing}"
     return "\n".join(lines)
-
-
-def _number(number: int) -> str:
-    return f"{number:,}"

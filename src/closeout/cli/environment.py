@@ -169,7 +169,7 @@ class HealthCheck:
 
 
 def check_command(*, as_json: bool) -> int:
-    """Examine the journal of the home and print what is damaged. Return FAILED if anything is, else OK."""
+    """Examine the journal of the home and print what is damaged. Return FAILED if there is damage, else OK."""
     from closeout.journal.check import check_home
 
     folder = home_folder()
@@ -190,7 +190,7 @@ def check_command(*, as_json: bool) -> int:
 def doctor_command(
     model: str | None, base_url: str | None, settings: tuple[str, ...], profile: str | None, *, as_json: bool
 ) -> int:
-    """HealthCheck what a run needs and print what is missing. Return MISUSED if there is a problem, otherwise OK."""
+    """Check what a run needs and print the findings. Return MISUSED if there is a problem, otherwise OK."""
     checks = list(_checks(model, base_url, settings, profile))
     if as_json:
         print_json([asdict(check) for check in checks])
@@ -321,6 +321,5 @@ def _speed(model: str) -> HealthCheck:
     best = speeds.get(pick_threads(cores, speeds)) or next(iter(speeds.values()), None)
     if best is None:
         return HealthCheck("speed", "note", f"not measured yet: closeout models bench {model}. {advice}".strip())
-    threads = "1 thread" if best.threads == 1 else f"{best.threads} threads"
-    reached = f"{best.prompt:.0f} tokens/s of prompt, {best.reply:.0f} of reply with {threads} at best."
-    return HealthCheck("speed", "ok", f"{reached} {advice}".strip())
+    speed = f"{best.prompt:.0f} tokens/s of prompt, {best.reply:.0f} of reply"
+    return HealthCheck("speed", "ok", f"{speed} with {amount(best.threads, 'thread')} at best. {advice}".strip())

@@ -26,15 +26,10 @@ from closeout.cli.option_types import (
     Tools,
     Web,
 )
+from closeout.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from closeout.agent import Agent
-    from closeout.cli.options import RunOptions
-    from closeout.evaluate.benchmarks import Benchmark
     from closeout.evaluate.report import EvalReport
-    from closeout.evaluate.tasks import EvalTask
 
 __all__ = ["eval_app"]
 
@@ -126,11 +121,8 @@ def run(
 
     options = options_in(locals())
     benchmark = None if Path(tasks).exists() else find_benchmark(tasks)
-    source = {
-        "options": options.as_origin(),
-        "scorers": scorer or [],
-        "benchmark": "" if benchmark is None else tasks,
-    }
+    origin = options.as_origin()
+    source = {"options": origin, "scorers": scorer or [], "benchmark": "" if benchmark is None else tasks}
     share = evaluating.share_of(shard, name)
     loaded = make_agent(options)
     settings: dict[str, Any] = {
@@ -146,41 +138,19 @@ def run(
         "max_tokens": max_tokens,
         "retries": retries,
         "force": force,
-        "origin": options.as_origin(),
+        "origin": origin,
         "details": {"source": source, "tasks": tasks, "command": shlex.join(["closeout", *sys.argv[1:]])},
         "shard": share,
     }
 
     async def work(on_start: evaluating.OnStart) -> EvalReport:
-        agents = _agents_for(benchmark, loaded, options, on_ray=ray is not None)
+        agents = evaluating.agents_of(benchmark, loaded, options, on_ray=ray is not None)
         read = tasks if benchmark is None else benchmark.tasks()
         return await evaluate(agents, read, on_start=on_start, ray=ray or "", **settings)
 
     shards = 1 if share is None else share[1]
     shown: dict[str, Any] = {"by": by or (), "html": html, "markdown": markdown}
     return evaluating.run_work(work, loaded, quiet=quiet, as_json=json, shards=shards, at_least=at_least, **shown)
-
-
-def _agents_for(
-    benchmark: Benchmark | None, agent: Agent[Any], options: RunOptions, *, on_ray: bool = False
-) -> Agent[Any] | Callable[[EvalTask], Agent[Any]]:
-    """Return the agent of an evaluation, or the function from a task to its agent."""
-    from functools import partial
-
-    from closeout.cli.evaluating import agents_of
-    from closeout.errors import UsageError
-
-    if benchmark is None:
-        return partial(_agent_on_node, options) if on_ray else agent
-    if on_ray:
-        raise UsageError("--ray runs tasks of a file; the ready benchmarks run on one machine.")
-    return agents_of(benchmark, agent, options)
-
-
-def _agent_on_node(options: RunOptions, task: EvalTask) -> Agent[Any]:
-    from closeout.cli.options import make_agent
-
-    return make_agent(options)
 
 
 @eval_app.command("list")
@@ -210,15 +180,13 @@ def show(
     from contextlib import suppress
 
     from closeout.cli.eval_display import EvalDisplay
-    from closeout.cli.eval_reports import print_report, watch
+    from closeout.cli.eval_reports import opened, print_report, watch
     from closeout.cli.terminal import print_json
-    from closeout.config import home_folder
     from closeout.evaluate.report import load_report
-    from closeout.evaluate.trials import TrialStore, evaluation_file
 
     if live:
-        file = evaluation_file(home_folder(), name)
-        TrialStore(file).close()  # raises UsageError if it is missing
+        with opened(name) as store:  # raises UsageError if it is missing
+            file = store.path
         with EvalDisplay() as display, suppress(KeyboardInterrupt):
             asyncio.run(watch(file, display))
     report = load_report(name, scorer=scorer)
@@ -302,7 +270,6 @@ def edit_(
 ) -> int:
     """Replace a scorer's verdict with your own; both are kept."""
     from closeout.cli.eval_reports import print_report
-    from closeout.errors import UsageError
     from closeout.evaluate.evaluation import edit_score
 
     if (value is None) != undo:
@@ -345,7 +312,6 @@ def retry_(
     from closeout.cli import evaluating
     from closeout.cli.eval_reports import opened
     from closeout.cli.options import make_agent, options_in
-    from closeout.errors import UsageError
     from closeout.evaluate.benchmarks import find_benchmark
     from closeout.evaluate.evaluation import retry
     from closeout.evaluate.sweep import SweepSettings
@@ -364,7 +330,7 @@ def retry_(
 
     async def work(on_start: evaluating.OnStart) -> EvalReport:
         return await retry(
-            _agents_for(benchmark, agent, options),
+            evaluating.agents_of(benchmark, agent, options),
             name,
             statuses=("failed", "unanswered") if unanswered else ("failed",),
             fresh=fresh,
@@ -472,7 +438,6 @@ def control(
 ) -> int:
     """Pause, resume or stop an evaluation, or change its concurrency."""
     from closeout.cli.eval_reports import opened
-    from closeout.errors import UsageError
 
     states = [state for state, wanted in (("paused", pause), ("running", resume), ("stopped", stop)) if wanted]
     if len(states) > 1 or (not states and concurrency is None):

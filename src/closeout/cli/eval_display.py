@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.status import Status
 
 from closeout.cli.terminal import make_console, one_line, width_of
@@ -16,14 +14,14 @@ from closeout.evaluate.trials import SweepProgress
 __all__ = ["EvalDisplay"]
 
 LINE_PERIOD = 10.0  # seconds between two lines if stderr is not a terminal
-RECENT_SECONDS = 60.0  # over which the rate is measured
+RECENT_SECONDS = 60.0  # the rate is measured over this time
 
 
 class EvalDisplay:
     """Shows `SweepProgress`. As a context manager it removes the status line at the end."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or make_console(stderr=True)
+    def __init__(self) -> None:
+        self._console = make_console(stderr=True)
         self._past: list[tuple[float, int, int]] = []  # time, finished trials, tokens
         self._said_at = -math.inf
         self._status: Status | None = None
@@ -34,15 +32,13 @@ class EvalDisplay:
             self._status.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._status is not None:
             self._status.stop()
 
-    def __call__(self, progress: SweepProgress, now: float | None = None) -> None:
+    def __call__(self, progress: SweepProgress) -> None:
         """Show the progress of an evaluation."""
-        now = time.monotonic() if now is None else now
+        now = time.monotonic()
         line = self._line(progress, now)
         if self._status is not None:
             self._status.update(one_line(line, width_of(self._console) - 3))

@@ -28,10 +28,10 @@ SHOW_SECONDS = 1.0  # seconds between two looks at the progress
 
 
 async def watch(path: Path, display: EvalDisplay) -> None:
-    """Show the progress of an evaluation, which is read beside its workers, until it is done."""
+    """Show the progress of an evaluation until it is done. Other processes may work on it."""
 
     def look() -> bool:
-        with TrialStore(path) as store:  # of this thread alone: nobody closes it while it is read
+        with TrialStore(path) as store:  # opened in this thread, so that no other one closes it
             progress = store.progress(store.spec["scorers"][0])
         display(progress)
         return progress.finished + progress.control.suspended == progress.planned
@@ -101,7 +101,7 @@ def _print_scores(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Non
 
 
 def opened(name: str) -> TrialStore:
-    """Open an evaluation of the usual home."""
+    """Open an evaluation of the current home."""
     return TrialStore(evaluation_file(home_folder(), name))
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +19,7 @@ from closeout.assembly.parts import answer_of, without_parts
 from closeout.cli.eval_display import EvalDisplay
 from closeout.cli.eval_reports import print_report, watch
 from closeout.cli.exits import OK, UNANSWERED, WAITING
-from closeout.cli.options import RunOptions
+from closeout.cli.options import RunOptions, make_agent
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import print_json, say_error
 from closeout.config import home_folder, load_config
@@ -26,11 +27,13 @@ from closeout.errors import UsageError
 from closeout.evaluate.benchmarks import Benchmark
 from closeout.evaluate.comparison import power_of_plan
 from closeout.evaluate.evaluation import name_of_evaluation
+from closeout.evaluate.merging import shard_home
 from closeout.evaluate.report import EvalReport
 from closeout.evaluate.scorers import JUDGE_INSTRUCTIONS, Judge
 from closeout.evaluate.sweep import Sweep
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import TrialStore
+from closeout.run.subagents import closing_clients
 
 __all__ = [
     "OnStart",
@@ -76,8 +79,6 @@ def run_work(
     names: list[str] = []
 
     async def watched() -> EvalReport:
-        from closeout.run.subagents import closing_clients
-
         watching: list[asyncio.Task[None]] = []
 
         def started(_: Sweep, store: TrialStore) -> None:
@@ -119,7 +120,7 @@ def run_work(
 def run_models(
     commands: typer.Typer, tasks: str, models: Sequence[str], name: str, arguments: Sequence[str]
 ) -> list[str] | int:
-    """Run `closeout eval run` for each model, its report on stderr.
+    """Run `closeout eval run` for each model, with its report on stderr.
 
     Returns:
         The names of the evaluations; or the exit code of the first one that did not end.
@@ -141,12 +142,17 @@ def run_models(
 
 
 def agents_of(
-    benchmark: Benchmark, agent: Agent[Any], options: RunOptions
+    benchmark: Benchmark | None, agent: Agent[Any], options: RunOptions, *, on_ray: bool = False
 ) -> Agent[Any] | Callable[[EvalTask], Agent[Any]]:
-    """Return a function from a task of a benchmark to its agent: the model and the settings of another, its tools.
+    """Return the agent of an evaluation, or a function from a task to its agent.
 
-    A benchmark without tools of its own is for the agent as it is.
+    For a benchmark with tools of its own, each task has an agent with these tools, and with the agent's model and
+    settings.
     """
+    if benchmark is None:
+        return partial(_agent_on_node, options) if on_ray else agent
+    if on_ray:
+        raise UsageError("--ray runs tasks of a file; the ready benchmarks run on one machine.")
     make_tools = benchmark.tools
     if make_tools is None:
         return agent
@@ -167,10 +173,14 @@ def agents_of(
     return agent_for
 
 
-def scorers_of(benchmark: Benchmark | None, named: Sequence[str] | None, agent: Agent[Any]) -> Any:
-    """Return the scorers that were named, or those of the benchmark. A judge judges by the benchmark's rules.
+def _agent_on_node(options: RunOptions, task: EvalTask) -> Agent[Any]:
+    return make_agent(options)
 
-    Without a name it is the agent's own model.
+
+def scorers_of(benchmark: Benchmark | None, named: Sequence[str] | None, agent: Agent[Any]) -> Any:
+    """Return the named scorers, or those of the benchmark. Judges follow the benchmark's rules.
+
+    By default the judge is the agent's own model.
     """
     rules = "" if benchmark is None else benchmark.judge
     if not rules:
@@ -192,8 +202,6 @@ def share_of(shard: str | None, name: str) -> tuple[int, int] | None:
     """Return the share that `--shard i/n` names, and give it a home of its own: SQLite does not share one over NFS."""
     if shard is None:
         return None
-    from closeout.evaluate.merging import shard_home
-
     first, _, second = shard.partition("/")
     if not (first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second)):
         raise UsageError(f"--shard takes i/n with i from 1 to n, got {shard}.")

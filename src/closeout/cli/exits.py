@@ -18,9 +18,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from closeout.cli.option_types import command_settings, settings_named
+from closeout.cli.option_types import command_settings, settings_named, with_settings
 from closeout.errors import (
-    NAMED_SETTINGS,
     CloseoutError,
     JournalDamaged,
     JournalFull,
@@ -91,7 +90,7 @@ def _exit_code(command: Callable[[], int], *, as_json: bool) -> int:
         if debug:
             traceback.print_exc()
         sentence, code = _explain(error)
-        sentence = sentence.replace(NAMED_SETTINGS, command_settings.get())
+        sentence = with_settings(sentence)
         if as_json:
             _print_object(_failure(sentence, type(error).__name__))
         from closeout.cli.terminal import say_error

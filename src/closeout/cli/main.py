@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from closeout.cli.agent_command import agent_app
 from closeout.cli.approvals import approvals_app
 from closeout.cli.data import data_app
 from closeout.cli.eval import eval_app
-from closeout.cli.exits import OK, CommandGroup, guarded
+from closeout.cli.exits import FAILED, OK, CommandGroup, guarded
 from closeout.cli.mcp_commands import mcp_app
 from closeout.cli.option_types import (
     AgentSource,
@@ -33,6 +32,8 @@ from closeout.cli.option_types import (
     Web,
 )
 from closeout.cli.run_ids import complete_run_id, full_run_id
+from closeout.errors import UsageError
+from closeout.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +46,7 @@ __all__ = ["app", "main"]
 
 
 class _Commands(CommandGroup):
-    """All commands. An earlier name of one works as before, and says the new one."""
+    """All commands. A former name still works, and prints the new one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         if args and args[0] in MOVED:
@@ -63,7 +64,7 @@ class _RunsGroup(CommandGroup):
     default = "list"
 
 
-# The commands that were once at the top, with their group.
+# Former top-level commands, with their group.
 MOVED = dict.fromkeys(("cancel", "cite", "diff", "fork", "replay", "send", "signal", "undo", "usage"), "runs")
 MOVED |= {"tools": "agent", "upgrade": "agent", "what-if": "eval", "encode": "models", "proxy": "models"}
 
@@ -75,6 +76,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+agent_app = typer.Typer(cls=CommandGroup, help="Look at an agent.", no_args_is_help=True, rich_markup_mode=None)
 models_app = typer.Typer(
     help="Manage embedded models; run a proxy; encode values.", no_args_is_help=True, rich_markup_mode=None
 )
@@ -208,9 +210,8 @@ def resume(
 
     With --due: all waiting runs that can continue, of the given agent or of those that `closeout run` made.
     """
-    from closeout.cli.options import recorded_options
+    from closeout.cli.continuing import recorded_options
     from closeout.cli.run_tasks import resume_run
-    from closeout.errors import UsageError
 
     if due:
         from closeout.cli.signal_command import resume_due_runs
@@ -227,6 +228,32 @@ def resume(
 
         end_waits(run_id)
     return resume_run(run_id, options, on_change=on_change, force=force, as_json=json, quiet=quiet)
+
+
+@agent_app.command("show")
+@guarded
+def show(
+    agent: Annotated[str | None, typer.Argument(help="FILE.yaml or package.module:agent; or -a AGENT")] = None,
+    model: Model = None,
+    mcp: Mcp = None,
+    tools: Tools = None,
+    web: Web = False,
+    skills: SkillFolders = None,
+    config: Settings = None,
+    svg: Annotated[str | None, typer.Option(help="Write the picture to this file as SVG")] = None,
+) -> int:
+    """Print an agent, its tools and flow rules as a Mermaid flowchart."""
+    from pathlib import Path
+
+    from closeout.assembly.agent_picture import as_mermaid, as_svg, picture_of
+    from closeout.cli.options import make_agent, options_in
+
+    boxes = picture_of(make_agent(options_in(locals()), api_key="not needed").plan())
+    if svg is None:
+        print(as_mermaid(boxes), end="")
+    else:
+        Path(svg).write_text(as_svg(boxes), "utf-8")
+    return OK
 
 
 @agent_app.command("upgrade")
@@ -322,7 +349,6 @@ def runs(
 
     from closeout.cli.runs import list_runs, show_run
     from closeout.cli.selecting import RunFilter
-    from closeout.errors import UsageError
 
     options = locals()
     wanted = RunFilter(**{each.name: options[each.name] for each in fields(RunFilter)})
@@ -361,9 +387,23 @@ def undo(
     json: Json = False,
 ) -> int:
     """Undo a call of a run with the undo function of its tool."""
-    from closeout.cli.undo import undo_command
+    import asyncio
+    import sys
 
-    return undo_command(full_run_id(run_id), call, agent, as_json=json)
+    from closeout.cli.continuing import recorded_options
+    from closeout.cli.options import make_agent
+    from closeout.cli.terminal import print_json
+
+    run_id = full_run_id(run_id)
+    options = recorded_options(run_id, agent=agent)
+    output = asyncio.run(make_agent(options, api_key="no request is made").undo(run_id, call))
+    if json:
+        print_json({"run_id": run_id, "call": call, "undone": output.success, "result": output.to_record()["result"]})
+    elif output.success:
+        print(visible(output.summary))
+    if not output.success:
+        print(visible(f"{call} was not undone. {output.summary}"), file=sys.stderr)
+    return OK if output.success else FAILED
 
 
 @app.command()
@@ -466,7 +506,8 @@ def fork(
     quiet: Quiet = False,
 ) -> int:
     """Continue a run from an earlier point as a new run."""
-    from closeout.cli.options import make_agent, recorded_options
+    from closeout.cli.continuing import recorded_options
+    from closeout.cli.options import make_agent
     from closeout.cli.run_tasks import read_result, run_agent
     from closeout.journal.run_names import new_run_id
 
@@ -500,7 +541,6 @@ def schedules(
 ) -> int:
     """List the schedules of recurring runs, or change one."""
     from closeout.cli.recurring import schedules_command
-    from closeout.errors import UsageError
 
     count = pause + go_on + remove
     if count > 1 or (count and not name):
@@ -623,7 +663,6 @@ def serve(
 
     from closeout.cli import servers
     from closeout.cli.options import make_agent, options_in
-    from closeout.errors import UsageError
 
     options = options_in(locals())
     if as_mcp:
@@ -811,7 +850,6 @@ def config(
     """Show the settings and where each was set, or their JSON Schema."""
     from closeout.cli.environment import print_schema, show_config
     from closeout.cli.options import options_in
-    from closeout.errors import UsageError
 
     if what == "schema":
         return print_schema()

@@ -6,7 +6,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +15,13 @@ import typer
 
 from closeout.cli.exits import FAILED, OK, CommandGroup, guarded
 from closeout.cli.option_types import AgentSource, BaseUrl, Json, Mcp, Model, Profile, Settings
+from closeout.errors import UsageError
+from closeout.visible import visible
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from closeout.tools.mcp.mcp_client import McpServer, ServerOffer
     from closeout.tools.mcp.mcp_config import McpServerConfig
 
 __all__ = ["mcp_app"]
@@ -55,14 +59,14 @@ def serve_over_mcp(
 def _serve(**options: Any) -> int:
     from closeout.cli.options import options_in, read_settings
 
-    if options["agent"] is not None:
+    named = options_in(options)
+    if named.agent is not None:
         from closeout.cli.servers import serve_mcp
 
-        return serve_mcp(options_in(options), name=None, description=None)
+        return serve_mcp(named, name=None, description=None)
     from closeout.cli.environment import serve_web_tools
 
-    settings = read_settings(tuple(options["config"] or ()), options["profile"])
-    return serve_web_tools(options["model"], options["base_url"], settings)
+    return serve_web_tools(named.model, named.base_url, read_settings(named.config, named.profile))
 
 
 @mcp_app.command("list")
@@ -77,9 +81,8 @@ def list_servers(
     """List the MCP servers of the settings, and who is signed in. Nothing is started."""
     from closeout.cli.terminal import print_json
     from closeout.tools.mcp.mcp_logins import same_address, saved_logins
-    from closeout.visible import visible
 
-    servers = _servers(agent, mcp, config, profile)
+    servers = _servers(locals())
     rows = [_row(server) for server in servers]
     known = {same_address(server.url) for server in servers if server.url}
     rows += [
@@ -111,9 +114,8 @@ def list_tools(
     import asyncio
 
     from closeout.cli.terminal import one_line, print_json, say_error
-    from closeout.visible import visible
 
-    offer = asyncio.run(_offer_of(_chosen(name, _servers(agent, mcp, config, profile))))
+    offer = asyncio.run(_offer_of(_chosen(name, _servers(locals()))))
     if json:
         listed = [
             {"name": each.name, "description": each.description, "schema": each.parameters} for each in offer.tools
@@ -140,17 +142,16 @@ def list_prompts(
     """Start a server and list its prompts with their arguments."""
     import asyncio
 
-    from closeout.cli.terminal import one_line, print_json
+    from closeout.cli.chat_templates import prompt_line
+    from closeout.cli.terminal import print_json
     from closeout.tools.mcp.mcp_prompts import listed_prompts
-    from closeout.visible import visible
 
-    found = asyncio.run(_used(_chosen(name, _servers(agent, mcp, config, profile)), listed_prompts))
+    found = asyncio.run(_used(_chosen(name, _servers(locals())), listed_prompts))
     if json:
         print_json(found)
         return OK
     for each in found:
-        takes = " ".join(f"{a['name']}=…" if a["required"] else f"[{a['name']}=…]" for a in each["arguments"])
-        print(visible(f"{each['name']} {takes}  {one_line(each['description'], 100)}".rstrip()))
+        print(visible(prompt_line(each)))
     return OK
 
 
@@ -173,7 +174,7 @@ def show_prompt(
     from closeout.tools.mcp.mcp_prompts import rendered_prompt
 
     act = partial(rendered_prompt, name=prompt, arguments=named_values(arguments or ()))
-    print(asyncio.run(_used(_chosen(name, _servers(agent, mcp, config, profile)), act)))
+    print(asyncio.run(_used(_chosen(name, _servers(locals())), act)))
     return OK
 
 
@@ -194,10 +195,9 @@ def login(
     import asyncio
 
     from closeout.cli.terminal import amount, print_json
-    from closeout.errors import UsageError
     from closeout.tools.mcp.mcp_logins import delete_login, read_login
 
-    server = _chosen(name, _servers(agent, mcp, config, profile))
+    server = _chosen(name, _servers(locals()))
     if not server.url:
         raise UsageError(f"MCP server {server.name!r} is a process on this computer: it needs no login.")
     if any(header.lower() == "authorization" for header in server.headers):
@@ -231,7 +231,7 @@ def logout(
     from closeout.tools.mcp.mcp_client import require_mcp
     from closeout.tools.mcp.mcp_logins import delete_login, read_login
 
-    server = _chosen(name, _servers(agent, mcp, config, profile))
+    server = _chosen(name, _servers(locals()))
     if not server.url or read_login(server.url) is None:
         print(f"There was no login to {server.name}.", file=sys.stderr)
         return FAILED
@@ -265,12 +265,11 @@ def pin_tools(
     from pathlib import Path
 
     from closeout.cli.terminal import amount, print_json
-    from closeout.errors import UsageError
     from closeout.tools.mcp.mcp_lock import LOCK_FILE, is_pinning, pin
 
     pinning = is_pinning.set(True)
     try:
-        known_lock, found = _lock_and_servers(agent, mcp, config, profile)
+        known_lock, found = _lock_and_servers(locals())
     finally:
         is_pinning.reset(pinning)
     servers = [_chosen(name, found) for name in names] if names else found
@@ -278,7 +277,7 @@ def pin_tools(
         raise UsageError("There are no MCP servers to pin. Add them in the settings under tools.mcp_servers.")
     file = Path(lock or known_lock or LOCK_FILE).expanduser()
 
-    async def offers() -> list[Any]:
+    async def offers() -> list[ServerOffer]:
         return await asyncio.gather(*map(_offer_of, servers))
 
     listed = {server.name: offer.tools for server, offer in zip(servers, asyncio.run(offers()), strict=True)}
@@ -297,33 +296,28 @@ def pin_tools(
 # ------------------------------------------------------------------------------------------------ what they share
 
 
-def _servers(
-    agent: str | None, mcp: Sequence[str] | None, config: Sequence[str] | None, profile: str | None
-) -> tuple[McpServerConfig, ...]:
-    return _lock_and_servers(agent, mcp, config, profile)[1]
+def _servers(parameters: Mapping[str, Any]) -> tuple[McpServerConfig, ...]:
+    return _lock_and_servers(parameters)[1]
 
 
-def _lock_and_servers(
-    agent: str | None, mcp: Sequence[str] | None, config: Sequence[str] | None, profile: str | None
-) -> tuple[str | Path | None, tuple[McpServerConfig, ...]]:
-    """The lock file and the servers of an agent: of its settings and sub-agents, and of `--mcp`."""
-    from closeout.cli.options import RunOptions, make_agent, read_settings
+def _lock_and_servers(parameters: Mapping[str, Any]) -> tuple[str | Path | None, tuple[McpServerConfig, ...]]:
+    """Return the lock file and the servers of a command's agent: of its settings and sub-agents, and of `--mcp`."""
+    from closeout.cli.options import make_agent, options_in, read_settings
     from closeout.tools.mcp.mcp_config import read_servers
 
-    options = RunOptions(agent=agent, mcp=tuple(mcp or ()), config=tuple(config or ()), profile=profile)
+    options = options_in(parameters)
     if options.is_python:
         from closeout.run.subagents import servers_of
 
         plan = make_agent(options).plan()
         return plan.manager.mcp_lock, tuple({server.name: server for server in servers_of(plan)}.values())
-    settings = read_settings(options.settings, profile)
+    settings = read_settings(options.settings, options.profile)
     below = (each for entry in settings.agent.sub_agents.values() for each in read_servers(entry.mcp_servers))
     servers = (*read_servers(settings.tools.mcp_servers), *read_servers(options.mcp), *below)
     return settings.tools.mcp_lock, servers
 
 
 def _chosen(name: str, servers: Sequence[McpServerConfig]) -> McpServerConfig:
-    from closeout.errors import UsageError
     from closeout.tools.mcp.mcp_config import read_servers
     from closeout.tools.mcp.mcp_logins import same_address
 
@@ -337,29 +331,27 @@ def _chosen(name: str, servers: Sequence[McpServerConfig]) -> McpServerConfig:
     raise UsageError(f"No MCP server {name!r} in the settings. There are: {known}. A URL can be given instead.")
 
 
-async def _offer_of(config: McpServerConfig) -> Any:
-    from closeout.tools.mcp.mcp_client import McpServer, require_mcp
-
-    require_mcp()
-    server = McpServer(config)
-    try:
+async def _offer_of(config: McpServerConfig) -> ServerOffer:
+    async with _closing(config) as server:
         return await server.open()
-    finally:
-        await server.aclose()
 
 
 async def _used(config: McpServerConfig, act: Callable[[Any], Awaitable[Any]]) -> Any:
+    async with _closing(config) as server:
+        return await server.use(act)
+
+
+def _closing(config: McpServerConfig) -> aclosing[McpServer]:
+    """Return a context manager that ends the server's process."""
     from closeout.tools.mcp.mcp_client import McpServer, require_mcp
 
     require_mcp()
-    server = McpServer(config)
-    try:
-        return await server.use(act)
-    finally:
-        await server.aclose()
+    return aclosing(McpServer(config))
 
 
-async def _sign_in(config: McpServerConfig, scopes: Sequence[str], port: int | None, *, with_browser: bool) -> Any:
+async def _sign_in(
+    config: McpServerConfig, scopes: Sequence[str], port: int | None, *, with_browser: bool
+) -> ServerOffer:
     import webbrowser
 
     from closeout.tools.mcp.mcp_auth import McpAuth
@@ -384,7 +376,7 @@ async def _sign_in(config: McpServerConfig, scopes: Sequence[str], port: int | N
 
 
 def _has_screen() -> bool:
-    """True if a browser can be opened: on Linux one needs a display, or a program that is named."""
+    """True if a browser can be opened: on Linux one needs a display, or the name of a program."""
     return sys.platform != "linux" or any(os.environ.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from closeout.cli import exits
-from closeout.cli.terminal import print_json, say_error
+from closeout.cli.terminal import amount, print_json, say_error
 from closeout.errors import ModelUnavailable
 from closeout.models.local.local_machine import Speed
 from closeout.models.local.weights import (
@@ -28,7 +28,7 @@ _BENCH_REPLY = 40  # tokens
 _LINE_PERIOD = 5.0  # seconds between two lines of progress if stderr is not a terminal
 
 
-def list_command(as_json: bool = False) -> int:
+def list_command(as_json: bool) -> int:
     """Print each embedded model, its size, and where its weights are. Return the exit code."""
     found = [(weights, find_weights(name)) for name, weights in KNOWN_WEIGHTS.items()]
     if as_json:
@@ -45,7 +45,7 @@ def list_command(as_json: bool = False) -> int:
     return exits.OK
 
 
-def path_command(model: str = "local") -> int:
+def path_command(model: str) -> int:
     """Print the path of a model's weights. Return FAILED if they are not downloaded yet.
 
     Raises:
@@ -62,13 +62,10 @@ def path_command(model: str = "local") -> int:
     return exits.OK
 
 
-def pull_command(model: str = "local") -> int:
+def pull_command(model: str) -> int:
     """Download a model's weights if they are missing, and print their path. Return the exit code.
 
     An interrupted download continues where it stopped.
-
-    Args:
-        model: The name of a model.
 
     Raises:
         ModelUnavailable: No model has this name.
@@ -87,7 +84,7 @@ def pull_command(model: str = "local") -> int:
     return exits.OK
 
 
-def bench_command(model: str = "local", as_json: bool = False) -> int:
+def bench_command(model: str, as_json: bool) -> int:
     """Measure an embedded model with one thread and with more, and print the speeds. Return the exit code.
 
     The best speeds are kept, and later runs choose their number of threads by them.
@@ -103,7 +100,7 @@ def bench_command(model: str = "local", as_json: bool = False) -> int:
     speeds = []
     for threads in counts:
         if not as_json:
-            print(f"Measuring {model} with {_threads(threads)} …", file=sys.stderr, flush=True)
+            print(f"Measuring {model} with {amount(threads, 'thread')} …", file=sys.stderr, flush=True)
         speeds.append(asyncio.run(_measure(model, threads)))
     advice = list(speed_advice(model, cores, idle))
     if as_json:
@@ -130,12 +127,12 @@ async def _measure(model: str, threads: int) -> Speed:
 
 
 def speed_advice(model: str, cores: int, idle: int) -> Iterator[str]:
-    """Advice that makes an embedded model faster on this machine, one sentence each."""
+    """Yield advice that makes an embedded model faster on this machine, one sentence each."""
     from closeout.models.local.local_engine import unused_instructions
 
     if idle < cores:
         busy = cores - idle
-        yield f"Other programs keep {busy} of {cores} cores busy. A run would use {_threads(idle)} now."
+        yield f"Other programs keep {busy} of {cores} cores busy. A run would use {amount(idle, 'thread')} now."
     if unused := unused_instructions():
         names = ", ".join(name.replace("_", "-") for name in unused)
         yield f"The processor has {names}. The installed xllamacpp is built without them; a build with them is faster."
@@ -143,10 +140,6 @@ def speed_advice(model: str, cores: int, idle: int) -> Iterator[str]:
         yield "There is one core. With more cores, prompts are read that many times faster."
     if model == "local":
         yield "local:small is about three times as fast, and right less often."
-
-
-def _threads(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"
 
 
 @contextmanager

@@ -30,6 +30,7 @@ __all__ = [
     "Web",
     "command_settings",
     "settings_named",
+    "with_settings",
 ]
 
 command_settings: ContextVar[str] = ContextVar("command_settings", default=NAMED_SETTINGS)
@@ -72,7 +73,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answe
 
 
 def settings_named(options: Mapping[str, Any]) -> str:
-    """Return the options among a command's that name its settings and MCP servers, as they are typed.
+    """Return those of a command's options that name its settings and MCP servers, as they are typed.
 
     Settings that hold a key are left out.
     """
@@ -80,3 +81,8 @@ def settings_named(options: Mapping[str, Any]) -> str:
     written += [("-C", each) for each in options.get("config") or () if "api_key" not in each]
     written += [("--mcp", each) for each in options.get("mcp") or ()]
     return "".join(f" {option} {shlex.quote(redact(value))}" for option, value in written if value)
+
+
+def with_settings(text: str) -> str:
+    """Return a text with the settings of the command that is running in place of `-a SETTINGS.yaml`."""
+    return text.replace(NAMED_SETTINGS, command_settings.get())

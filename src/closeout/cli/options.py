@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from closeout.config import Config, anchored_name, load_config, load_settings
 from closeout.errors import ConfigError, UsageError
-from closeout.redaction import REDACTED
 from closeout.stray_output import stray_output_to_stderr
 
 if TYPE_CHECKING:
@@ -26,17 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RunOptions",
-    "check_trust",
+    "is_settings_file",
     "make_agent",
     "model_in",
     "options_in",
     "read_settings",
     "read_with_origins",
-    "recorded_options",
     "with_own_deps",
 ]
 
-_HARMLESS = ("model", "files", "dialect", "instructions", "profile")  # files are not read again
+SETTINGS_FILES = (".yaml", ".yml", ".json")
 TOOLS = ("fetch_url", "run_python", "ask_user")  # values of --tool; calculate is always included
 _SETTING = re.compile(r"(?:llm\.prices\.[^=]+|[\w.]+)\s*=")
 _SECRET = re.compile(r"(?:llm|tools\.web)\.api_key\s*=")
@@ -62,13 +60,15 @@ class RunOptions:
     profile: str | None = None
     research: bool = False
 
+    @property
+    def not_default(self) -> dict[str, Any]:
+        """The options that differ from their defaults, by name."""
+        values = ((field, getattr(self, field.name)) for field in fields(self))
+        return {field.name: value for field, value in values if value != field.default}
+
     def over(self, earlier: RunOptions) -> RunOptions:
         """Return these options, completed by those of an earlier run. Its files are not read again."""
-        default = RunOptions()
-        names = [
-            field.name for field in fields(RunOptions) if getattr(self, field.name) != getattr(default, field.name)
-        ]
-        return replace(earlier, files=(), **{name: getattr(self, name) for name in names})
+        return replace(earlier, files=(), **self.not_default)
 
     def with_model(self, model: str | None, base_url: str | None) -> RunOptions:
         """Return these options with another model or address, if they are set."""
@@ -97,79 +97,12 @@ class RunOptions:
     @property
     def is_python(self) -> bool:
         """True if the agent is defined in Python: `package.module:agent`."""
-        from closeout.cli.agents import is_settings_file
-
         return self.agent is not None and not is_settings_file(self.agent)
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The settings files, that of the agent before others, and the overrides."""
+        """The settings files, the agent's first, and the overrides."""
         return self.config if self.agent is None or self.is_python else (self.agent, *self.config)
-
-
-def recorded_options(run_id: str, *, agent: str | None = None) -> RunOptions:
-    """Return the options that a run was started with, and say which Python agent they name: it will be imported.
-
-    Args:
-        run_id: The run.
-        agent: The agent to use instead of the recorded one: a settings file or `package.module:agent`.
-
-    Raises:
-        RunNotFound: There is no such run.
-        UsageError: It was not started on the command line.
-    """
-    from closeout.config import home_folder
-    from closeout.journal.events import RunStarted
-    from closeout.journal.next_steps import is_from_command
-    from closeout.journal.readonly import open_to_read
-
-    if agent is not None:
-        return RunOptions(agent=agent)
-    with open_to_read(home_folder()) as store:
-        started, untrusted = next(store.rows(run_id), None), run_id in store.imported_runs()
-    event = started.event if started is not None else None
-    if not isinstance(event, RunStarted) or not is_from_command(event.origin):
-        raise UsageError(
-            f"Run {run_id} was not started by `closeout run`, so its agent is unknown here. "
-            f'Name it with --agent package.module:agent, or resume it in Python: agent.resume("{run_id}").'
-        )
-    options = options_in(event.origin)
-    if any(REDACTED in server for server in options.mcp):
-        raise UsageError(
-            f"Run {run_id} used an MCP server with a key among its arguments, and keys are not recorded. Resume it in "
-            f'Python: agent.resume("{run_id}"). In later runs write ${{NAME}} for the key and set that variable.'
-        )
-    if untrusted:
-        check_trust(run_id, options)
-    if options.is_python:
-        from closeout.visible import visible
-
-        print(f"The run names its agent: {visible(str(options.agent))}", file=sys.stderr)
-    return options
-
-
-def check_trust(run_id: str, options: RunOptions) -> None:
-    """Ask the person at the terminal before an imported run uses what its record names.
-
-    Raises:
-        UsageError: The answer is no, or there is nobody to ask.
-    """
-    from closeout.cli.terminal import agrees
-    from closeout.config import home_folder
-    from closeout.journal.store import open_store
-    from closeout.visible import visible
-
-    default, named = RunOptions(), []
-    for field in fields(RunOptions):
-        value = getattr(options, field.name)
-        if field.name not in _HARMLESS and value != getattr(default, field.name):
-            named.append(f"{field.name} {', '.join(map(str, value)) if isinstance(value, tuple) else value}")
-    if not named:
-        return
-    said = f"Run {run_id} was imported, and its record names what to start or to use: {visible('; '.join(named))}."
-    if not agrees(f"{said} Do you trust it?"):
-        raise UsageError(f"{said} If you trust it: closeout runs trust {run_id}. Otherwise name an agent: --agent")
-    open_store(home_folder()).trust_run(run_id)
 
 
 def options_in(values: Mapping[str, Any]) -> RunOptions:
@@ -208,7 +141,9 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
         _check_search(config)
     for name in map(str.strip, model.split(",")):
         if name.startswith("local:"):
-            _check_weights(name)
+            from closeout.models.local.weights import find_weights
+
+            find_weights(name)  # raises ModelUnavailable
     if options.docs is not None:
         config = load_config(config, values={"agent.documents": _readable_folder(options.docs)})
     falls_back = options.model is None and config.llm.fallback.models
@@ -238,7 +173,7 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
 
 
 async def with_own_deps(agent: Agent, stack: AsyncExitStack, run_id: str) -> Agent:
-    """Return the agent with the dependencies of a run, if its settings name what makes them.
+    """Return the agent with the dependencies of a run, if its settings name a function that makes them.
 
     Args:
         agent: The agent.
@@ -265,18 +200,35 @@ async def with_own_deps(agent: Agent, stack: AsyncExitStack, run_id: str) -> Age
     return agent.with_deps((await made.provide(agent.plan(), stack, run_id, {"user": user})).deps)
 
 
+def is_settings_file(source: str) -> bool:
+    """Return whether the source of an agent is the path of a settings file."""
+    return Path(source).suffix.lower() in SETTINGS_FILES or (os.sep in source and ":" not in source)
+
+
 def _python_agent(source: str, options: RunOptions) -> Agent:
-    from closeout.cli.agents import imported_agent
+    """Return the agent that `package.module:attribute` names: an Agent, or a function that returns one."""
+    from closeout.agent import Agent
+    from closeout.assembly.named import named_object
 
     if replace(options, agent=None, files=()) != RunOptions():
         raise UsageError(f"{source} is defined in Python. Set its model, tools and settings there.")
-    agent = imported_agent(source)
-    agent.plan()
-    return agent
+    module, colon, attribute = source.rpartition("/")[2].partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+        raise UsageError(f"{source} is neither a settings file (FILE.yaml) nor an agent (package.module:agent).")
+    found = named_object(source)
+    if not isinstance(found, Agent) and callable(found):
+        try:
+            found = found()
+        except Exception as error:
+            raise UsageError(f"{source} raised {type(error).__name__}: {error}") from error
+    if not isinstance(found, Agent):
+        raise UsageError(f"{source} must be an Agent, or a function that returns one, got {found!r:.80}.")
+    found.plan()
+    return found
 
 
 def _refuse_empty(options: RunOptions) -> None:
-    """Raise UsageError for an empty option: a shell variable that is not set must not mean the default."""
+    """Raise UsageError for an empty option: an unset shell variable must not mean the default."""
     for name, value in (
         ("-m", options.model),
         ("--base-url", options.base_url),
@@ -293,12 +245,12 @@ def _refuse_empty(options: RunOptions) -> None:
             raise UsageError(f"{name} is empty. Give it a value, or leave it out.")
 
 
-def read_settings(settings: Sequence[str], profile: str | None = None) -> Config:
-    """Return the settings of `--config`: YAML files, of which a later one overrides an earlier one, then key=value."""
+def read_settings(settings: Sequence[str], profile: str | None) -> Config:
+    """Return the settings of `--config`: later YAML files override earlier ones, and key=value overrides files."""
     return read_with_origins(settings, profile)[0]
 
 
-def read_with_origins(settings: Sequence[str], profile: str | None = None) -> tuple[Config, SettingsTree]:
+def read_with_origins(settings: Sequence[str], profile: str | None) -> tuple[Config, SettingsTree]:
     """Return the settings of `--config`, and where each was written."""
     overrides = [setting for setting in settings if _SETTING.match(setting)]
     files = [setting for setting in settings if not _SETTING.match(setting)]
@@ -376,12 +328,6 @@ def _check_commands(servers: Sequence[str]) -> None:
             raise ConfigError(
                 f"--mcp: command not found: '{server.command}'. Install it, give its full path, or give a URL."
             )
-
-
-def _check_weights(model: str) -> None:
-    from closeout.models.local.weights import find_weights
-
-    find_weights(model)  # raises ModelUnavailable
 
 
 def model_in(config: Config) -> str:

@@ -22,7 +22,7 @@ __all__ = ["schedule_line", "schedules_command", "unsent_line", "webhooks_comman
 
 
 def schedules_command(name: str, *, changes: bool, paused: bool | None, as_json: bool) -> int:
-    """List schedules, after a change of the named one: its pause, or its removal if `paused` is None. Return OK."""
+    """List schedules. With `changes`, first pause or continue the named one, or remove it if `paused` is None."""
     if changes:
         change_schedule(open_store(home_folder()), name, paused=paused)
     with open_to_read(home_folder()) as store:
@@ -46,7 +46,7 @@ def schedule_line(schedule: Schedule) -> str:
 
 
 def webhooks_command(*, retry: bool, as_json: bool) -> int:
-    """List the ends that could not be announced so far; try those that were given up again. Return the exit code."""
+    """List the failed announcements. With `retry`, first try those again that were given up. Return the exit code."""
     if retry:
         unsent_ends(open_store(home_folder()), retry=True)
     with open_to_read(home_folder()) as store:
@@ -67,7 +67,7 @@ def unsent_line(unsent: Mapping[str, Any]) -> str:
 
 
 def _local(at: float, timezone: str = "") -> str:
-    """Return a time as it is in a zone, or on this machine, also if that does not know the zone."""
+    """Return a time in a zone; in this machine's if the zone is empty or unknown."""
     try:
         zone = ZoneInfo(timezone) if timezone else None
     except (ValueError, OSError, LookupError):

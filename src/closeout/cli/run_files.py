@@ -22,7 +22,7 @@ def files_command(run_id: str, names: Sequence[str], output: str, *, yes: bool, 
         run_id: The run.
         names: The names of the files; all by default. A file of the task may be named too.
         output: The folder; empty to list the files.
-        yes: Replace files that are there.
+        yes: Replace existing files.
         as_json: Print a JSON object.
     """
     with open_to_read(home_folder()) as store:

@@ -13,7 +13,7 @@ OFFERED = 50  # candidates that Tab offers
 
 
 def full_run_id(text: str) -> str:
-    """Return the id of the run that a text names or begins. A text that begins no id is returned as it is.
+    """Return the id of the run that a text names or begins. A text that begins no id is returned unchanged.
 
     Raises:
         UsageError: Several ids begin with it.

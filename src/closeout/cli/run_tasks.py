@@ -8,39 +8,42 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from closeout.agent import Agent
 from closeout.answers.report_page import report_html, report_markdown
 from closeout.cli import exits
-from closeout.cli.continuing import last_conversation, options_of_session
+from closeout.cli.continuing import last_conversation, options_of_session, recorded_options
 from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending, read_json
 from closeout.cli.display import Display
-from closeout.cli.options import RunOptions, make_agent, recorded_options, with_own_deps
+from closeout.cli.options import RunOptions, make_agent, with_own_deps
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import amount, duration, print_answer, print_json, say_error, usage_line
 from closeout.cli.view import write_page
-from closeout.errors import UsageError
+from closeout.config import home_folder
+from closeout.errors import JournalError, UsageError
 from closeout.journal.next_steps import next_step
+from closeout.journal.readonly import open_to_read
+from closeout.journal.run_names import new_run_id
+from closeout.journal.store import open_store
+from closeout.journal.subscribers import Listener
+from closeout.run.conversation import Session
+from closeout.run.lifecycle import replay_run
+from closeout.run.plan import check_on_change
+from closeout.run.result import RunResult
+from closeout.run.subagents import clients_of, closing_clients
+from closeout.run.waits.decisions import Decisions
 from closeout.stray_output import stray_output_to_stderr
-
-if TYPE_CHECKING:
-    from closeout.agent import Agent
-    from closeout.journal.subscribers import Listener
-    from closeout.run.conversation import Session
-    from closeout.run.result import RunResult
-    from closeout.run.waits.decisions import Decisions
 
 __all__ = ["read_result", "replay_command", "resume_run", "run_agent", "run_command"]
 
 SHOWN_FILES = 5  # names of files below an answer
 
-Start = Callable[["Agent", Sequence["Listener"]], Awaitable["RunResult"]]
+Start = Callable[[Agent, Sequence[Listener]], Awaitable[RunResult]]
 
 
 def run_command(question: str, options: RunOptions, *, continue_last: bool, as_json: bool, quiet: bool) -> int:
     """Answer a question, with `continue_last` as the next message of the last conversation. Return the exit code."""
-    from closeout.journal.run_names import new_run_id
-
     task = _read_question(question)
     session: Session | None = None
     run_id = new_run_id()
@@ -65,8 +68,6 @@ def run_command(question: str, options: RunOptions, *, continue_last: bool, as_j
 
 def research_command(question: str, options: RunOptions, *, html: str | None, as_json: bool, quiet: bool) -> int:
     """Research a question and print the report; with `html`, write it as a page too. Return the exit code."""
-    from closeout.journal.run_names import new_run_id
-
     task, run_id = _read_question(question), new_run_id()
 
     async def start(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
@@ -89,8 +90,6 @@ def resume_run(
     quiet: bool,
 ) -> int:
     """Resume a run with the agent that the options describe. Return the exit code."""
-    from closeout.run.plan import check_on_change
-
     agent = make_agent(options)
     mode = None if on_change is None else check_on_change(on_change)
 
@@ -109,10 +108,6 @@ def resume_run(
 
 def replay_command(run_id: str, *, agent: str | None = None, as_json: bool) -> int:
     """Replay a recorded run. Return 0 if it follows its record, 1 if it departs from it."""
-    from closeout.config import home_folder
-    from closeout.journal.readonly import open_to_read
-    from closeout.run.lifecycle import replay_run
-
     plan = replace(
         make_agent(recorded_options(run_id, agent=agent), api_key="not needed").plan(),
         remember_dialect=None,
@@ -196,8 +191,6 @@ def run_agent(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet: 
 
 
 async def _start(agent: Agent, start: Start, display: Display | None, run_id: str) -> RunResult:
-    from closeout.run.subagents import clients_of, closing_clients
-
     for client in clients_of(agent.plan()):
         if display is not None and hasattr(client, "on_status"):
             client.on_status = display.working  # downloading and loading weights take a while
@@ -208,10 +201,6 @@ async def _start(agent: Agent, start: Start, display: Display | None, run_id: st
 
 def _say_stopped(run_id: str) -> bool:
     """Say that the run was stopped. Return whether there is a run to resume."""
-    from closeout.config import home_folder
-    from closeout.errors import JournalError
-    from closeout.journal.store import open_store
-
     try:
         open_store(home_folder()).run(run_id)
     except JournalError:

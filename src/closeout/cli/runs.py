@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from closeout.cli.deciding import describe_pending
 from closeout.cli.display import Display
 from closeout.cli.selecting import RunFilter
 from closeout.cli.terminal import (
@@ -162,7 +161,7 @@ def _waits(store: Store, record: RunRecord, *, brief: bool) -> str:
 
 
 def _brief_wait(pending: PendingDecision) -> str:
-    """Return the wait in words for the 15 characters that a terminal of 80 columns has left."""
+    """Return the wait in about 15 characters: a terminal of 80 columns has no more left."""
     if pending.kind == "timer":
         return time.strftime("%m-%d %H:%M", time.localtime(pending.expires))
     if pending.kind == "signal":
@@ -190,7 +189,7 @@ def _print_outcome(console: Console, record: RunRecord, rows: Sequence[Row]) -> 
         usage_line(totals.usage) + (" · cost unknown" if totals.usage.cost_usd is None else ""),
     ]
     console.print(Text(f"{record.status}{why} · {' · '.join(parts)}", STYLES.get(record.status, "")))
-    ended = next((row.event for row in reversed(rows) if isinstance(row.event, RunEnded)), None)
+    ended = totals.ended
     if ended is not None and ended.error:
         console.print(Text(printable(ended.error), "red"))
     agent = agent_option(rows)
@@ -200,6 +199,7 @@ def _print_outcome(console: Console, record: RunRecord, rows: Sequence[Row]) -> 
     if advice := next_step(record.status, kind, record.run_id, agent):
         console.print(advice)
     if record.status == "waiting":
+        from closeout.cli.deciding import describe_pending
         from closeout.run.waits.decisions import pending_decisions
 
         console.print(Text(describe_pending(record.run_id, pending_decisions(rows), agent)))
@@ -244,7 +244,7 @@ def _body(event: Event) -> dict[str, Any]:
 
 
 def _requests(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-    """Yield each request: its purpose, its size, how much of it the request before had too, its cost."""
+    """Yield each request: its purpose, its size, the part that it shares with the one before, its cost."""
     story = Story()
     for row in rows:
         event, request = row.event, story.feed(row.event).request
@@ -282,8 +282,6 @@ def _request_cells(request: dict[str, Any]) -> list[Cell]:
 
 def print_difference(first: str, second: str, *, as_json: bool) -> int:
     """Print the first difference between two runs. Return 0 if they are the same, 1 if they differ."""
-    from closeout.config import home_folder
-    from closeout.journal.readonly import open_to_read
     from closeout.lab.compare import agent_differences, first_difference
 
     with open_to_read(home_folder()) as store:

@@ -91,7 +91,7 @@ class RunFilter:
 
 
 def _ended_calls(rows: Iterable[Row]) -> Iterator[tuple[str, bool]]:
-    """Iterate over the tools that were called, and whether the call succeeded. One that a person denied did not."""
+    """Yield each called tool, and whether the call succeeded. A denied call did not."""
     asked: dict[tuple[str, str], str] = {}
     for event in (row.event for row in rows):
         if isinstance(event, ToolFinished):

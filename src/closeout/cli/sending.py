@@ -7,6 +7,9 @@ import sys
 
 from closeout.cli import exits
 from closeout.cli.terminal import print_json
+from closeout.config import home_folder
+from closeout.journal.inbox import mailbox_of
+from closeout.journal.store import open_store
 
 __all__ = ["cancel_command", "send_command"]
 
@@ -17,10 +20,6 @@ PATIENCE = 10.0
 
 def send_command(run_id: str, text: str, *, to: str, interrupt: bool, as_json: bool) -> int:
     """Send a message to a run. Return the exit code."""
-    from closeout.config import home_folder
-    from closeout.journal.inbox import mailbox_of
-    from closeout.journal.store import open_store
-
     if text == "-":
         text = sys.stdin.buffer.read().decode(errors="replace")
     store = open_store(home_folder())
@@ -37,8 +36,6 @@ def send_command(run_id: str, text: str, *, to: str, interrupt: bool, as_json: b
 
 def cancel_command(run_id: str, *, as_json: bool) -> int:
     """Cancel a run, and wait until it has ended. Return the exit code."""
-    from closeout.config import home_folder
-    from closeout.journal.store import open_store
     from closeout.run.cancelling import cancel_run
 
     store = open_store(home_folder())

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from closeout.cli.agents import is_settings_file
 from closeout.cli.exits import OK
-from closeout.cli.options import RunOptions, make_agent
+from closeout.cli.options import RunOptions, is_settings_file, make_agent
 from closeout.errors import ConfigError, ToolError, UsageError
 from closeout.stray_output import stray_output_to_stderr
 
@@ -42,17 +41,16 @@ PROXY_DIALECTS = ("auto", "text")
 
 
 def usable_keys(file: str | None, address: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the keys of a file, one on each line, and the operator's key, which the environment has.
+    """Return the keys of a file, one on each line, and the operator's key from the environment.
 
     Raises:
         ConfigError: The file cannot be read or has no keys, or other computers could use the server without a key.
     """
     from closeout.server.serving import check_address
 
-    keys, operator_keys = (
-        () if file is None else _read_keys(file),
-        tuple(filter(None, (os.environ.get(KEY_VARIABLE, "").strip(),))),
-    )
+    keys = () if file is None else _read_keys(file)
+    operator_key = os.environ.get(KEY_VARIABLE, "").strip()
+    operator_keys = (operator_key,) if operator_key else ()
     if any(len(key) < 8 for key in (*keys, *operator_keys)):
         raise UsageError("A server key must have at least 8 characters.")
     check_address(address, (*keys, *operator_keys))
@@ -63,7 +61,7 @@ def one_of(option: str, value: str, known: tuple[str, ...]) -> Any:
     """Return the value of an option.
 
     Raises:
-        UsageError: It is not one of those that are known.
+        UsageError: It is unknown.
     """
     if value not in known:
         raise UsageError(f"{option} must be one of {', '.join(known)}, got {value:.80}.")
@@ -71,7 +69,7 @@ def one_of(option: str, value: str, known: tuple[str, ...]) -> Any:
 
 
 def kind_of(upstream: str, api: str) -> Any:
-    """Return the kind of API that `--api` names; for "auto" what the address of the model server says."""
+    """Return the kind of API that `--api` names; "auto" tells it by the address of the model server."""
     if not upstream.strip():
         raise UsageError("--upstream is empty. Give the address of the model server, such as http://localhost:8000/v1.")
     if one_of("--api", api, APIS) != "auto":
@@ -163,7 +161,7 @@ def serve_mcp(options: RunOptions, *, name: str | None, description: str | None)
 
 
 def name_of(agent: Any, source: str | None) -> str:
-    """The name that clients use: the agent's own, or that of its file."""
+    """Return the name that clients use: the agent's own, or that of its file."""
     if agent.name != "agent" or source is None:
         return str(agent.name)
     return Path(source).stem if is_settings_file(source) else source.rpartition(":")[2].rpartition(".")[2]

@@ -7,31 +7,32 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from closeout.agent import Agent
 from closeout.cli import exits
+from closeout.cli.continuing import recorded_options
 from closeout.cli.deciding import describe_pending, read_json
-from closeout.cli.options import RunOptions, make_agent, recorded_options, with_own_deps
+from closeout.cli.options import RunOptions, make_agent, with_own_deps
 from closeout.cli.terminal import amount, print_json, say_error
 from closeout.config import home_folder
 from closeout.errors import CloseoutError, JournalLocked, UsageError
+from closeout.fleet.due_runs import due_runs
 from closeout.journal.next_steps import agent_option
+from closeout.journal.readonly import open_to_read
+from closeout.journal.sent_signals import send_signal
+from closeout.journal.store import open_store
+from closeout.run.result import RunResult
+from closeout.run.subagents import closing_clients
+from closeout.run.waits.decisions import end_wait, pending_decisions
 from closeout.stray_output import stray_output_to_stderr
 from closeout.visible import visible
-
-if TYPE_CHECKING:
-    from closeout.agent import Agent
-    from closeout.run.result import RunResult
 
 __all__ = ["end_waits", "resume_due_runs", "signal_command"]
 
 
 def signal_command(run_id: str, name: str, payload: str, *, id: str, as_json: bool) -> int:  # noqa: A002
     """Send a signal to a run. Return the exit code."""
-    from closeout.journal.sent_signals import send_signal
-    from closeout.journal.store import open_store
-    from closeout.run.waits.decisions import pending_decisions
-
     value = read_json(f"The payload {payload[:60]!r}", sys.stdin.read() if payload == "-" else payload)
     store = open_store(home_folder())
     sent = send_signal(store, run_id, name, value, id=id)
@@ -54,9 +55,6 @@ def signal_command(run_id: str, name: str, payload: str, *, id: str, as_json: bo
 
 def end_waits(run_id: str) -> None:
     """End the waits of a run for a model's server, or for its own start. Raises UsageError if there are none."""
-    from closeout.journal.store import open_store
-    from closeout.run.waits.decisions import end_wait, pending_decisions
-
     store = open_store(home_folder())
     waits = [each.id for each in pending_decisions(store.rows(run_id)) if each.may_end_early]
     if not waits:
@@ -69,9 +67,9 @@ def resume_due_runs(source: str | None, model: str | None, base_url: str | None,
     """Resume the waiting runs that can continue, and say how each ended. Return the exit code.
 
     Args:
-        source: The agent whose runs are meant; None for runs of `closeout run`, each with its own options.
-        model: Another model for them.
-        base_url: Another address of it.
+        source: The agent whose runs to resume; None for runs of `closeout run`, each with its own options.
+        model: Another model for the runs.
+        base_url: Another address of the model.
         as_json: Print the results as a JSON list.
     """
     results: list[RunResult[Any]] = []
@@ -103,9 +101,6 @@ def resume_due_runs(source: str | None, model: str | None, base_url: str | None,
 
 
 def _due_runs() -> Sequence[str]:
-    from closeout.fleet.due_runs import due_runs
-    from closeout.journal.readonly import open_to_read
-
     with open_to_read(home_folder()) as store:
         return due_runs(store)
 
@@ -117,8 +112,6 @@ async def _resumed(agent: Agent[Any], run_id: str) -> RunResult[Any]:
 
 async def _closing(agent: Agent[Any], work: Any) -> Any:
     """Return what the work returns, and close the agent's connections to models."""
-    from closeout.run.subagents import closing_clients
-
     async with closing_clients(agent.plan()):
         return await work
 

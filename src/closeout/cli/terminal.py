@@ -13,8 +13,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from closeout.cli.option_types import command_settings
-from closeout.errors import NAMED_SETTINGS, UsageError
+from closeout.cli.option_types import with_settings
+from closeout.errors import UsageError
 from closeout.evaluate.wording import amount
 from closeout.messages import Usage
 
@@ -34,7 +34,6 @@ __all__ = [
     "say_error",
     "usage_line",
     "width_of",
-    "with_settings",
 ]
 
 PIPE_WIDTH = 160  # columns of a shortened line if the output is not a terminal
@@ -100,7 +99,7 @@ def usage_line(usage: Usage) -> str:
 
 
 def confirmed(command: str, what: str) -> bool:
-    """Ask whether something is to be deleted.
+    """Ask whether to delete something.
 
     Raises:
         UsageError: There is nobody to ask.
@@ -123,11 +122,6 @@ def say_error(sentence: str) -> None:
     """Print a sentence on stderr; do nothing if stderr is closed."""
     with suppress(OSError, ValueError, AttributeError):
         print(f"closeout: {printable(with_settings(sentence))}", file=sys.stderr, flush=True)
-
-
-def with_settings(text: str) -> str:
-    """Return a text with the settings of the command that is running in place of `-a SETTINGS.yaml`."""
-    return text.replace(NAMED_SETTINGS, command_settings.get())
 
 
 def print_answer(text: str) -> None:

@@ -20,14 +20,15 @@ __all__ = ["export_command", "view_command", "write_page"]
 def view_command(run_id: str | None, port: int, *, browser: bool) -> int:
     """Serve the viewer until Ctrl-C. Return the exit code."""
     if run_id is not None:
-        _check_run(run_id)
+        with open_to_read(home_folder()) as store:
+            store.run(run_id)  # raises RunNotFound
     with suppress(KeyboardInterrupt):
         asyncio.run(_serve(run_id, port, browser))
     return 0
 
 
 def export_command(run_id: str | None, file: str) -> int:
-    """Write one run as an HTML file that needs nothing else. Return the exit code."""
+    """Write one run as a self-contained HTML file. Return the exit code."""
     from closeout.server.viewer.page_export import export_run
 
     if run_id is None:
@@ -52,11 +53,6 @@ def write_page(file: str, page: str) -> None:
     except OSError as error:
         raise UsageError(f"Cannot write {file} ({error.strerror}).") from None
     print(f"Wrote {file} ({Path(file).stat().st_size:,} bytes).", file=sys.stderr)
-
-
-def _check_run(run_id: str) -> None:
-    with open_to_read(home_folder()) as store:
-        store.run(run_id)
 
 
 async def _serve(run_id: str | None, port: int, browser: bool) -> None:

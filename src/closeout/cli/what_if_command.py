@@ -7,18 +7,16 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from closeout.agent import Agent
 from closeout.cli import exits
 from closeout.cli.terminal import one_line, print_json, printable
 from closeout.errors import UsageError
+from closeout.evaluate.estimates import PairedEstimate
 from closeout.evaluate.what_if_report import WhatIfReport, what_if
 from closeout.lab.what_if import WhatIfCase
 from closeout.stray_output import stray_output_to_stderr
-
-if TYPE_CHECKING:
-    from closeout.evaluate.estimates import PairedEstimate
 
 __all__ = ["read_instructions", "what_if_command"]
 

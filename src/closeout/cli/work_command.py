@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -17,15 +17,15 @@ from closeout.cli.terminal import amount, print_json
 from closeout.errors import JournalError, UsageError
 from closeout.fleet.made_deps import DepsMaker
 from closeout.fleet.working import AgentWorker
+from closeout.homes import Home
+from closeout.journal.postgres_link import is_cut
 from closeout.observe.run_figures import RunFigures
+from closeout.run.subagents import closing_clients
 from closeout.server.app import create_app
 from closeout.server.safety import is_loopback
 from closeout.server.serving import listening, on_first_signal, run_metrics
 from closeout.stray_output import stray_output_to_stderr
 from closeout.visible import visible
-
-if TYPE_CHECKING:
-    from closeout.homes import Home
 
 __all__ = ["work_command"]
 
@@ -56,8 +56,6 @@ def work_command(
         health: The address and the port of `/healthz`; None: it is not offered.
         as_json: Print what was done as JSON.
     """
-    from closeout.run.subagents import closing_clients
-
     agent = _patiently(lambda: make_agent(options))
     store = _patiently(agent.store)
     if store is None:
@@ -95,8 +93,6 @@ def work_command(
 
 def _patiently(act: Callable[[], T]) -> T:
     """Return what a function returns. Wait for a database that cannot be reached, as the worker does later."""
-    from closeout.journal.postgres_link import is_cut
-
     said = ""
     while True:
         try:
@@ -126,7 +122,7 @@ def _report(worker: AgentWorker, *, as_json: bool) -> None:
 
 
 def _health_app(home: Home, worker: AgentWorker, figures: RunFigures, address: str) -> web.Application:
-    """Return an application that says how a worker is. It names no runs, so it needs no key."""
+    """Return an application that reports a worker's health. It names no runs, so it needs no key."""
 
     async def healthz(_: web.Request) -> web.Response:
         state = {
