@@ -392,7 +392,7 @@ async def test_a_trusted_script_in_a_loop_may_read_what_an_earlier_turn_has_left
 
 def test_random_programs_are_drawn_from_everything_that_python_has() -> None:
     kinds = (ast.expr, ast.stmt, ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.pattern, ast.excepthandler)
-    old = {"Num", "Str", "Bytes", "NameConstant", "Ellipsis"}  # of versions before Python 3.8
+    old = {"Num", "Str", "Bytes", "NameConstant", "Ellipsis", "_ast_Ellipsis"}  # of versions before Python 3.8
     nodes = {
         name
         for name, each in vars(ast).items()

@@ -99,7 +99,7 @@ ARRAYS: list[Callable[[], Any]] = (
         lambda: np.int64(3),
         lambda: np.bool_(False),
         lambda: np.str_("x"),
-        lambda: np.datetime64("NaT"),
+        lambda: np.datetime64("NaT", "s"),
         lambda: np.zeros(3, dtype=[("a", "i4"), ("b", "f8")]),
         lambda: Frame([{"a": np.int64(1)}]),
     ]

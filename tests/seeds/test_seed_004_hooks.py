@@ -380,7 +380,7 @@ async def test_the_xml_form_names_the_tool_and_its_latency_and_a_result_cannot_f
     assert text.startswith('<tool_result name="note">\n  <summary>')
     assert f'latency="{output.telemetry.latency_ms:.2f}"/>\n</tool_result>' in text
     assert re.search(r'tokens="[1-9]', text)
-    page, call_ = ElementTree.fromstring(text).find("data") or ()
+    page, call_ = ElementTree.fromstring(text).findall("data/*")
     assert (page.text, call_[0].text) == (result["page"], "[TOOL_CALLS]")
     inside = text.removeprefix('<tool_result name="note">').removesuffix("</tool_result>")
     assert escape_markers(inside) == inside
@@ -392,7 +392,7 @@ async def test_a_shortened_result_keeps_the_xml_form() -> None:
     body, _, rest = text.partition("</tool_result>")
     assert body.startswith('<tool_result name="note">')
     assert "<summary>500 rows" in body
-    kept = [item[0].text for item in ElementTree.fromstring(f"{body}</tool_result>").find("data") or ()]
+    kept = [item[0].text for item in ElementTree.fromstring(f"{body}</tool_result>").findall("data/*")]
     assert kept == [row["tool_call"] for row in rows[: len(kept)]]
     assert kept
     assert f"{500 - len(kept)} of 500 items" in rest

@@ -26,7 +26,7 @@ from closeout.evaluate.outcome import RunOutcome
 from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.tasks import EvalTask
 from closeout.homes import Home
-from closeout.journal.database import LOCK_SECONDS, explained, make_folder, transaction
+from closeout.journal.database import LOCK_SECONDS, explained, make_folder, open_connection, transaction
 from closeout.journal.locks import RunLocks
 
 __all__ = [
@@ -231,7 +231,7 @@ class TrialStore:
         elif not path.exists():
             raise UsageError(f"No evaluation {path.stem} in {path.parent.parent}. `closeout eval list` lists them.")
         with explained(path):
-            self._db = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+            self._db = open_connection(path)
             try:
                 self._prepare(spec)
             except BaseException:

@@ -23,6 +23,7 @@ __all__ = [
     "is_locked",
     "journal_error",
     "make_folder",
+    "open_connection",
     "open_file",
     "open_or_create",
     "open_read_only",
@@ -120,6 +121,25 @@ _COLUMNS = {
 }
 
 
+class _Connection(sqlite3.Connection):
+    """Closes itself when nothing refers to it: a run opens its home, and nobody closes that. Python 3.13 would warn."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def open_connection(database: str | Path, *, uri: bool = False) -> sqlite3.Connection:
+    """Open an SQLite database for several threads, which begin and end transactions themselves."""
+    return sqlite3.connect(
+        database,
+        uri=uri,
+        timeout=LOCK_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=_Connection,
+    )
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """Open the journal for writing. A new file gets the schema, a file of the previous format is migrated.
 
@@ -132,7 +152,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 def open_file(path: Path, prepare: Callable[[sqlite3.Connection, Path], None]) -> sqlite3.Connection:
     """Open an SQLite file for writing, and prepare the connection."""
-    db = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+    db = open_connection(path)
     try:
         _wait_while_locked(lambda: prepare(db, path))
     except BaseException:
@@ -147,7 +167,7 @@ def open_read_only(path: Path, how: str = "mode=ro") -> sqlite3.Connection:
     `mode=ro` reads beside a writer and needs the log's index; `mode=ro&immutable=1` is for a file without writers.
     """
     uri = f"{path.absolute().as_uri()}?{how}"
-    return sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+    return open_connection(uri, uri=True)
 
 
 def set_modes(db: sqlite3.Connection, path: Path) -> None:

@@ -27,6 +27,7 @@ from closeout.journal.database import (
     explained,
     journal_error,
     make_folder,
+    open_connection,
     transaction,
     wipe,
 )
@@ -190,7 +191,7 @@ class SqliteJournal:
             return self._reader.execute(statement, values).fetchall()
 
     def _connect_reader(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+        db = open_connection(self.path)
         db.execute("PRAGMA query_only=1")
         return db
 

@@ -19,6 +19,7 @@ from closeout.journal.database import (
     JOURNAL_FILES,
     VERSION,
     explained,
+    open_connection,
     open_read_only,
     prepare,
     version_of,
@@ -97,7 +98,7 @@ class _ReadOnlyJournal(SqliteJournal):
                     db.execute("CREATE TEMP VIEW runs AS SELECT *, 0.0 AS due FROM main.runs")
                 return db
             db.close()  # nothing was written yet
-        db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        db = open_connection(":memory:")
         prepare(db, self.path)
         return db
 

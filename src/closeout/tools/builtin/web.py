@@ -105,6 +105,7 @@ _DOCUMENTS = {
 _HREF = re.compile(r"""\shref\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", re.IGNORECASE)
 _ANCHOR = re.compile(r"<a\s", re.IGNORECASE)
 _ANCHOR_END = re.compile(r"</a\s*>", re.IGNORECASE)
+_EMPHASIS = re.compile(r"[*_`~]+")
 _TAG = re.compile(r"<[^>]{0,1000}>")
 
 
@@ -288,15 +289,21 @@ def _readable(url: str, content_type: str, body: bytes, charset: str) -> WebPage
 def _links(html: str, base: str, text: str) -> tuple[Link, ...]:
     """The links whose words occur in the page's main text, which leaves out menus. One pass over the HTML."""
     found: dict[str, Link] = {}
+    words = _words(text)
     for href, label in _anchors(html):
         try:
             url = urljoin(base, href.strip()).partition("#")[0]
         except ValueError:  # an invalid IPv6 address
             continue
         is_new = url not in found and url != base.partition("#")[0]
-        if is_new and url.lower().startswith(("http://", "https://")) and len(url) <= 2_000 and label in text:
+        if is_new and url.lower().startswith(("http://", "https://")) and len(url) <= 2_000 and _words(label) in words:
             found[url] = Link(label, url)
     return tuple(found.values())
+
+
+def _words(text: str) -> str:
+    """Return a text on one line and without Markdown's emphasis."""
+    return " ".join(_EMPHASIS.sub("", text).split())
 
 
 def _anchors(html: str) -> Iterator[tuple[str, str]]:
