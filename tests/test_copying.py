@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -74,9 +75,8 @@ def test_no_journal_another_format_and_a_damaged_one_are_refused(tmp_path: Path)
     old = tmp_path / "old"
     run(old, "a")
     open_store(old).flush()
-    with sqlite3.connect(old / "journal.sqlite3") as db:
+    with closing(sqlite3.connect(old / "journal.sqlite3")) as db, db:
         db.execute("PRAGMA user_version=99")
-    db.close()
     with pytest.raises(JournalError, match="newer Closeout"):
         copy_runs(old, target)
     bad = tmp_path / "bad"

@@ -6,6 +6,7 @@ import base64
 import pickle
 import sqlite3
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -272,7 +273,7 @@ def test_content_is_kept_once_and_goes_with_the_last_run_that_has_it(any_home: H
 def test_a_lost_content_is_an_error_that_names_the_file_and_doctor_finds_it(home: Path) -> None:
     result = script_agent(home, "open('a.txt', 'w').write('once')").run_sync("Go.", run_id="run")
     close_stores()
-    with sqlite3.connect(home / "journal.sqlite3") as db:
+    with closing(sqlite3.connect(home / "journal.sqlite3")) as db, db:
         db.execute("UPDATE bodies SET body=? WHERE hash=?", (b"twice", bytes.fromhex(result.files[0].sha256)))
     assert check_home(home).run_problems == (("run", ("the content of the file 'a.txt' is missing or damaged",)),)
     saved = here("runs", "files", "run", "-o", str(home / "out"))
@@ -370,7 +371,7 @@ async def test_variables_that_cannot_be_read_are_lost_and_the_model_is_told(home
     [kept] = [file for event in events_of(home, "run") for file in getattr(event, "files", ()) if file["name"]][:1]
     assert kept["hidden"]
     close_stores()
-    with sqlite3.connect(home / "journal.sqlite3") as db:  # as another version of Python would write them
+    with closing(sqlite3.connect(home / "journal.sqlite3")) as db, db:  # as another version of Python would write them
         for row, body in db.execute("SELECT place, body FROM events").fetchall():
             changed = body.replace(b"variables.none", b"variables.bubblewrap")
             db.execute("UPDATE events SET body=?, crc=NULL WHERE place=?", (changed, row))

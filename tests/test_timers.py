@@ -7,6 +7,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
 from importlib import import_module
@@ -606,7 +607,7 @@ async def test_other_agents_and_deleted_runs_are_left_alone(home: Path, caplog: 
         assert await changed.resume_due(now=tomorrow()) == []
     assert "Run r is due, but it is not resumed" in caplog.text
     assert [each.run_id for each in await mine.resume_due(now=tomorrow())] == ["r"]
-    with sqlite3.connect(home / "journal.sqlite3") as db:
+    with closing(sqlite3.connect(home / "journal.sqlite3")) as db, db:
         assert db.execute("SELECT count(*) FROM signals WHERE run_id='gone'").fetchone() == (0,)
 
 
