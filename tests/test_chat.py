@@ -108,6 +108,14 @@ def test_a_single_run_is_continued_too(server: ScriptedServer, home: Path) -> No
     )
 
 
+def test_a_conversation_that_is_continued_takes_new_files(server: ScriptedServer, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("The canal opened in 1832.", "utf-8")
+    here("run", "First", "-m", "openai:scripted", "--base-url", server.base_url, "-q")
+    assert here("run", "Second", "-c", "-q", "-f", str(notes)).out == "2\n"
+    assert "opened in 1832" in str(server.requests[-1].json["messages"])
+
+
 def test_a_session_has_the_name_that_it_is_given(server: ScriptedServer, home: Path) -> None:
     chat(server, "Hello", options=("--session", "mine", "-q"))
     assert chat(server, "Again", options=("--session", "mine", "-q")).out == "Hello / Again \\boxed{2}\n"

@@ -308,10 +308,11 @@ def test_an_api_key_in_a_setting_is_not_stored_with_the_run(server: ScriptedServ
     assert all(b"very-secret" not in file.read_bytes() for file in home.iterdir())
 
 
-def test_doctor_tries_the_model_and_reports_problems(server: ScriptedServer) -> None:
-    well = here("doctor", "-m", "openai:scripted", "--base-url", server.base_url)
+@pytest.mark.parametrize("name", ["scripted", "scripted.gguf"])
+def test_doctor_tries_the_model_and_reports_problems(server: ScriptedServer, name: str) -> None:
+    well = here("doctor", "-m", f"openai:{name}", "--base-url", server.base_url)
     assert well.code == 0
-    assert "✓ model: openai:scripted answers" in well.out
+    assert f"✓ model: openai:{name} answers" in well.out
     ill = here("doctor", "-m", "openai:scripted", "--base-url", "http://127.0.0.1:9/v1", "--json")
     assert ill.code == 2
     (problem,) = [check for check in ill.json if check["level"] == "problem"]

@@ -204,6 +204,8 @@ def doctor_command(
 def _checks(
     model: str | None, base_url: str | None, settings: tuple[str, ...], profile: str | None
 ) -> Iterator[HealthCheck]:
+    from closeout.models.connect import is_embedded
+
     yield from _platform()
     yield _journal()
     yield from _extras()
@@ -216,7 +218,7 @@ def _checks(
     model = model or model_in(config)
     checked = _model(model, base_url, config)
     yield checked
-    if _is_embedded(model) and checked.level == "ok":
+    if is_embedded(model) and checked.level == "ok":
         yield _speed(model)
 
 
@@ -265,16 +267,14 @@ def _installed(module: str) -> bool:
 
 
 def _model(model: str, base_url: str | None, config: Config) -> HealthCheck:
-    if _is_embedded(model):
+    from closeout.models.connect import is_embedded
+
+    if is_embedded(model):
         return _weights(model)
     try:
         return HealthCheck("model", "ok", asyncio.run(_one_reply(model, base_url, config)))
     except CloseoutError as error:
         return HealthCheck("model", "problem", str(error))
-
-
-def _is_embedded(model: str) -> bool:
-    return model == "local" or model.startswith("local:") or model.lower().endswith(".gguf")
 
 
 async def _one_reply(model: str, base_url: str | None, config: Config) -> str:

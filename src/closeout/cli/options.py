@@ -68,7 +68,7 @@ class RunOptions:
 
     def over(self, earlier: RunOptions) -> RunOptions:
         """Return these options, completed by those of an earlier run. Its files are not read again."""
-        return replace(earlier, files=(), **self.not_default)
+        return replace(earlier, **{"files": (), **self.not_default})
 
     def with_model(self, model: str | None, base_url: str | None) -> RunOptions:
         """Return these options with another model or address, if they are set."""

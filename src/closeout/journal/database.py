@@ -121,7 +121,7 @@ _COLUMNS = {
 }
 
 
-class _Connection(sqlite3.Connection):
+class _SelfClosing(sqlite3.Connection):
     """Closes itself when nothing refers to it: a run opens its home, and nobody closes that. Python 3.13 would warn."""
 
     def __del__(self) -> None:
@@ -136,7 +136,7 @@ def open_connection(database: str | Path, *, uri: bool = False) -> sqlite3.Conne
         timeout=LOCK_SECONDS,
         isolation_level=None,
         check_same_thread=False,
-        factory=_Connection,
+        factory=_SelfClosing,
     )
 
 

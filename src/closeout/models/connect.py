@@ -34,6 +34,7 @@ __all__ = [
     "PROVIDERS",
     "CreateMessageClient",
     "connect",
+    "is_embedded",
     "listed_calls",
     "named_model",
     "read_tool_call",
@@ -42,7 +43,8 @@ __all__ = [
     "unboxed",
 ]
 
-PROVIDERS = ("openai", "anthropic", "local")
+_REMOTE = ("openai", "anthropic")
+PROVIDERS = (*_REMOTE, "local")
 FORMS = "openai:NAME (any OpenAI-compatible server, with base_url), anthropic:NAME, local, local:small, FILE.gguf"
 # Methods that a client of the message-history interface must have.
 METHODS = ("create_message", "process_llm_response", "extract_tool_calls_info")
@@ -88,10 +90,9 @@ def connect(
     settings = settings or LLMSettings()
     name = model or _name_in(settings, variables)
     provider, _, model_name = name.partition(":")
-    remote = provider in {"openai", "anthropic"}
-    if provider == "local" or (not remote and name.lower().endswith(".gguf")):
+    if is_embedded(name):
         return _local(name, settings)
-    if not remote or not model_name:
+    if provider not in _REMOTE or not model_name:
         raise ConfigError(f"'{name:.80}' is not a model name. {_suggestion(name)}Use one of: {FORMS}.")
     prefix = provider.upper()
     url = base_url or settings.base_url or variables.get(f"{prefix}_BASE_URL") or None
@@ -250,6 +251,12 @@ def _local(name: str, settings: LLMSettings) -> BaseClient:
         )
     except ModelUnavailable as error:  # no such name
         raise ConfigError(str(error)) from error
+
+
+def is_embedded(name: str) -> bool:
+    """Return whether a model name is that of an embedded model: `local`, `local:small` or a `.gguf` file."""
+    provider = name.partition(":")[0]
+    return provider == "local" or (provider not in _REMOTE and name.lower().endswith(".gguf"))
 
 
 def _wrapped(model: object) -> BaseClient:
