@@ -107,6 +107,16 @@ def test_a_score_that_is_too_low_fails_a_job(folder: Path) -> None:
     assert "The score, 0.000, is below 0.5." in found.output
 
 
+def test_the_trials_that_are_not_right_are_listed_first(folder: Path) -> None:
+    with (folder / "tasks.jsonl").open("a") as file:
+        file.write('{"n": 9, "text": "9?", "answer": "8"}\n')
+    call(*RUN)
+    head, first, *others = call("show", "first", "--trials").stdout.split("\n\n")[-1].splitlines()
+    assert head.split() == ["task", "score", "answer", "expected", "run"]
+    assert first.split() == ["9", "0.0", "%", "9", "8", "first.4-9.e1"]
+    assert len(others) == 4
+
+
 def test_failed_trials_are_repeated(folder: Path) -> None:
     (folder / "down").touch()
     assert json.loads(call(*RUN, "--json").stdout)["failures"] == {"ServerFailed": 1}

@@ -169,7 +169,7 @@ def show(
     name: Name,
     scorer: Annotated[str, typer.Option("--scorer", help="Whose scores to show")] = "",
     live: Annotated[bool, typer.Option("--live", help="Follow it until it is done")] = False,
-    trials: Annotated[bool, typer.Option("--trials", help="With --json: a record for each trial")] = False,
+    trials: Annotated[bool, typer.Option("--trials", help="List each trial, those that are not right first")] = False,
     by: Slice = None,
     html: Html = None,
     markdown: Markdown = None,
@@ -180,7 +180,7 @@ def show(
     from contextlib import suppress
 
     from closeout.cli.eval_display import EvalDisplay
-    from closeout.cli.eval_reports import opened, print_report, watch
+    from closeout.cli.eval_reports import opened, print_report, print_trials, watch
     from closeout.cli.terminal import print_json
     from closeout.evaluate.report import load_report
 
@@ -192,8 +192,10 @@ def show(
     report = load_report(name, scorer=scorer)
     if trials and json:
         print_json(report.to_dict(trials=True))
-    else:
-        print_report(report, by=by or (), html=html, markdown=markdown, as_json=json)
+        return OK
+    print_report(report, by=by or (), html=html, markdown=markdown, as_json=json)
+    if trials:
+        print_trials(report)
     return OK
 
 

@@ -22,7 +22,7 @@ from closeout.evaluate.report_html import write_html
 from closeout.evaluate.trials import TrialStore, evaluation_file
 from closeout.evaluate.wording import SLICE_COLUMNS, percent
 
-__all__ = ["opened", "print_evaluations", "print_matrix", "print_report", "watch"]
+__all__ = ["opened", "print_evaluations", "print_matrix", "print_report", "print_trials", "watch"]
 
 SHOW_SECONDS = 1.0  # seconds between two looks at the progress
 
@@ -69,6 +69,23 @@ def print_report(
     for name in by:
         console.print(f"\nby {name}", markup=False)
         _print_scores(SLICE_COLUMNS, report.slice_lines(name))
+
+
+def print_trials(report: EvalReport) -> None:
+    """Print a line for each trial, those that are not right first. `closeout runs RUN` shows its run."""
+    columns = [
+        Column("task", least=12),
+        Column("score", right=True),
+        Column("answer", least=10),
+        Column("expected", least=10),
+        Column("run"),
+    ]
+    lines = []
+    for row in sorted(report.rows(), key=lambda row: row["correct"]):
+        answer = row.get("answer") or row.get("status") or row["state"]
+        lines.append((row["task_id"], percent(row["score"]), answer, str(row["gold"]), row["run_id"] or ""))
+    print()
+    print_table(columns, lines)
 
 
 def print_matrix(
