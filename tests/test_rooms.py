@@ -92,7 +92,7 @@ def test_every_module_says_what_lives_there() -> None:
     assert [name for name, module in modules().items() if not module.doc] == []
 
 
-MOST_LINES = 106_500  # docs/design/packages.md says when to change it
+MOST_LINES = 106_300  # docs/design/packages.md says when to change it
 
 
 def test_the_package_does_not_grow_unnoticed() -> None:
