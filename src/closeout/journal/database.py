@@ -18,6 +18,7 @@ __all__ = [
     "JOURNAL_FILES",
     "LOCK_SECONDS",
     "VERSION",
+    "SelfClosingConnection",
     "connect",
     "explained",
     "is_locked",
@@ -121,7 +122,7 @@ _COLUMNS = {
 }
 
 
-class _SelfClosing(sqlite3.Connection):
+class SelfClosingConnection(sqlite3.Connection):
     """Closes itself when nothing refers to it: a run opens its home, and nobody closes that. Python 3.13 would warn."""
 
     def __del__(self) -> None:
@@ -136,7 +137,7 @@ def open_connection(database: str | Path, *, uri: bool = False) -> sqlite3.Conne
         timeout=LOCK_SECONDS,
         isolation_level=None,
         check_same_thread=False,
-        factory=_SelfClosing,
+        factory=SelfClosingConnection,
     )
 
 

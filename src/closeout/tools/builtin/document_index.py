@@ -23,6 +23,7 @@ from operator import mul
 from pathlib import Path
 
 from closeout.errors import ToolError, UsageError
+from closeout.journal.database import SelfClosingConnection
 from closeout.language.text_index import TextIndex, lacks_fts5
 from closeout.language.words import telling_words, words
 from closeout.results.normal import SURROGATE
@@ -390,7 +391,7 @@ class DocumentIndex:
 
 
 def _prepared(database: str, root: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(database, timeout=30.0, check_same_thread=False)
+    connection = sqlite3.connect(database, timeout=30.0, check_same_thread=False, factory=SelfClosingConnection)
     try:
         if database != ":memory:":
             connection.execute("PRAGMA journal_mode = WAL")
