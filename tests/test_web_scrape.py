@@ -17,7 +17,7 @@ from closeout.results.tokens import estimate_tokens
 from closeout.testing import ScriptedClient, answer, call
 from closeout.tools.builtin import scrape_tool, scrape_website
 from closeout.tools.builtin.scrape import split_text
-from closeout.tools.builtin.web import PageReader, _links, is_public
+from closeout.tools.builtin.web import Link, PageReader, _links, is_public
 from closeout.tools.manager import ToolManager
 from serving import listening
 
@@ -183,6 +183,11 @@ async def test_many_open_tags_take_little_time(site: Site) -> None:
     await scrape(site.url("/tags"))
     assert _links("<a href=x>" * 200_000, "http://a/", "x") == ()
     assert _links("<a " * 200_000, "http://a/", "x") == ()
+
+
+def test_the_words_of_a_link_are_found_in_other_markup_and_over_a_line_break() -> None:
+    html = '<a href="/b">the <i>lock</i> gates</a> <a href="/c">*</a> <a href="/d">a menu</a>'
+    assert _links(html, "http://a/", "see the *lock*\ngates") == (Link("the lock gates", "http://a/b"),)
 
 
 @pytest.mark.parametrize("target", ["127.0.0.2", "[::1]", "[::ffff:127.0.0.2]", "169.254.169.254"])

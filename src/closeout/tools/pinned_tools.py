@@ -69,29 +69,29 @@ def pin_tools(manager: ToolManager, recorded: str, used: Iterable[str]) -> tuple
     now = {tool.spec.name: tool for tool in manager.local_tools}
     successors = {former: tool for tool in now.values() for former in tool.spec.policy.replaces if former not in now}
     called = set(used)
-    kept: list[AnyTool] = []
+    offered: list[AnyTool] = []
     misfits: dict[str, str] = {}
     for name, description, parameters in json.loads(recorded):
         tool = now.get(name) or successors.get(name)
         then = ToolSpec(name, description, parameters)
         if tool is None:
-            kept.append(RemovedTool(then))
+            offered.append(RemovedTool(then))
             continue
         spec = tool.spec
         if (spec.name, spec.description, spec.parameters) == (name, description, parameters) or type(tool) is not Tool:
-            kept.append(tool)  # a sub-agent, or a tool of another kind, is more than its definition
+            offered.append(tool)  # a sub-agent, or a tool of another kind, is more than its definition
             continue
         problem = _misfit(then, spec)
         if problem:
             misfits[name] = problem
             if name not in called and name == spec.name:
-                kept.append(tool)
+                offered.append(tool)
                 continue
         aliases = {
             old: names for old, names in spec.policy.aliases.items() if old in (parameters.get("properties") or {})
         }
-        kept.append(PinnedTool(tool, replace(then, policy=replace(spec.policy, aliases=aliases))))
-    return manager.with_local(kept), {name: why for name, why in misfits.items() if name in called}
+        offered.append(PinnedTool(tool, replace(then, policy=replace(spec.policy, aliases=aliases))))
+    return manager.with_local(offered), {name: why for name, why in misfits.items() if name in called}
 
 
 def _misfit(then: ToolSpec, now: ToolSpec) -> str:
@@ -137,7 +137,7 @@ def _is_within(then: Any, now: Any) -> bool:
         rest = [{key: value for key, value in each.items() if key != "enum"} for each in (now, then)]
         return rest[0] == rest[1] and all(value in now["enum"] for value in then["enum"])
     if now == {"type": then.get("type")}:
-        return True  # the same type, without the limits that the other one has
+        return True  # the same type without its limits
     return now == {"type": "number"} and then.get("type") == "integer"
 
 

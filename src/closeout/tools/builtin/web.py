@@ -296,7 +296,8 @@ def _links(html: str, base: str, text: str) -> tuple[Link, ...]:
         except ValueError:  # an invalid IPv6 address
             continue
         is_new = url not in found and url != base.partition("#")[0]
-        if is_new and url.lower().startswith(("http://", "https://")) and len(url) <= 2_000 and _words(label) in words:
+        said = _words(label)
+        if is_new and url.lower().startswith(("http://", "https://")) and len(url) <= 2_000 and said and said in words:
             found[url] = Link(label, url)
     return tuple(found.values())
 

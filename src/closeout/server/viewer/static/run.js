@@ -30,7 +30,7 @@ const LANDMARKS = {
   fork: ["Fork", (item) => (item.kind === "forked" ? 1 : 0)],
 };
 
-/** Show a run in `main`. `route` has id and event (a number to go to, or null). Returns a function that stops. */
+/** A run, drawn in `main`. `route` has id and event (a number to go to, or null). */
 export class RunPage {
   constructor(main, route) {
     this.runId = route.id;
@@ -380,11 +380,11 @@ export class RunPage {
   // ---------------------------------------------------------------------------------------------- going about
 
   goToEvent(seq) {
-    this.target = seq; // also when it is not loaded yet
     let index = this.items.findIndex((item) => item.seq === seq);
     // An event inside an item: the last item of its agent that began before it.
     if (index < 0) index = this.items.findIndex((item) => item.seq <= seq && seq <= item.last && holds(item, seq));
     if (index < 0) index = this.items.findIndex((item) => item.seq <= seq && seq <= item.last);
+    this.target = index < 0 ? seq : null; // gone to when it is loaded
     if (index < 0) return;
     this.select(index);
     const inside = document.getElementById(`e${seq}`);

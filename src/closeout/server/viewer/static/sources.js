@@ -7,7 +7,7 @@ import { t } from "./language.js";
 import { argumentList } from "./parts.js";
 import { listSources, loadSource } from "./source.js";
 
-/** Show the sources of a run in `main`. `route.query` has c, the number of a citation, or r, the handle of a result. */
+/** The sources of a run, drawn in `main`. `route.query` has c, the number of a citation, or r, the handle of a result. */
 export class SourcesPage {
   constructor(main, { id, query }) {
     this.runId = id;
